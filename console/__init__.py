@@ -1,0 +1,1 @@
+"""The signalbox: the command line and the headless front end."""

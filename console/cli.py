@@ -1,0 +1,203 @@
+"""The command line: commands and their flags; the flags of a run are generated from `engine.config.Settings`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine import __version__, config
+from engine.config import Configuration, flag_of, knobs, variable_of
+
+EPILOG = """exit codes:
+  0 completed   1 failed   2 usage or configuration   3 completed with mitigations under --strict
+  4 stopped by the operator, resumable   5 no usable device or model   130 interrupted   143 terminated
+
+Every setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
+`interlock config show` prints each value with where it came from."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command and its options; `command` is what to call with them. Exits with 2 on a wrong command line."""
+    return parser().parse_args(arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
+        "interlock",
+        description="Embed document collections with an ensemble of models, one at a time under a memory lease.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"interlock {__version__}")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _run(commands)
+    _plan(commands)
+    _demo(commands)
+    _search(commands)
+    _models(commands)
+    _config(commands)
+    _doctor(commands)
+    _schema(commands)
+    return root
+
+
+def configuration(options: argparse.Namespace) -> Configuration:
+    """The settings that these options, the environment and the file make together."""
+    flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
+    return config.load(flags, file=options.config)
+
+
+def _run(commands: Any) -> None:
+    command = _command(
+        commands,
+        "run",
+        "embed a directory of chunk files",
+        "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model of the\n"
+        "roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
+        "example:\n  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
+        "  interlock run chunks --resume        # after a kill: at most the batch in flight is done again",
+    )
+    command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
+    _front_end(command)
+    _settings(command)
+
+
+def _plan(commands: Any) -> None:
+    command = _command(
+        commands,
+        "plan",
+        "show what a run would do, without doing it",
+        "Read and tokenise CHUNKS and show passes, batches, tokens, truncation and predicted memory. No weights are\n"
+        "loaded and nothing is written.",
+    )
+    command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
+    _settings(command)
+
+
+def _demo(commands: Any) -> None:
+    command = _command(
+        commands,
+        "demo",
+        "embed the docstrings of Python's standard library",
+        "A real run that needs no data and no network: cuts the docstrings of the standard library that is installed\n"
+        "into chunks, embeds them with the demo roster into an embedded Qdrant store, and searches it once.",
+    )
+    command.add_argument("--all", action="store_true", help="every docstring (thousands) instead of a few hundred")
+    command.add_argument(
+        "--query", default="how do I parse a date from a string?", help="what to search for at the end"
+    )
+    _front_end(command)
+    _settings(command)
+
+
+def _search(commands: Any) -> None:
+    command = _command(
+        commands,
+        "search",
+        "search a store that a run has written",
+        "Encode QUERY with the same models, weights and prompts as the store's vectors and print the best chunks.",
+    )
+    command.add_argument("store", type=Path, metavar="STORE", help="the --qdrant directory of a run")
+    command.add_argument("query", metavar="QUERY", help="what to look for")
+    command.add_argument("--collection", metavar="NAME", help="which collection; needed when the store holds several")
+    command.add_argument("--limit", type=int, default=5, metavar="N", help="how many chunks (default 5)")
+    command.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+    _config_file(command)
+    for name in ("devices", "threads", "ceiling", "offline"):
+        _setting(command, name)
+
+
+def _models(commands: Any) -> None:
+    command = _command(
+        commands,
+        "models",
+        "the registry of models and what is cached",
+        "List every model of the registry with its sources and whether its files are on this machine. `models fetch`\n"
+        "brings the named models into the Hugging Face cache.",
+    )
+    command.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="list (default) or fetch")
+    command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    _config_file(command)
+    _setting(command, "refresh_models")
+
+
+def _config(commands: Any) -> None:
+    command = _command(commands, "config", "show every setting and where it came from", "Print each setting.")
+    command.add_argument("action", choices=["show"], help="what to do")
+    _settings(command)
+
+
+def _doctor(commands: Any) -> None:
+    command = _command(
+        commands,
+        "doctor",
+        "check this machine",
+        "Check versions, devices, memory, disk, caches and the demo models; exit 5 when nothing could be run.",
+    )
+    _settings(command)
+
+
+def _schema(commands: Any) -> None:
+    _command(commands, "schema", "print the JSON Schema of summary.json", "Print the JSON Schema of summary.json.")
+
+
+def _command(commands: Any, name: str, summary: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=lambda options: _call(name, options))
+    return command
+
+
+def _call(name: str, options: argparse.Namespace) -> int:
+    """Import what the command needs only now."""
+    from console import commands
+
+    return int(getattr(commands, name)(options))
+
+
+def _front_end(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("output")
+    group.add_argument("--no-ui", action="store_true", help="no console: lines on stderr (the only front end so far)")
+    group.add_argument("--events", choices=["-"], help="stream the run's events as JSON lines to stdout")
+    group.add_argument("--summary", metavar="PATH|-", help="also write summary.json here, or to stdout")
+    group.add_argument("--quiet", action="store_true", help="no progress lines")
+
+
+def _settings(command: argparse.ArgumentParser) -> None:
+    _config_file(command)
+    for item in knobs():
+        _setting(command, item.name)
+
+
+def _config_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings and [models.*] tables")
+
+
+def _setting(command: argparse.ArgumentParser, name: str) -> None:
+    item = next(item for item in knobs() if item.name == name)
+    text, default = item.metadata["help"], item.metadata["default"]
+    if item.metadata["metavar"]:
+        shown = f" (default {default})" if default else ""
+        command.add_argument(flag_of(name), dest=name, metavar=item.metadata["metavar"], help=text + shown)
+        return
+    command.add_argument(
+        flag_of(name), dest=name, action="store_const", const="yes", help=text + f" (default {default})"
+    )
+    command.add_argument(
+        "--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=argparse.SUPPRESS
+    )
+
+
+def environment_table() -> list[tuple[str, str, str, str]]:
+    """Flag, variable, default and help of every setting, for README."""
+    return [
+        (flag_of(item.name), variable_of(item.name), item.metadata["default"], item.metadata["help"])
+        for item in knobs()
+    ]

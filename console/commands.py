@@ -1,0 +1,207 @@
+"""What each command does once the command line is read: ask the engine, print the answer.
+
+Every function takes the parsed options and returns an exit code. Text from outside goes through `safe`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from console import demo as demo_corpus
+from console import headless
+from console.cli import configuration
+from console.safe import safe
+from console.table import render
+from engine.config import Configuration, flag_of, knobs, shown
+from engine.errors import ExitCode, UnavailableError
+from engine.models import assets
+from engine.models.registry import extended, find
+from engine.record.durable import human_bytes
+
+
+def run(options: argparse.Namespace) -> int:
+    """Embed a directory of chunks."""
+    headless.check_outputs(options.events, options.summary)
+    return _embed(options.chunks, configuration(options), options)
+
+
+def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
+    _limit_threads(settings)
+    from engine.run import Run, StopRequest
+
+    stop = StopRequest()
+    embedding = Run(chunks, settings, stop)
+    watcher = headless.Headless(embedding, stop, events=options.events == "-", quiet=options.quiet)
+    code = watcher.watch()
+    headless.deliver_summary(embedding, options.summary)
+    if not options.quiet:
+        print(f"summary: {embedding.directory.summary}", file=sys.stderr)
+    return code
+
+
+def _limit_threads(settings: Configuration) -> None:
+    """The tokenizer's own threads are settled before its library starts them."""
+    if settings.settings.threads:
+        os.environ["RAYON_NUM_THREADS"] = str(settings.settings.threads)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Show what a run would do."""
+    from engine.forecast import forecast
+
+    seen = forecast(options.chunks, configuration(options))
+    print(
+        render(
+            ["collection", "files", "chunks", "distinct", "duplicates", "refused", "Qdrant collection"],
+            [
+                [
+                    rows.collection.name,
+                    f"{len(rows.collection.files):,}",
+                    f"{len(rows.texts):,}",
+                    f"{rows.own_texts:,}",
+                    f"{rows.duplicates:,}",
+                    f"{len(rows.refusals):,}",
+                    rows.collection.qdrant_collection,
+                ]
+                for rows in seen.collections
+            ],
+        )
+    )
+    passes = []
+    for number, each in enumerate(seen.passes):
+        shares, card = each.layout.shares, each.layout.card
+        passes.append(
+            [
+                str(number + 1),
+                card.key,
+                card.dtype,
+                str(card.dim),
+                f"{sum(share.batches for share in shares):,}",
+                f"{sum(share.rows for share in shares):,}",
+                f"{sum(share.reused for share in shares):,}",
+                f"{sum(share.tokens for share in shares):,}",
+                f"{sum(share.truncated for share in shares):,}",
+                human_bytes(card.shape.weights_bytes),
+                human_bytes(each.predicted_bytes),
+                "does not fit" if each.fits else "fits",
+            ]
+        )
+    heads = [
+        "pass",
+        "model",
+        "dtype",
+        "dim",
+        "batches",
+        "rows",
+        "reused",
+        "tokens",
+        "truncated",
+        "weights",
+        "predicted",
+    ]
+    print("\n" + render([*heads, f"in {human_bytes(seen.budget_bytes)}"], passes))
+    print(f"\nfused vectors: {seen.fused_dim or 'none, one named vector a model'}")
+    if refused := [each.fits for each in seen.passes if each.fits]:
+        raise UnavailableError("\n".join(refused))
+    return ExitCode.COMPLETED
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Embed the standard library's docstrings and search them."""
+    headless.check_outputs(options.events, options.summary)
+    settings = demo_corpus.settings(configuration(options))
+    chunks = settings.settings.out / "demo-chunks"
+    count = demo_corpus.write(chunks, everything=options.all)
+    print(f"cut {count} docstrings of Python {sys.version.split()[0]} into {chunks}", file=sys.stderr)
+    code = _embed(chunks, settings, options)
+    if code == ExitCode.COMPLETED and settings.settings.qdrant:
+        _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
+    return code
+
+
+def search(options: argparse.Namespace) -> int:
+    """Search a store."""
+    settings = configuration(options)
+    _limit_threads(settings)
+    _print_search(settings, options.store, options.collection, options.query, options.limit, as_json=options.json)
+    return ExitCode.COMPLETED
+
+
+def _print_search(
+    settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
+) -> None:
+    from engine.gpu.devices import choose
+    from engine.gpu.lease import Lessor
+    from engine.outlet.search import search as search_store
+
+    lessor = Lessor(choose(settings.settings.devices), settings.settings.ceiling)
+    policy = assets.Policy(offline=settings.settings.offline)
+    hits = search_store(store, collection, query, limit, extended(settings.models), policy, lessor)
+    if as_json:
+        for hit in hits:
+            print(json.dumps({"id": hit.id, "score": hit.score, "payload": hit.payload}, ensure_ascii=True))
+        return
+    print(f"\n{safe(query)}")
+    for place, hit in enumerate(hits, 1):
+        print(f"{place:3}. {hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({safe(hit.payload.get('source'))})")
+        print(f"     {safe(' '.join(str(hit.payload.get('text')).split()), 160)}")
+
+
+def models(options: argparse.Namespace) -> int:
+    """List the registry, or fetch models."""
+    settings = configuration(options)
+    registry = extended(settings.models)
+    specs = find(registry, options.names or list(registry))
+    if options.action == "fetch":
+        for spec in find(registry, options.names):
+            policy = assets.Policy(refresh=settings.settings.refresh_models)
+            found = assets.resolve(spec, policy, lambda event: print(safe(headless.line_of(event, lambda _: ""))))
+            print(f"{spec.key}: {found.path}")
+        return ExitCode.COMPLETED
+    rows = []
+    for spec in specs:
+        here = assets.cached(spec)
+        state = f"yes, {here[1].partition(':')[0]}" if here else "no"
+        sources = ", ".join(source if len(source) < 50 else source[:47] + "..." for source in spec.sources)
+        rows.append([spec.key, str(spec.dim or "?"), str(spec.max_tokens or "?"), spec.licence, state, sources])
+    if options.json:
+        names = ["model", "dim", "max_tokens", "licence", "cached", "sources"]
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
+    else:
+        print(render(["model", "dim", "tokens", "licence", "on this machine", "sources"], rows))
+    return ExitCode.COMPLETED
+
+
+def config(options: argparse.Namespace) -> int:
+    """Print every setting with its origin."""
+    settings = configuration(options)
+    rows = [
+        [
+            item.name,
+            safe(json.dumps(shown(getattr(settings.settings, item.name)))),
+            settings.origins[item.name],
+            flag_of(item.name),
+        ]
+        for item in knobs()
+    ]
+    print(render(["setting", "value", "from", "flag"], rows))
+    return ExitCode.COMPLETED
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Check this machine."""
+    from console.doctor import examine
+
+    checks = examine(configuration(options))
+    print(render(["", "check", "found"], [["ok" if good else "!!", name, safe(found)] for good, name, found in checks]))
+    return ExitCode.COMPLETED if all(good for good, _, _ in checks) else ExitCode.UNAVAILABLE
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the JSON Schema of summary.json."""
+    from engine.record.summary import schema_text
+
+    print(schema_text(), end="")
+    return ExitCode.COMPLETED

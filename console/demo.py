@@ -1,0 +1,84 @@
+"""The demo's corpus and settings: the docstrings of the standard library that is installed, cut into chunk files.
+
+The files are parsed, never imported, so nothing of them runs.
+"""
+
+import ast
+import json
+import shutil
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from engine.config import Configuration
+from engine.record import durable
+
+COLLECTION = "Python-Stdlib"
+FEW = 300
+SHORTEST = 40
+SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo"}
+LIKED = ("datetime", "json", "pathlib", "argparse", "csv", "random", "statistics", "threading", "shutil", "logging")
+
+
+def settings(configuration: Configuration) -> Configuration:
+    """The configuration with what a demo needs where nothing else was said: a store beside the runs."""
+    knobs = configuration.settings
+    if knobs.qdrant is None:
+        configuration = replace(configuration, settings=replace(knobs, qdrant=knobs.out / "demo-store"))
+    return configuration
+
+
+def write(directory: Path, *, everything: bool) -> int:
+    """Write the chunk files under `directory`, in place of older ones; how many chunks."""
+    shutil.rmtree(directory, ignore_errors=True)
+    root, total = Path(sysconfig.get_path("stdlib")), 0
+    for file in _files(root):
+        if not everything and total >= FEW:
+            break
+        chunks = list(_chunks(file, file.relative_to(root).as_posix()))
+        if chunks:
+            name = file.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+            target = directory / COLLECTION / f"{name}_chunks.json"
+            durable.write_bytes(target, json.dumps(chunks, indent=1).encode())
+            total += len(chunks)
+    return total
+
+
+def _files(root: Path) -> list[Path]:
+    """Every module, those that people know first, so that a small demo has something to find."""
+    files = [file for file in root.rglob("*.py") if not SKIPPED & set(file.relative_to(root).parts)]
+    return sorted(
+        files, key=lambda file: (file.stem not in LIKED or file.parent != root, file.relative_to(root).as_posix())
+    )
+
+
+def _chunks(file: Path, source: str) -> Iterator[dict[str, object]]:
+    """One chunk a docstring, with where it stands."""
+    module = source.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for name, node in _named(tree, module):
+        text = ast.get_docstring(node)
+        if text and len(text) >= SHORTEST:
+            line = node.lineno if hasattr(node, "lineno") else 1
+            yield {
+                "text": f"{name}\n\n{text}",
+                "metadata": {"chunk_id": name, "source_path": source, "heading_text": name, "line": line},
+            }
+
+
+def _named(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The node and the classes and functions in it, by qualified name; the first of a name counts."""
+    yield name, node
+    seen: set[str] = set()
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name not in seen:
+            seen.add(child.name)
+            yield from _named(child, f"{name}.{child.name}")

@@ -1,0 +1,82 @@
+"""Looks at this machine as a run would: each check is good or not, with what was found and what to do."""
+
+import importlib.metadata
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.config import Configuration
+from engine.errors import InterlockError
+from engine.gpu.devices import choose, describe_host
+from engine.models import assets
+from engine.models.registry import extended, find
+from engine.record.durable import human_bytes
+
+Check = tuple[bool, str, str]
+PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pyarrow", "qdrant-edge-py")
+
+
+def examine(configuration: Configuration) -> list[Check]:
+    """Every check: whether it is good, its name, what was found."""
+    settings = configuration.settings
+    return [
+        (sys.version_info >= (3, 11), "python", sys.version.split()[0]),
+        *_packages(),
+        *((True, name, found) for name, found in describe_host().items()),
+        *_gpus(),
+        *_devices(settings.devices),
+        _writable(settings.out),
+        (True, "model cache", f"{assets.hub_cache()} (Hugging Face), {assets.model_cache()} (from packages)"),
+        (True, "network", "forbidden by the environment" if assets.is_offline() else "allowed for missing models"),
+        *_models(configuration),
+    ]
+
+
+def _packages() -> Iterator[Check]:
+    for name in PACKAGES:
+        try:
+            yield True, name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield False, name, f"not installed: pip install {name}"
+
+
+def _gpus() -> Iterator[Check]:
+    """What the driver says of GPUs; a machine without one is no fault."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in range(count)]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        yield True, "gpu", f"none ({error})"
+        return
+    yield True, "gpu", ", ".join(names) + " (this version computes on the CPU)" if names else "none"
+
+
+def _devices(wanted: str) -> Iterator[Check]:
+    try:
+        for device in choose(wanted):
+            yield True, f"device {device.name}", f"{human_bytes(device.available())} available"
+    except InterlockError as error:
+        yield False, f"device {wanted}", str(error)
+
+
+def _writable(out: Path) -> Check:
+    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True, "runs", f"{out}: {human_bytes(shutil.disk_usage(place).free)} free"
+    except OSError as error:
+        return False, "runs", f"{place} cannot be written ({error.strerror}): choose another --out"
+
+
+def _models(configuration: Configuration) -> Iterator[Check]:
+    names = [name for name, _ in configuration.settings.roster]
+    for spec in find(extended(configuration.models), names):
+        here = assets.cached(spec)
+        missing = "not on this machine; to fetch it: " + " | ".join(assets.how_to_fetch(spec))
+        yield bool(here), f"model {spec.key}", f"{here[1].partition('+')[0]}: {here[0]}" if here else missing

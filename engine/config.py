@@ -1,0 +1,230 @@
+"""Every knob of a run, once: its type, default, flag and help; where a value came from is kept with it.
+
+Precedence: flag, then environment (`INTERLOCK_*`), then the TOML file, then the default. Flags, environment
+names, `config show` and README's table are all generated from `Settings`.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError
+
+RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+Roster = tuple[tuple[str, float], ...]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _roster(text: str) -> Roster:
+    entries = []
+    for item in _names(text):
+        name, _, weight = item.rpartition("=") if re.search(r"=[^/=]*$", item) else (item, "", "1")
+        try:
+            value = float(weight)
+        except ValueError:
+            raise ValueError(f"the weight of {name} is {weight!r}, not a number") from None
+        if not 0 < value < float("inf"):
+            raise ValueError(f"the weight of {name} is {weight}, it must be above 0")
+        entries.append((name, value))
+    if not entries:
+        raise ValueError("a roster needs at least one model")
+    if len({name for name, _ in entries}) < len(entries):
+        raise ValueError("a model stands in it twice")
+    return tuple(entries)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("a size like 12GiB or 800MiB is needed")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("it cannot be negative")
+    return value
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("yes or no is needed")
+    return text.lower() in _TRUE
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)} is needed")
+        return text
+
+    return parse
+
+
+def _some_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        if unknown := [name for name in _names(text) if name not in choices]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        return _names(text)
+
+    return parse
+
+
+def _run_id(text: str) -> str:
+    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", text):
+        raise ValueError("letters, digits, '.', '_' and '-' only, beginning with a letter or digit")
+    return text
+
+
+def knob(default: str, parse: Callable[[str], Any], metavar: str, text: str) -> Any:
+    """A field of `Settings`: its default as text, how text becomes a value, and its help."""
+    return field(
+        default_factory=lambda: parse(default),
+        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text},
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs of a run."""
+
+    roster: Roster = knob(
+        "all-minilm-l6,all-mpnet-base-v2",
+        _roster,
+        "NAME[=WEIGHT],...",
+        "models in the order of their passes, with their weights in the fusion; the first is the primary",
+    )
+    collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections")
+    devices: str = knob("auto", str, "auto|cpu", "where to compute")
+    exclusive: bool = knob("yes", _flag, "", "one model at a time holds the devices for a whole pass")
+    threads: int = knob("0", _count, "N", "processor threads; 0 takes every core")
+    ceiling: int = knob("12GiB", _bytes, "SIZE", "most memory that a model may occupy on one device")
+    fusion: str = knob(
+        "concat",
+        _one_of("concat", "named", "mean"),
+        "concat|named|mean",
+        "how the models' vectors become one",
+    )
+    dim: int = knob("0", _count, "N", "cut the vectors of Matryoshka models to N dimensions; 0 keeps them whole")
+    export: tuple[str, ...] = knob(
+        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to write for each collection"
+    )
+    qdrant: Path | None = knob("", _path, "DIR", "write an embedded Qdrant store that can be searched")
+    out: Path = knob("runs", lambda text: Path(text).expanduser(), "DIR", "directory of run directories")
+    run_id: str = knob("", _run_id, "ID", "name of the run; default is the time it started")
+    resume: bool = knob(
+        "no",
+        _flag,
+        "",
+        "continue the run --run-id, or the newest run of these chunks; start one if there is none",
+    )
+    reuse: Path | None = knob(
+        "", _path, "RUN_DIR", "take over every vector of this run whose text and model are the same"
+    )
+    offline: bool = knob("no", _flag, "", "never touch the network")
+    refresh_models: bool = knob("no", _flag, "", "ask the hub for newer files of the models' revisions")
+    strict: bool = knob("no", _flag, "", "exit 3 when the run completed with mitigations")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Settings with the origin of each, and the model tables of the file."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    models: Mapping[str, Mapping[str, Any]]
+
+
+def knobs() -> tuple[Field[Any], ...]:
+    """The fields of `Settings`, for everything that is generated from them."""
+    return fields(Settings)
+
+
+def load(
+    flags: Mapping[str, str], environment: Mapping[str, str] = os.environ, file: Path | None = None
+) -> Configuration:
+    """Settings from flags, environment, file and defaults, in this order of precedence.
+
+    Raises UsageError naming the origin of a value that cannot be used.
+    """
+    _check_environment(environment)
+    file = file or (Path(environment["INTERLOCK_CONFIG"]) if environment.get("INTERLOCK_CONFIG") else None)
+    table = _read(file) if file else {}
+    models = table.pop("models", {})
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for item in knobs():
+        name, text, origin = item.name, item.metadata["default"], "default"
+        if name in table:
+            text, origin = table.pop(name), f"file {file}"
+        if (variable := variable_of(name)) in environment:
+            text, origin = environment[variable], f"environment {variable}"
+        if name in flags:
+            text, origin = flags[name], f"flag {flag_of(name)}"
+        values[name], origins[name] = _parsed(item, text, origin), origin
+    if table:
+        raise UsageError(f"{file}: no setting is called {', '.join(table)}; `interlock config show` lists them")
+    if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
+        raise UsageError(f"{file}: models must be tables, as in [models.my-model]")
+    return Configuration(Settings(**values), origins, models)
+
+
+def flag_of(name: str) -> str:
+    """`run_id` -> `--run-id`."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """`run_id` -> `INTERLOCK_RUN_ID`."""
+    return "INTERLOCK_" + name.upper()
+
+
+def shown(value: Any) -> Any:
+    """A value as the summary and `config show` give it: plain JSON."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [list(item) if isinstance(item, tuple) else item for item in value]
+    return value
+
+
+def _parsed(item: Field[Any], text: Any, origin: str) -> Any:
+    """A TOML value may be a list, a table (roster), a number or a boolean; everything else is text."""
+    if isinstance(text, list):
+        text = ",".join(str(part) for part in text)
+    elif isinstance(text, dict):
+        text = ",".join(f"{name}={weight}" for name, weight in text.items())
+    try:
+        return item.metadata["parse"](str(text))
+    except ValueError as error:
+        raise UsageError(f"{origin}: {item.name} = {text!r}: {error}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}") from None
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    known = {variable_of(item.name) for item in knobs()} | RESERVED
+    if unknown := sorted(name for name in environment if name.startswith("INTERLOCK_") and name not in known):
+        raise UsageError(f"environment {unknown[0]} is no setting; `interlock config show` lists them")

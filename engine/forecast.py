@@ -1,0 +1,80 @@
+"""What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import Configuration
+from engine.errors import UnavailableError
+from engine.gpu.devices import choose as choose_devices
+from engine.gpu.lease import Lessor
+from engine.intake.collections import discover
+from engine.intake.corpus import Corpus, Rows
+from engine.intake.reading import read_and_tokenise
+from engine.models.assets import Policy
+from engine.models.card import ModelCard
+from engine.models.registry import extended, find
+from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from engine.outlet.fusion import Fusion, fused_width
+from engine.passes import reuse
+from engine.passes.grid import Layout, lay_out
+from engine.passes.reuse import Mask
+
+
+@dataclass(frozen=True)
+class PassForecast:
+    """One model's pass: `fits` is empty, or says why no lease would be granted."""
+
+    layout: Layout
+    predicted_bytes: int
+    fits: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What `interlock plan` shows."""
+
+    collections: list[Rows]
+    passes: list[PassForecast]
+    budget_bytes: int
+    fused_dim: int | None
+
+
+def forecast(chunks: Path, configuration: Configuration) -> Forecast:
+    """Plan a run of `chunks`. Raises what the run itself would raise before it computes."""
+    settings = configuration.settings
+    specs = find(extended(configuration.models), [name for name, _ in settings.roster])
+    collections = discover(chunks, settings.collections)
+    devices = choose_devices(settings.devices)
+    lessor = Lessor(devices, settings.ceiling)
+    cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
+    dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
+        corpus, stores = read_and_tokenise(
+            collections, tokenisings(cards), lambda key: Path(scratch, key), lambda _: None
+        )
+        layouts = [
+            lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(settings.reuse, card, corpus))
+            for number, card in enumerate(cards)
+        ]
+    fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
+    return Forecast(corpus.rows, [_forecast(layout, lessor) for layout in layouts], lessor.budget(), fused)
+
+
+def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
+    mask = np.zeros(len(corpus.digests), np.bool_)
+    earlier = reuse.check(run) if run else None
+    for rows, _ in reuse.available(earlier, as_input(entry_of(card, 1.0, card.dim)), corpus.digests):
+        mask[rows] = True
+    return mask
+
+
+def _forecast(layout: Layout, lessor: Lessor) -> PassForecast:
+    predicted = layout.predicted_bytes()
+    try:
+        lessor.check(layout.card.key, predicted)
+    except UnavailableError as error:
+        return PassForecast(layout, predicted, str(error))
+    return PassForecast(layout, predicted, "")

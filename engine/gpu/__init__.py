@@ -1,0 +1,1 @@
+"""Grants: devices, the prediction of memory, and the lease."""

@@ -1,0 +1,1 @@
+"""Reads: collections, chunks and tokens, from files as they are found."""

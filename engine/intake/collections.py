@@ -1,0 +1,152 @@
+"""Which directories are collections, which files they hold, and what Qdrant will call them.
+
+`<root>/<Collection>/**/*_chunks.json` and `*.jsonl`; a root that holds chunk files itself is one collection
+named after itself. Nothing outside the root is ever read: a link that leaves it is refused by name.
+"""
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import UsageError
+
+SUFFIXES = ("_chunks.json", ".jsonl")
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A record (counted from 1), or with record None a whole file, that is left out."""
+
+    file: str
+    record: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A directory of chunk files; `files` are relative to `root`, sorted."""
+
+    name: str
+    qdrant_collection: str
+    root: Path
+    files: tuple[str, ...]
+    refusals: tuple[Refusal, ...] = field(default=())
+
+
+def qdrant_name(name: str) -> str:
+    """The Qdrant collection of a directory: lower case, accents dropped, every run of other signs than
+    letters, digits, `-` and `_` becomes one `_`, at most 200 characters.
+
+    Raises UsageError where nothing is left.
+    """
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    mapped = re.sub(r"[^a-z0-9_-]+", "_", plain).strip("_-")[:LONGEST_NAME]
+    if not mapped:
+        raise UsageError(
+            f"collection {name!r} has no letter or digit that a Qdrant name can keep: rename the directory"
+        )
+    return mapped
+
+
+def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
+    """The collections under `root` in the order of their names; only those named in `wanted`, if any.
+
+    Raises UsageError for a root that is missing or holds no chunk files, for a wanted name that is not
+    there, and for two directories that would share one Qdrant name.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root} is not a directory of chunk files")
+    found = _collections(root.resolve())
+    if not any(collection.files or collection.refusals for collection in found):
+        raise UsageError(f"{root} holds no chunk files (*_chunks.json or *.jsonl, at any depth)")
+    _check_wanted(wanted, found)
+    chosen = [collection for collection in found if not wanted or collection.name in wanted]
+    _check_collisions(chosen)
+    return chosen
+
+
+def _collections(root: Path) -> list[Collection]:
+    if any(entry.name.endswith(SUFFIXES) for entry in os.scandir(root) if not entry.is_dir()):
+        return [_collection(root, root)]
+    return [
+        _collection(Path(entry.path), root)
+        for entry in sorted(os.scandir(root), key=lambda entry: entry.name)
+        if entry.is_dir() and not entry.name.startswith(".")
+    ]
+
+
+def _collection(directory: Path, root: Path) -> Collection:
+    refusal = _refuse_path(directory, root)
+    if refusal:
+        return Collection(directory.name, "", directory, (), (Refusal(printable(directory.name), None, refusal),))
+    files: list[str] = []
+    refusals: list[Refusal] = []
+    for path in _walk(directory):
+        relative = path.relative_to(directory).as_posix()
+        reason = _refuse_path(path, root)
+        if reason:
+            refusals.append(Refusal(printable(relative), None, reason))
+        elif path.name.endswith(SUFFIXES):
+            files.append(relative)
+    name = qdrant_name(directory.name) if files else ""
+    return Collection(directory.name, name, directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)))
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    """Chunk files, and every link to a directory (for `_refuse_path` to judge), below `directory`."""
+    for folder, folders, names in os.walk(directory):
+        for name in folders:
+            if (path := Path(folder, name)).is_symlink():
+                yield path
+        for name in names:
+            if name.endswith(SUFFIXES):
+                yield Path(folder, name)
+
+
+def _refuse_path(path: Path, root: Path) -> str | None:
+    """Why nothing is read from `path`, or None."""
+    name = path.relative_to(root).as_posix() if path != root else ""
+    if ".." in name:
+        return "its name holds '..'"
+    if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
+        return "its name holds a control character or is not UTF-8"
+    if path.is_symlink():
+        return _refuse_link(path, root)
+    return None
+
+
+def _refuse_link(path: Path, root: Path) -> str | None:
+    target = path.resolve()
+    if not target.exists():
+        return "it is a link to nothing"
+    if not target.is_relative_to(root):
+        return "it is a link that leaves the root"
+    return "it is a link to a directory; what it holds is read where it stands" if target.is_dir() else None
+
+
+def printable(name: str) -> str:
+    """`name` with everything escaped that a terminal or a UTF-8 file could not take."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in name)
+
+
+def _check_wanted(wanted: Sequence[str], found: Sequence[Collection]) -> None:
+    names = {collection.name for collection in found}
+    if missing := [name for name in wanted if name not in names]:
+        raise UsageError(f"no collection {', '.join(missing)}; there are: {', '.join(sorted(names))}")
+
+
+def _check_collisions(collections: Sequence[Collection]) -> None:
+    owners: dict[str, str] = {}
+    for collection in collections:
+        if not collection.files:
+            continue
+        other = owners.setdefault(collection.qdrant_collection, collection.name)
+        if other != collection.name:
+            raise UsageError(
+                f"collections {other!r} and {collection.name!r} would both become the Qdrant collection "
+                f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
+            )

@@ -1,0 +1,86 @@
+"""Reads every collection once: rows, digests and, on the way, the tokens of each distinct text.
+
+Tells what it read and what it refused, and keeps nothing of the texts.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import UsageError
+from engine.intake.collections import Collection
+from engine.intake.corpus import Corpus, Rows, read_corpus
+from engine.intake.tokens import TokenStore, load_tokenizer
+from engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
+
+
+@dataclass(frozen=True)
+class Tokenising:
+    """One tokenizer with one prompt, and the models that share what it gives; `cap` is their longest limit."""
+
+    tokenizer: Path
+    prompt: str
+    cap: int
+    models: Sequence[str]
+
+
+def read_and_tokenise(
+    collections: Sequence[Collection],
+    wanted: Mapping[str, Tokenising],
+    store_path: Callable[[str], Path],
+    emit: Callable[[AnyEvent], object],
+) -> tuple[Corpus, dict[str, TokenStore]]:
+    """The corpus and a token store for each key of `wanted`. Raises UsageError when no chunk is good."""
+    spent = dict.fromkeys(wanted, 0.0)
+    with ExitStack() as stack:
+        stores = {
+            key: stack.enter_context(TokenStore(store_path(key), load_tokenizer(job.tokenizer), job.prompt, job.cap))
+            for key, job in wanted.items()
+        }
+
+        def take(texts: list[str]) -> None:
+            for key, store in stores.items():
+                began = time.monotonic()
+                store.add(texts)
+                spent[key] += time.monotonic() - began
+
+        corpus = read_corpus(collections, take)
+    for rows in corpus.rows:
+        _tell(rows, emit)
+    for key, store in stores.items():
+        emit(
+            CorpusTokenised(
+                models=list(wanted[key].models),
+                texts=len(store),
+                tokens=int(store.full_lengths.sum()),
+                seconds=round(spent[key], 3),
+            )
+        )
+    if not corpus.chunks:
+        raise UsageError("no chunk can be embedded: " + _refusals(corpus.rows))
+    return corpus, stores
+
+
+def _tell(rows: Rows, emit: Callable[[AnyEvent], object]) -> None:
+    name = rows.collection.name
+    for refusal in rows.refusals:
+        emit(RecordRefused(collection=name, file=refusal.file, record=refusal.record, reason=refusal.reason))
+    emit(
+        CollectionRead(
+            collection=name,
+            qdrant_collection=rows.collection.qdrant_collection,
+            files=len(rows.collection.files),
+            chunks=len(rows.texts),
+            duplicates=rows.duplicates,
+            refused=len(rows.refusals),
+            seconds=round(rows.seconds, 3),
+        )
+    )
+
+
+def _refusals(corpus: Sequence[Rows]) -> str:
+    said = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals]
+    more = f" (and {len(said) - 3} more)" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more

@@ -1,0 +1,120 @@
+"""Token ids of every distinct text, once per tokenizer and prompt, in a memory-mapped file.
+
+Stored without special tokens and cut at the longest limit of the models that share them, with the full
+length kept, so that every model knows exactly what it truncates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from engine.errors import UnavailableError
+
+Ids = npt.NDArray[np.uint32]
+Lengths = npt.NDArray[np.int64]
+WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The ids that a tokenizer's template puts before and after a single text."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.before) + len(self.after)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`, with its own truncation and padding off."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UnavailableError(f"{path} is not a tokenizer that can be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def specials_of(tokenizer: Tokenizer) -> Specials:
+    """The special ids around a text; raises UnavailableError for a template that is not before + text + after."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return Specials(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
+    raise UnavailableError("the tokenizer's template changes the text itself; its models cannot be planned")
+
+
+class TokenStore:
+    """Ids of texts in the order in which they were added; a context manager while it is written."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, prompt: str, cap: int) -> None:
+        """Keep at most `cap` ids of each text (without special tokens) in the file `path`."""
+        self.path = path
+        self.prompt = prompt
+        self.cap = cap
+        self.specials = specials_of(tokenizer)
+        self._tokenizer = tokenizer
+        self._full: list[Lengths] = []
+        self._file: IO[bytes] | None = None
+        self._ids: Ids = np.empty(0, np.uint32)
+        self.full_lengths: Lengths = np.empty(0, np.int64)
+        self._offsets: Lengths = np.zeros(1, np.int64)
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("wb")
+        return self
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Tokenise `texts` behind those added before."""
+        assert self._file is not None
+        for start in range(0, len(texts), WINDOW):
+            window = [self.prompt + text for text in texts[start : start + WINDOW]]
+            encodings = self._tokenizer.encode_batch_fast(window, add_special_tokens=False)
+            rows = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+            self._full.append(np.asarray([len(row) for row in rows], np.int64))
+            self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._file is not None
+        self._file.close()
+        if self._full:
+            self.full_lengths = np.concatenate(self._full)
+        self._full.clear()
+        kept = np.minimum(self.full_lengths, self.cap)
+        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        if self._offsets[-1]:
+            self._ids = np.memmap(self.path, np.uint32, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.full_lengths)
+
+    def lengths(self, limit: int) -> Lengths:
+        """Tokens of every text, special tokens included, for a model that takes at most `limit`."""
+        return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
+
+    def truncated(self, limit: int) -> Lengths:
+        """Tokens of every text that a model with this `limit` does not see."""
+        return np.maximum(self.full_lengths + self.specials.count - limit, 0)
+
+    def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
+        """The ids that a model with this `limit` is given for one text."""
+        start = self._offsets[text]
+        kept = min(int(self._offsets[text + 1] - start), limit - self.specials.count)
+        return np.concatenate(
+            [
+                np.asarray(self.specials.before, np.int64),
+                self._ids[start : start + kept].astype(np.int64),
+                np.asarray(self.specials.after, np.int64),
+            ]
+        )

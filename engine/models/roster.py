@@ -1,0 +1,77 @@
+"""The models of a run: resolved, read and checked before any work, in the order of their passes."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import asdict
+
+from engine.errors import UsageError
+from engine.intake.reading import Tokenising
+from engine.models.assets import Policy, resolve
+from engine.models.card import ModelCard, read_card
+from engine.models.registry import ModelSpec
+from engine.record import durable
+from engine.record.events import AnyEvent, RosterEntry
+
+
+def cards_of(
+    specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Callable[[AnyEvent], object]
+) -> list[ModelCard]:
+    """A card for every model. Raises UnavailableError for the first that is not to be had."""
+    return [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
+
+
+def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
+    """What is recorded of a model and makes its vectors what they are; `dim` is the delivered width."""
+    return RosterEntry(
+        model=card.key,
+        weight=weight,
+        source=card.snapshot.source,
+        commit=card.snapshot.commit,
+        fingerprint=card.snapshot.fingerprint,
+        dim=dim,
+        dtype=card.dtype,
+        max_tokens=card.max_tokens,
+        document_prompt=card.document_prompt,
+        query_prompt=card.query_prompt,
+        batch_tokens=card.batch_tokens,
+    )
+
+
+def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
+    """The width of this model's delivered vectors under `--dim wanted` (0: whole).
+
+    Raises UsageError where a Matryoshka model was not trained for it. Other models are not cut.
+    """
+    if not wanted or not spec.matryoshka or wanted >= card.dim:
+        return card.dim
+    if wanted not in spec.matryoshka:
+        raise UsageError(f"--dim {wanted}: {card.key} was trained to be cut to {', '.join(map(str, spec.matryoshka))}")
+    return wanted
+
+
+def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
+    """What has to be tokenised: once for each distinct tokenizer and prompt."""
+    users: dict[str, list[ModelCard]] = {}
+    for card in cards:
+        users.setdefault(token_key(card), []).append(card)
+    return {
+        key: Tokenising(
+            cards[0].tokenizer_file,
+            cards[0].document_prompt,
+            max(card.max_tokens for card in cards),
+            [card.key for card in cards],
+        )
+        for key, cards in users.items()
+    }
+
+
+def token_key(card: ModelCard) -> str:
+    """Names a tokenizer together with a prompt: equal keys mean equal ids."""
+    content = durable.sha256_of(card.tokenizer_file) + "\0" + card.document_prompt
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def as_input(entry: RosterEntry) -> dict[str, object]:
+    """An entry as run.json keeps it; where the files came from is no part of what they are."""
+    return {name: value for name, value in asdict(entry).items() if name not in ("source", "commit")}

@@ -1,0 +1,1 @@
+"""Delivers: fusion, files, the embedded store and search over it."""

@@ -1,0 +1,323 @@
+"""The embedded store: Qdrant's own engine in this process, one directory a collection.
+
+`<directory>/<collection>/` is a shard that any qdrant_edge loads, plus `manifest.json`, which says what its
+vectors mean; vectors of another meaning are refused. Points go in once, with all their vectors, by ids that
+do not change, so delivering twice changes nothing and a killed delivery is repeated. Points that left the
+corpus are counted, never deleted. The write-ahead log stays on: it is what locks the shard against a second
+process and what survives SIGKILL. Nothing is ever optimised, so every search is exact.
+"""
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InterlockError, UsageError
+from engine.outlet.fusion import shares
+from engine.outlet.shard import (
+    check_name,
+    claim,
+    find,
+    load,
+    read_dims,
+    read_manifest,
+    require_room,
+    working,
+    write_manifest,
+)
+from engine.record.compare import few
+
+if TYPE_CHECKING:
+    from qdrant_edge import EdgeShard, Filter
+
+Vector = NDArray[np.float32]
+
+BATCH_BYTES = 8_000_000
+BATCH_POINTS = 256
+FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
+MIN_COSINE = 1 - 1e-5
+
+
+@dataclass(frozen=True)
+class Point:
+    """A chunk in the store. `id` is a UUID; `vectors` lacks the models for which the row was parked."""
+
+    id: str
+    payload: Mapping[str, object]
+    vectors: Mapping[str, Vector]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A found point; `score` is a cosine, or a weighted mean of cosines."""
+
+    id: str
+    score: float
+    payload: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What reading back showed: `points` in the store, of them `stale` ones that the corpus no longer has.
+
+    `worst_cosine` is that of the `sampled` points' vectors as stored to what was delivered; None if none was.
+    """
+
+    points: int
+    expected: int
+    stale: int
+    sampled: int
+    worst_cosine: float | None
+    ok: bool
+    detail: str
+
+
+class Store:
+    """One open collection of an embedded store; a context manager. `dims` gives its vectors' dimensions."""
+
+    def __init__(self, path: Path, shard: "EdgeShard", manifest: Mapping[str, object], dims: Mapping[str, int]) -> None:
+        self.path, self.manifest, self.dims = path, manifest, dims
+        self._shard = shard
+        self._unflushed = 0
+        self._known = 0
+        self._before = self.count()
+
+    @classmethod
+    def open_for_write(
+        cls, directory: Path, collection: str, dims: Mapping[str, int], manifest: Mapping[str, object]
+    ) -> Self:
+        """Open or create a collection. UsageError if it means something else, is foreign, damaged or in use.
+
+        `manifest` is JSON-able and kept as it is; on re-use all of it but the key "run" must be the same.
+        """
+        check_name("collection", collection)
+        for name in dims:
+            check_name("vector", name)
+        path, wanted = directory / collection, json.loads(json.dumps(manifest))
+        claim(path, wanted)
+        shard = load(path, dims)
+        write_manifest(path, wanted)  # under the shard's lock: the "run" of whoever writes is the one kept
+        return cls(path, shard, wanted, dict(dims))
+
+    @classmethod
+    def open_for_read(cls, directory: Path, collection: str) -> Self:
+        """Open an existing collection; UsageError if there is none, or it is damaged or in use."""
+        path = find(directory, collection)
+        return cls(path, load(path, None), read_manifest(path), read_dims(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def upsert(self, points: Iterable[Point]) -> int:
+        """Write each point once with all its vectors; the number written. Pass each id once per opening.
+
+        Integers beyond 64 bits are stored as their decimal text, because the engine would round them.
+        Raises InterlockError for a vector that is not finite, zero or of another dimension, for a payload
+        that is not JSON, and when the disk has no room.
+        """
+        written = 0
+        for batch, size in _batches(self._gated(point) for point in points):
+            self._send(batch, size)
+            written += len(batch)
+        return written
+
+    @property
+    def stale(self) -> int:
+        """Points that were in the store before this opening and have not been upserted since."""
+        return max(0, self._before - self._known)
+
+    def flush(self) -> None:
+        """Make everything so far durable on disk, not only against a kill of this process."""
+        with working(self.path, "flushing"):
+            self._shard.flush()
+        self._unflushed = 0
+
+    def close(self) -> None:
+        """Flush and let go of the shard; a second call does nothing."""
+        with working(self.path, "closing"):
+            self._shard.close()  # the engine's close is a flush and an unlock
+
+    def count(self) -> int:
+        """Points in the store, counted exactly."""
+        from qdrant_edge import CountRequest
+
+        with working(self.path, "counting"):
+            return int(self._shard.count(CountRequest(exact=True)))
+
+    def retrieve(self, ids: Sequence[str]) -> list[Point]:
+        """The points of these ids that exist, in the order asked, with vectors at unit length."""
+        with working(self.path, "reading"):
+            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=True)
+        return [Point(str(r.id), r.payload or {}, _arrays(r.vector or {})) for r in records]
+
+    def search(self, vector_name: str, vector: Vector, limit: int) -> list[Hit]:
+        """The `limit` points with the highest cosine to `vector` [dim], best first. Exact."""
+        return self._hits(self._scores(vector_name, vector, limit))
+
+    def search_named(self, vectors: Mapping[str, Vector], weights: Mapping[str, float], limit: int) -> list[Hit]:
+        """The `limit` points with the highest weighted mean of the models' cosines, best first. Exact.
+
+        Each model gives its nearest points, the union is scored by every model, and the depth grows until no
+        point outside the union can reach the last hit (Fagin's threshold). A point parked for a model scores
+        0 there.
+        """
+        share = dict(zip(vectors, shares([weights[name] for name in vectors]).tolist(), strict=True))
+        total, depth = self.count(), max(256, 16 * limit)
+        while True:
+            means, beyond = self._means(vectors, share, depth)
+            best = heapq.nsmallest(limit, means.items(), key=lambda pair: (-pair[1], pair[0]))
+            if depth >= total or (best and best[-1][1] >= beyond):
+                return self._hits(dict(best))
+            depth *= 4
+
+    def _gated(self, point: Point) -> tuple[Point, int]:
+        """The point and its size in bytes; InterlockError for what the engine would take and must not."""
+        try:
+            UUID(point.id)
+            size = len(json.dumps(point.payload, ensure_ascii=False, allow_nan=False).encode())
+        except (TypeError, ValueError) as cause:
+            raise InterlockError(f"point {point.id} cannot be stored in {self.path}: {cause}") from cause
+        for name, vector in point.vectors.items():
+            if fault := self._fault(name, vector):
+                raise InterlockError(f"point {point.id} cannot be stored in {self.path}: {fault}")
+            size += vector.nbytes
+        return point, size
+
+    def _fault(self, name: str, vector: Vector) -> str | None:
+        if name not in self.dims:
+            return f"no vector is named {name!r}; the store has {', '.join(self.dims)}"
+        if vector.shape != (self.dims[name],):
+            return f"vector {name!r} has shape {vector.shape}, the store's has {self.dims[name]} dimensions"
+        square = float(vector @ vector)
+        return None if 0 < square < float("inf") else f"vector {name!r} is zero or not finite"
+
+    def _send(self, batch: Sequence[Point], size: int) -> None:
+        import qdrant_edge as edge
+
+        require_room(self.path, size)
+        ids = {str(UUID(point.id)) for point in batch}
+        with working(self.path, "writing"):
+            self._known += len(self._shard.retrieve(list(ids), with_payload=False, with_vector=False))
+            points = [
+                edge.Point(p.id, {n: v.tolist() for n, v in p.vectors.items()}, _storable(p.payload)) for p in batch
+            ]
+            self._shard.update(edge.UpdateOperation.upsert_points(points))
+        self._unflushed += size
+        if self._unflushed >= FLUSH_BYTES:
+            self.flush()
+
+    def _scores(self, name: str, vector: Vector, limit: int, among: Iterable[str] = ()) -> dict[str, float]:
+        """Cosines of the nearest `limit` points by id, best first; only `among` these ids, if any given."""
+        import qdrant_edge as edge
+
+        if limit < 1:
+            raise UsageError(f"a search needs a limit of at least 1, got {limit}")
+        if fault := self._fault(name, vector):
+            raise UsageError(f"cannot search {self.path}: {fault}")
+        request = edge.QueryRequest(
+            limit=limit,
+            query=edge.Query.Nearest(vector.tolist(), using=name),
+            filter=_only(among),
+            params=edge.SearchParams(exact=True),
+        )
+        with working(self.path, "searching"):
+            return {str(point.id): float(point.score) for point in self._shard.query(request)}
+
+    def _means(
+        self, vectors: Mapping[str, Vector], share: Mapping[str, float], depth: int
+    ) -> tuple[dict[str, float], float]:
+        """Weighted mean cosine of every candidate, and the most that any other point could have."""
+        near = {name: self._scores(name, vector, depth) for name, vector in vectors.items()}
+        union = set().union(*near.values())
+        beyond = sum(share[n] * max(0.0, min(found.values(), default=0.0)) for n, found in near.items())
+        for name, found in near.items():
+            if rest := union - found.keys():
+                found |= self._scores(name, vectors[name], len(rest), rest)
+        means = {i: sum(share[n] * found.get(i, 0.0) for n, found in near.items()) for i in union}
+        return means, beyond
+
+    def _hits(self, scores: Mapping[str, float]) -> list[Hit]:
+        with working(self.path, "reading"):
+            records = self._shard.retrieve(list(scores), with_payload=True, with_vector=False)
+        return [Hit(str(r.id), scores[str(r.id)], r.payload or {}) for r in records]
+
+
+def verify(store: Store, expected_count: int, sample: Mapping[str, Mapping[str, Vector]]) -> Verification:
+    """Read back the count and the vectors of `sample` (id -> name -> vector as delivered) and compare.
+
+    ok: every expected point is there beside the stale ones, and every sampled point has just the vectors
+    it was given, each with a cosine above 1 - 1e-5 to what was delivered.
+    """
+    points, stale = store.count(), store.stale
+    found = {point.id: point.vectors for point in store.retrieve(list(sample))}
+    cosines = [
+        _cosine(vector, found.get(point, {}).get(name))
+        for point, vectors in sample.items()
+        for name, vector in vectors.items()
+    ]
+    worst = min(cosines, default=None)
+    odd = [point for point, vectors in sample.items() if found.get(point, {}).keys() != vectors.keys()]
+    ok = points - stale == expected_count and (worst is None or worst > MIN_COSINE) and not odd
+    shown = "no vector sampled" if worst is None else f"worst cosine {worst:.7f}"
+    detail = f"{points} points, {expected_count} expected and {stale} stale; {shown}"
+    if odd:
+        detail += f"; not with the vectors delivered: {few(odd)}"
+    return Verification(points, expected_count, stale, len(sample), worst, ok, detail)
+
+
+def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point], int]]:
+    """Batches of at most BATCH_POINTS and BATCH_BYTES (a larger point goes alone), with their bytes."""
+    batch: list[Point] = []
+    total = 0
+    for point, size in points:
+        if batch and (len(batch) == BATCH_POINTS or total + size > BATCH_BYTES):
+            yield batch, total
+            batch, total = [], 0
+        batch.append(point)
+        total += size
+    if batch:
+        yield batch, total
+
+
+def _storable(payload: Mapping[str, object]) -> dict[str, object]:
+    return {key: _storable_value(value) for key, value in payload.items()}
+
+
+def _storable_value(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _storable(value)
+    if isinstance(value, list | tuple):
+        return [_storable_value(inner) for inner in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    return value
+
+
+def _arrays(vectors: object) -> dict[str, Vector]:
+    assert isinstance(vectors, dict)  # every vector of ours is named
+    return {name: np.array(vector, dtype=np.float32) for name, vector in vectors.items()}
+
+
+def _cosine(delivered: Vector, stored: Vector | None) -> float:
+    if stored is None or stored.shape != delivered.shape:
+        return 0.0
+    one, other = delivered.astype(np.float64), stored.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosine = float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+    return cosine if np.isfinite(cosine) else 0.0  # NaN would slip through min() as if it were fine
+
+
+def _only(ids: Iterable[str]) -> "Filter | None":
+    from qdrant_edge import Filter, HasIdCondition
+
+    wanted: set[int | UUID | str] = set(ids)
+    return Filter(must=[HasIdCondition(wanted)]) if wanted else None

@@ -1,0 +1,170 @@
+"""The directory of a collection: Qdrant's shard, and the manifest that says what its vectors mean.
+
+A directory is claimed by its manifest before the shard is made, so that a creation killed in between is
+taken up; one that is foreign, damaged, in use or of another meaning is refused and left as it is. The
+engine's errors leave here as ours: UsageError for what cannot be opened, InterlockError for what failed.
+"""
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import InterlockError, UsageError
+from engine.record.compare import differences, few
+from engine.record.durable import sync_directory, write_bytes
+
+if TYPE_CHECKING:
+    from qdrant_edge import EdgeConfig, EdgeShard
+
+MANIFEST = "manifest.json"
+PARTIAL = f".{MANIFEST}.partial"  # what a killed write of the manifest leaves behind
+SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
+FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
+DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
+
+
+def collections(directory: Path) -> list[str]:
+    """Names of the collections in an embedded store, sorted; none if the directory does not exist."""
+    return sorted(manifest.parent.name for manifest in directory.glob(f"*/{MANIFEST}"))
+
+
+def find(directory: Path, collection: str) -> Path:
+    """The directory of an existing collection; UsageError, naming those there are, if it is not one."""
+    held = collections(directory)
+    if collection not in held:
+        raise UsageError(f"no collection {collection!r} in {directory}; it holds: {', '.join(held) or 'none'}")
+    return directory / collection
+
+
+def check_name(what: str, name: str) -> None:
+    """UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
+    if not name or name.startswith(".") or len(name.encode()) > 200 or FORBIDDEN.search(name):
+        raise UsageError(
+            f"{what} name {name!r} cannot be used in Qdrant: "
+            r'1 to 200 bytes, no leading dot, none of / \ : * ? " < > | and no control characters'
+        )
+
+
+def claim(path: Path, wanted: Mapping[str, object]) -> None:
+    """Make the directory this collection's, by its manifest; UsageError if it already is something else."""
+    if (path / MANIFEST).exists():
+        if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
+            raise UsageError(
+                f"{path} holds vectors of another meaning: {few(found)}. "
+                f"Choose another --qdrant DIR, or delete the directory {path}"
+            )
+    elif path.is_dir() and any(child.name != PARTIAL for child in path.iterdir()):
+        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
+    else:
+        write_manifest(path, wanted)
+
+
+def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
+    """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given."""
+    from qdrant_edge import EdgeShard
+
+    with opening(path):
+        return EdgeShard.load(str(path), None if dims is None else _config(dims))
+
+
+def read_dims(path: Path) -> dict[str, int]:
+    """The vectors of a shard, by name, and their dimensions."""
+    with opening(path):
+        vectors = json.loads((path / "edge_config.json").read_text(encoding="utf-8"))["vectors"]
+        return {name: int(params["size"]) for name, params in vectors.items()}
+
+
+def read_manifest(path: Path) -> dict[str, object]:
+    """The manifest of a collection's directory; UsageError if it is damaged."""
+    with opening(path):
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError(f"{MANIFEST} is not an object")
+        return manifest
+
+
+def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
+    """Write atomically: a reader, or a restart after a power cut, sees the old or the new one, whole."""
+    with working(path, f"writing {MANIFEST}"):
+        path.mkdir(parents=True, exist_ok=True)
+        write_bytes(path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
+        sync_directory(path.parent)  # the name of a directory just made
+
+
+def require_room(path: Path, size: int) -> None:
+    """InterlockError unless the disk of `path` has room for `size` more bytes of points."""
+    free = shutil.disk_usage(path).free
+    if free < 4 * size + SPARE_BYTES:
+        raise InterlockError(
+            f"too little room on the disk of {path} ({free:,} bytes free): make some, deliver again "
+            "(what is there is kept), or choose another --qdrant DIR"
+        )
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Failures to open are the user's to resolve: another process, a damaged directory, other vectors."""
+    with _translated(lambda cause: _unopenable(path, cause)):
+        yield
+
+
+@contextmanager
+def working(path: Path, doing: str) -> Iterator[None]:
+    """Failures of an open store end the delivery, which can be repeated."""
+    with _translated(lambda cause: _failed(path, doing, cause)):
+        yield
+
+
+def _comparable(manifest: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in manifest.items() if key != "run"}
+
+
+def _config(dims: Mapping[str, int]) -> "EdgeConfig":
+    from qdrant_edge import Distance, EdgeConfig, EdgeVectorParams
+
+    return EdgeConfig(
+        vectors={name: EdgeVectorParams(size=dim, distance=Distance.Cosine) for name, dim in dims.items()}
+    )
+
+
+@contextmanager
+def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[None]:
+    """The engine raises bare Exception, and for a panic (a damaged file) a BaseException of its own."""
+    try:
+        yield
+    except InterlockError:
+        raise
+    except BaseException as cause:
+        if isinstance(cause, Exception) or type(cause).__name__ == "PanicException":
+            raise explain(cause) from cause
+        raise
+
+
+def _unopenable(path: Path, cause: BaseException) -> InterlockError:
+    if "WouldBlock" in str(cause):
+        return UsageError(f"{path} is in use by another process: wait for it, or choose another --qdrant DIR")
+    if _disk_error(cause):
+        return _failed(path, "opening", cause)
+    return UsageError(
+        f"{path} cannot be opened as an embedded collection ({cause}): it is damaged or not Interlock's. "
+        "Delete the directory and deliver again, or choose another --qdrant DIR"
+    )
+
+
+def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
+    advice = "free space or mend the disk's permissions" if _disk_error(cause) else "see the cause"
+    return InterlockError(
+        f"the embedded store {path} failed while {doing}: {cause}. To go on: {advice}, then deliver again "
+        "(what is there is kept), or choose another --qdrant DIR"
+    )
+
+
+def _disk_error(cause: BaseException) -> bool:
+    told = re.search(r"os error (\d+)", str(cause))
+    code = cause.errno if isinstance(cause, OSError) else int(told[1]) if told else None
+    return code in DISK_ERRORS

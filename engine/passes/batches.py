@@ -1,0 +1,68 @@
+"""Which rows go through the model together: a pure function of their token lengths and a token budget.
+
+Rows are sorted by length, longest first, so that neighbours hardly differ and the largest batch comes first. The
+same lengths and budget always give the same batches, and `Plan.digest` names them.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one forward pass; `longest` is the token length that the shorter ones are padded to."""
+
+    rows: Rows
+    longest: int
+    tokens: int
+
+    @property
+    def padding(self) -> int:
+        """Tokens added when every row is padded to the longest."""
+        return self.longest * len(self.rows) - self.tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ordered batches of one model over one collection."""
+
+    batches: Sequence[Batch]
+
+    @property
+    def tokens(self) -> int:
+        return sum(batch.tokens for batch in self.batches)
+
+    @property
+    def padding(self) -> int:
+        return sum(batch.padding for batch in self.batches)
+
+    def digest(self) -> str:
+        """SHA-256 of every row in its batch."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            digest.update(len(batch.rows).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(batch.rows, np.int64).tobytes())
+        return digest.hexdigest()
+
+
+def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> Plan:
+    """Batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
+
+    A row longer than the budget is a batch of its own. Every row is in exactly one batch.
+    """
+    order = np.lexsort((rows, -lengths))
+    rows, lengths = rows[order], lengths[order]
+    batches, start = [], 0
+    while start < len(rows):
+        longest = int(lengths[start])
+        end = start + max(1, budget // max(longest, 1))
+        chosen = lengths[start:end]
+        batches.append(Batch(rows[start:end], longest, int(chosen.sum())))
+        start = end
+    return Plan(batches)

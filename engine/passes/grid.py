@@ -1,0 +1,63 @@
+"""The grid of a run: for one model, the batches of every collection in order, as cells and as events.
+
+A cell is `(model_pass, batch_index)`; `batch_index` counts through the whole pass, and no batch mixes collections.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.gpu.memory import predict_peak
+from engine.intake.corpus import Rows
+from engine.intake.tokens import TokenStore
+from engine.models.card import ModelCard
+from engine.passes.batches import Batch, plan
+from engine.record.events import PassPlanned
+
+
+@dataclass
+class Layout:
+    """The batches of one pass, the collection that each belongs to, and each collection's share of the work."""
+
+    card: ModelCard
+    batches: list[Batch] = field(default_factory=list)
+    collections: list[str] = field(default_factory=list)
+    shares: list[PassPlanned] = field(default_factory=list)
+
+    def predicted_bytes(self) -> int:
+        """What the model and its widest batch are predicted to take."""
+        widest = max((batch.tokens + batch.padding for batch in self.batches), default=0)
+        return predict_peak(self.card.shape, widest)
+
+
+def lay_out(
+    model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Sequence[Rows], reused: npt.NDArray[np.bool_]
+) -> Layout:
+    """One pass over `corpus`, without the texts that are `reused` [texts]."""
+    lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
+    layout = Layout(card)
+    for rows in corpus:
+        own = np.arange(rows.first_text, rows.first_text + rows.own_texts, dtype=np.int64)
+        todo = own[~reused[own]]
+        made = plan(todo, lengths[todo], card.batch_tokens)
+        layout.shares.append(
+            PassPlanned(
+                model_pass=model_pass,
+                model=card.key,
+                collection=rows.collection.name,
+                first_batch=len(layout.batches),
+                batches=len(made.batches),
+                rows=len(todo),
+                reused=len(own) - len(todo),
+                tokens=made.tokens,
+                padding=0 if card.packed else made.padding,
+                truncated=int((over[own] > 0).sum()),
+                truncated_tokens=int(over[own].sum()),
+                plan=made.digest(),
+            )
+        )
+        layout.batches.extend(made.batches)
+        layout.collections.extend([rows.collection.name] * len(made.batches))
+    return layout

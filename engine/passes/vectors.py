@@ -1,0 +1,84 @@
+"""The vectors of one pass on disk: a memory-mapped `vectors.npy` [texts, dim] float32 that fills batch by batch.
+
+Every row is gated before it is written. A batch is committed in the journal with the CRC-32 of its rows, so that
+a resumed run knows which rows survived whatever killed it.
+"""
+
+import mmap
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import InterlockError
+from engine.passes.batches import Rows
+
+Vectors = npt.NDArray[np.float32]
+
+
+def gate(vectors: Vectors, dim: int) -> dict[int, str]:
+    """The places of rows that must not be written, with the reason. Raises InterlockError for a wrong dimension."""
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise InterlockError(f"the model gave vectors of shape {vectors.shape}, {dim} dimensions were planned")
+    reasons = {int(place): "its norm is zero" for place in np.flatnonzero(~vectors.any(axis=1))}
+    reasons |= {int(place): "it is not finite" for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
+    return reasons
+
+
+class VectorFile:
+    """The vectors of one model; rows that were never written, or are parked, are NaN."""
+
+    def __init__(self, path: Path, texts: int, dim: int) -> None:
+        """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
+        self.path = path
+        try:
+            if not path.exists():
+                _create(path, texts, dim)
+            self.array: Vectors = np.load(path, mmap_mode="r+")
+        except (OSError, ValueError) as error:
+            raise InterlockError(f"cannot use {path}: {error}; free space and --resume") from error
+        if self.array.shape != (texts, dim):
+            raise InterlockError(f"{path} holds {self.array.shape} vectors, the run has {(texts, dim)}")
+
+    def put(self, rows: Rows, vectors: Vectors) -> int:
+        """Write the vectors of `rows`; the CRC-32 of their bytes."""
+        self.array[rows] = vectors
+        return zlib.crc32(np.ascontiguousarray(vectors).tobytes())
+
+    def crc(self, rows: Rows) -> int:
+        """The CRC-32 of what stands in `rows` now."""
+        return zlib.crc32(np.ascontiguousarray(self.array[rows]).tobytes())
+
+    def sync(self) -> None:
+        """Make every row written so far survive a power cut, and let go of the pages."""
+        if isinstance(self.array, np.memmap):
+            self.array.flush()
+            release(self.array)
+
+
+def _create(path: Path, texts: int, dim: int) -> None:
+    """A file full of NaN, with its blocks really taken: a full disk is found now, not in the middle of a write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(texts, dim))
+    with partial.open("rb+") as handle:
+        os.posix_fallocate(handle.fileno(), 0, partial.stat().st_size)
+    for start in range(0, texts, 4096):
+        array[start : start + 4096] = np.nan
+    array.flush()
+    partial.replace(path)
+
+
+def release(array: npt.NDArray[np.float32]) -> None:
+    """Let the kernel take back the pages of a memory-mapped array; they stay in its file."""
+    mapped = getattr(array, "_mmap", None)
+    if isinstance(mapped, mmap.mmap):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def lost(file: VectorFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
+    """The committed batches (index -> CRC-32) whose rows in `file` are not what was committed."""
+    return [index for index, crc in committed.items() if file.crc(batches[index]) != crc]

@@ -1,0 +1,65 @@
+"""Files that are there whole or not at all: written under another name, synced, renamed into place.
+
+Every artefact of a run goes through `replacing`, so that a killed process or a full disk leaves the old
+file or none, never half of one.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.errors import InterlockError
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success sync it and rename it to `path`.
+
+    Raises InterlockError, naming the path, when the disk refuses.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        with partial.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise InterlockError(f"cannot write {path}: {error.strerror or error}; free space and --resume") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` survive a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def human_bytes(count: float) -> str:
+    """`count` bytes as people read them: 1536 -> '1.5 KiB'."""
+    for unit in UNITS:
+        if abs(count) < 1024 or unit == UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,294 @@
+"""Every fact of a run as one small frozen type; journal, state and summary are folds of these.
+
+An event says what happened and never how it is shown. Sizes are bytes, durations are seconds, and a
+`row` is the place of a distinct text in the run. Types are only ever extended by optional fields.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+Outcome = Literal["hit", "download", "refresh"]
+Status = Literal["completed", "incomplete", "failed", "skipped", "stopped"]
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=False):
+    """Base of all events."""
+
+
+class Setting(Struct, frozen=True):
+    """One value of the configuration and where it came from."""
+
+    value: Any
+    origin: str
+
+
+class RosterEntry(Struct, frozen=True, kw_only=True):
+    """A model of the run as it was resolved before any work."""
+
+    model: str
+    weight: float
+    source: str
+    commit: str | None
+    fingerprint: str
+    dim: int
+    dtype: str
+    max_tokens: int
+    document_prompt: str
+    query_prompt: str
+    batch_tokens: int
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """What a device holds: `allocated` by our models, `occupied` in the driver's (on a CPU: the process's) terms."""
+
+    allocated: int
+    occupied: int
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """What a lease measured: before it, at its peak and after its release, per device."""
+
+    device: str
+    before: Memory
+    peak: Memory
+    after: Memory
+    residue_bytes: int
+
+
+class RunStarted(Event, frozen=True, tag="run_started"):
+    run_id: str
+    chunks: str
+    config: dict[str, Setting]
+    fusion: str
+    schedule: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+
+
+class RunResumed(Event, frozen=True, tag="run_resumed"):
+    versions: dict[str, str]
+
+
+class ModelResolved(Event, frozen=True, tag="model_resolved"):
+    model: str
+    source: str
+    outcome: Outcome
+    commit: str | None
+    bytes: int
+    seconds: float
+
+
+class DownloadRetried(Event, frozen=True, tag="download_retried"):
+    model: str
+    attempt: int
+    wait_seconds: float
+    reason: str
+
+
+class RosterResolved(Event, frozen=True, tag="roster_resolved"):
+    """The models of the run in the order of their passes; the first is the primary."""
+
+    roster: list[RosterEntry]
+
+
+class RecordRefused(Event, frozen=True, tag="record_refused"):
+    """A record, or (record None) a whole file, that was left out, and why."""
+
+    collection: str
+    file: str
+    record: int | None
+    reason: str
+
+
+class CollectionRead(Event, frozen=True, tag="collection_read"):
+    collection: str
+    qdrant_collection: str
+    files: int
+    chunks: int
+    duplicates: int
+    refused: int
+    seconds: float
+
+
+class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
+    models: list[str]
+    texts: int
+    tokens: int
+    seconds: float
+
+
+class PassPlanned(Event, frozen=True, tag="pass_planned"):
+    """What one model will do for one collection; `batches` of the pass begin at `first_batch`."""
+
+    model_pass: int
+    model: str
+    collection: str
+    first_batch: int
+    batches: int
+    rows: int
+    reused: int
+    tokens: int
+    padding: int
+    truncated: int
+    truncated_tokens: int
+    plan: str
+
+
+class BatchesLost(Event, frozen=True, tag="batches_lost"):
+    """Batches that an earlier session committed but whose vectors did not survive; they are done again."""
+
+    model_pass: int
+    batches: list[int]
+
+
+class LeaseGranted(Event, frozen=True, tag="lease_granted"):
+    lease: str
+    model_pass: int
+    model: str
+    devices: list[str]
+    device_kind: str
+    budget_bytes: int
+    predicted_bytes: int
+
+
+class ModelAttached(Event, frozen=True, tag="model_attached"):
+    lease: str
+    model: str
+    bytes: int
+    seconds: float
+
+
+class BatchCommitted(Event, frozen=True, tag="batch_committed"):
+    model_pass: int
+    batch_index: int
+    rows: int
+    tokens: int
+    padding: int
+    seconds: float
+    device: str
+    crc: int
+
+
+class Mitigated(Event, frozen=True, tag="mitigated"):
+    """A step taken because something fell short; `cost_seconds` is what it cost."""
+
+    model_pass: int
+    batch_index: int
+    cause: str
+    action: str
+    rows: int
+    cost_seconds: float
+
+
+class RowParked(Event, frozen=True, tag="row_parked"):
+    """A row that has no vector of this model; its collection cannot be complete."""
+
+    model_pass: int
+    model: str
+    collection: str
+    row: int
+    reason: str
+
+
+class LeaseReleased(Event, frozen=True, tag="lease_released"):
+    lease: str
+    model_pass: int
+    model: str
+    held_seconds: float
+    receipts: list[Receipt]
+
+
+class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
+    model_pass: int
+    model: str
+    device: str
+    dtype: str
+    weight: float
+    rows: int
+    seconds: float
+
+
+class PassFailed(Event, frozen=True, tag="pass_failed"):
+    model_pass: int
+    model: str
+    reason: str
+
+
+class ArtefactWritten(Event, frozen=True, tag="artefact_written"):
+    collection: str
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class StoreVerified(Event, frozen=True, tag="store_verified"):
+    """What was read back from the store after writing, compared with what was written."""
+
+    collection: str
+    qdrant_collection: str
+    store: str
+    points: int
+    expected: int
+    stale: int
+    sampled: int
+    worst_cosine: float | None
+    ok: bool
+    detail: str
+
+
+class CollectionClosed(Event, frozen=True, tag="collection_closed"):
+    collection: str
+    status: Status
+    reason: str
+
+
+class Warned(Event, frozen=True, tag="warned"):
+    message: str
+    collection: str | None = None
+
+
+class RunClosed(Event, frozen=True, tag="run_closed"):
+    status: Status
+    reason: str
+    exit_code: int
+
+
+AnyEvent = (
+    RunStarted
+    | RunResumed
+    | ModelResolved
+    | DownloadRetried
+    | RosterResolved
+    | RecordRefused
+    | CollectionRead
+    | CorpusTokenised
+    | PassPlanned
+    | BatchesLost
+    | LeaseGranted
+    | ModelAttached
+    | BatchCommitted
+    | Mitigated
+    | RowParked
+    | LeaseReleased
+    | EnsemblePassCompleted
+    | PassFailed
+    | ArtefactWritten
+    | StoreVerified
+    | CollectionClosed
+    | Warned
+    | RunClosed
+)
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """An event in its place: `seq` counts from 0 in the run, `at` is seconds since the epoch (UTC),
+    `elapsed` is seconds since this `session` (process) of the run began."""
+
+    seq: int
+    at: float
+    session: int
+    elapsed: float
+    device_kind: str
+    body: AnyEvent

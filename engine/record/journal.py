@@ -1,0 +1,109 @@
+"""The append-only event file of a run: one JSON object a line, each with a CRC-32 of its own bytes.
+
+A torn last line (the process was killed while writing) is cut off when the journal is opened again; a
+line damaged anywhere else is an error that names it. One process at a time may hold a journal.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import InterlockError, UsageError
+from engine.record.events import Entry
+
+_CRC = b',"crc":"%08x"}\n'
+_CRC_LENGTH = len(_CRC % 0)
+
+
+def encode(entry: Entry) -> bytes:
+    """One journal line: the entry as a JSON object whose last member is the checksum of what stands before it."""
+    body = msgspec.json.encode(entry)[:-1]
+    return body + _CRC % zlib.crc32(body)
+
+
+def decode(line: bytes) -> Entry | None:
+    """The entry of a whole, undamaged line; None for any other."""
+    body = line[:-_CRC_LENGTH]
+    if line[-_CRC_LENGTH:] != _CRC % zlib.crc32(body):
+        return None
+    try:
+        return msgspec.json.decode(body + b"}", type=Entry)
+    except msgspec.MsgspecError:
+        return None
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """The entries of a journal in order, up to a torn tail; raises InterlockError at damage before it."""
+    for entry, _ in _scan(path):
+        yield entry
+
+
+def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
+    """Every whole entry with the offset of its end."""
+    end, torn = 0, 0
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if torn:
+                raise InterlockError(f"{path}: line {torn} is damaged; the run cannot be trusted beyond it")
+            entry = decode(line)
+            if entry is None:
+                torn = number
+            else:
+                end += len(line)
+                yield entry, end
+
+
+class Journal:
+    """A journal open for appending; read it once with `replay` before the first `append`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create `path` and lock it.
+
+        Raises UsageError when another process holds it, InterlockError when it cannot be written.
+        """
+        self.path = path
+        self._end = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = path.open("ab", buffering=0)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{path.parent} is in use by another interlock process") from None
+        except OSError as error:
+            raise InterlockError(f"cannot write {path}: {error.strerror}") from error
+
+    def replay(self) -> Iterator[Entry]:
+        """The entries written by earlier sessions; a torn tail behind them is cut off."""
+        for entry, end in _scan(self.path):
+            self._end = end
+            yield entry
+        self._handle.truncate(self._end)
+
+    def append(self, entry: Entry) -> None:
+        """Write one line; it survives the death of this process, though not yet a power cut (see `sync`).
+
+        Raises InterlockError when the disk refuses; the journal then ends with the line before.
+        """
+        line = encode(entry)
+        try:
+            if self._handle.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._handle.truncate(self._end)
+            raise InterlockError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
+        self._end += len(line)
+
+    def sync(self) -> None:
+        """Make every line written so far survive a power cut."""
+        os.fdatasync(self._handle.fileno())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sync()
+        self._handle.close()

@@ -1,0 +1,65 @@
+"""The one place where events enter: each is journalled, folded into the state and put in a bounded ring.
+
+`emit` is called from the engine's threads and never waits for a front end. A front end polls: `look`
+reads the state under the lock, `drain` takes the entries it has not seen, and knows how many it missed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.record.events import AnyEvent, Entry
+from engine.record.journal import Journal
+from engine.record.state import RunState, fold
+
+RING = 4096
+T = TypeVar("T")
+
+
+class Recorder:
+    """Writes the journal of one run and keeps its state."""
+
+    def __init__(self, journal: Journal, device_kind: str) -> None:
+        """Replay what earlier sessions wrote; this session's entries follow."""
+        self.journal = journal
+        self.device_kind = device_kind
+        self._state = RunState()
+        self._next = 0
+        for entry in journal.replay():
+            fold(self._state, entry)
+            self._next = entry.seq + 1
+        self.session = self._state.session + 1 if self._next else 0
+        self._ring: deque[Entry] = deque(maxlen=RING)
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+
+    def emit(self, event: AnyEvent) -> Entry:
+        """Record one event. Raises InterlockError when the journal cannot be written."""
+        with self._lock:
+            entry = Entry(
+                seq=self._next,
+                at=round(time.time(), 3),
+                session=self.session,
+                elapsed=round(time.monotonic() - self._began, 3),
+                device_kind=self.device_kind,
+                body=event,
+            )
+            self.journal.append(entry)
+            fold(self._state, entry)
+            self._ring.append(entry)
+            self._next += 1
+        return entry
+
+    def look(self, read: Callable[[RunState], T]) -> T:
+        """Read something of the state while it stands still; keep `read` short and let it copy what it returns."""
+        with self._lock:
+            return read(self._state)
+
+    def drain(self, after: int) -> tuple[list[Entry], int]:
+        """The entries with `seq` above `after` that are still in the ring, and how many were dropped before them."""
+        with self._lock:
+            fresh = [entry for entry in self._ring if entry.seq > after]
+        oldest = fresh[0].seq if fresh else self._next
+        return fresh, max(0, oldest - after - 1) if fresh else 0

@@ -1,0 +1,264 @@
+"""The state of a run, folded from its events: what screens show and what the summary says.
+
+`fold` is the only way in. Folding the journal of a run gives the same state as having watched it.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.record import events as ev
+from engine.record.events import Entry, Receipt, Status
+
+
+@dataclass
+class Share:
+    """One model's work on one collection."""
+
+    model_pass: int
+    model: str
+    first_batch: int
+    batches: int
+    rows: int
+    reused: int
+    tokens: int
+    padding: int
+    truncated: int
+    truncated_tokens: int
+    rows_done: int = 0
+    batches_done: int = 0
+    seconds: float = 0.0
+    dtype: str | None = None
+    device: str | None = None
+
+
+@dataclass
+class Collection:
+    """What is known of one collection."""
+
+    name: str
+    qdrant_collection: str
+    files: int = 0
+    chunks: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    refusals: list[ev.RecordRefused] = field(default_factory=list)
+    shares: dict[int, Share] = field(default_factory=dict)
+    mitigations: list[ev.Mitigated] = field(default_factory=list)
+    artefacts: dict[str, ev.ArtefactWritten] = field(default_factory=dict)
+    verification: ev.StoreVerified | None = None
+    warnings: list[str] = field(default_factory=list)
+    status: Status | None = None
+    reason: str = ""
+
+
+@dataclass
+class Lease:
+    """A lease from its grant to its receipt."""
+
+    lease: str
+    model_pass: int
+    model: str
+    devices: list[str]
+    device_kind: str
+    budget_bytes: int
+    predicted_bytes: int
+    weights_bytes: int = 0
+    attach_seconds: float = 0.0
+    held_seconds: float | None = None
+    receipts: list[Receipt] = field(default_factory=list)
+
+
+@dataclass
+class RunState:
+    """Everything an operator or an auditor may ask of a run."""
+
+    started: ev.RunStarted | None = None
+    began_at: float = 0.0
+    latest_at: float = 0.0
+    device_kind: str = ""
+    session: int = 0
+    seconds_of_session: dict[int, float] = field(default_factory=dict)
+    batches_lost: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    roster: list[ev.RosterEntry] = field(default_factory=list)
+    models: list[ev.ModelResolved] = field(default_factory=list)
+    retries: list[ev.DownloadRetried] = field(default_factory=list)
+    tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
+    collections: dict[str, Collection] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    committed: dict[int, dict[int, int]] = field(default_factory=dict)
+    parked: dict[int, dict[int, ev.RowParked]] = field(default_factory=dict)
+    plans: dict[tuple[int, str], str] = field(default_factory=dict)
+    passes_completed: set[int] = field(default_factory=set)
+    failures: dict[int, ev.PassFailed] = field(default_factory=dict)
+    current_pass: int | None = None
+    warnings: list[str] = field(default_factory=list)
+    status: Status | None = None
+    reason: str = ""
+    exit_code: int | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of work in all sessions."""
+        return sum(self.seconds_of_session.values())
+
+    def shares(self) -> list[Share]:
+        """Every share of every pass, in the order of the passes."""
+        found = [share for collection in self.collections.values() for share in collection.shares.values()]
+        return sorted(found, key=lambda share: (share.model_pass, share.first_batch))
+
+    def share_of(self, model_pass: int, batch_index: int) -> tuple[Collection, Share] | None:
+        """The collection and share that a cell of the grid belongs to."""
+        for collection in self.collections.values():
+            share = collection.shares.get(model_pass)
+            if share and share.first_batch <= batch_index < share.first_batch + share.batches:
+                return collection, share
+        return None
+
+
+def fold(state: RunState, entry: Entry) -> None:
+    """Take one entry into the state."""
+    state.latest_at = entry.at
+    state.device_kind = entry.device_kind
+    state.session = entry.session
+    state.seconds_of_session[entry.session] = entry.elapsed
+    match entry.body:
+        case ev.RunStarted():
+            state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
+        case ev.RunResumed():
+            _reopen(state, entry.body)
+        case ev.ModelResolved():
+            state.models.append(entry.body)
+        case ev.RosterResolved():
+            state.roster = entry.body.roster
+        case ev.DownloadRetried():
+            state.retries.append(entry.body)
+        case ev.CorpusTokenised():
+            state.tokenised.append(entry.body)
+        case ev.RunClosed():
+            state.status, state.reason, state.exit_code = (
+                entry.body.status,
+                entry.body.reason,
+                entry.body.exit_code,
+            )
+        case _:
+            _fold_collection(state, entry.body)
+            _fold_pass(state, entry.body)
+
+
+def _reopen(state: RunState, event: ev.RunResumed) -> None:
+    """A new session reads, resolves and delivers afresh; only what was committed stays."""
+    state.versions = event.versions
+    state.status, state.reason, state.exit_code = None, "", None
+    state.failures.clear()
+    state.models.clear()
+    state.tokenised.clear()
+    state.warnings.clear()
+    for collection in state.collections.values():
+        collection.status, collection.reason, collection.verification = None, "", None
+        collection.refusals.clear()
+        collection.artefacts.clear()
+        collection.warnings.clear()
+
+
+def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.RecordRefused():
+            _collection(state, event.collection).refusals.append(event)
+        case ev.CollectionRead():
+            collection = _collection(state, event.collection)
+            collection.qdrant_collection = event.qdrant_collection
+            collection.files, collection.chunks = event.files, event.chunks
+            collection.duplicates, collection.refused = event.duplicates, event.refused
+        case ev.ArtefactWritten():
+            _collection(state, event.collection).artefacts[event.path] = event
+        case ev.StoreVerified():
+            _collection(state, event.collection).verification = event
+        case ev.CollectionClosed():
+            collection = _collection(state, event.collection)
+            collection.status, collection.reason = event.status, event.reason
+        case ev.Warned(collection=None):
+            state.warnings.append(event.message)
+        case ev.Warned(collection=str(name)):
+            _collection(state, name).warnings.append(event.message)
+
+
+def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.PassPlanned():
+            _plan(state, event)
+        case ev.BatchesLost():
+            _lose(state, event)
+        case ev.LeaseGranted():
+            state.current_pass = event.model_pass
+            state.leases[event.lease] = Lease(
+                event.lease,
+                event.model_pass,
+                event.model,
+                event.devices,
+                event.device_kind,
+                event.budget_bytes,
+                event.predicted_bytes,
+            )
+        case ev.ModelAttached():
+            state.leases[event.lease].weights_bytes = event.bytes
+            state.leases[event.lease].attach_seconds = event.seconds
+        case ev.LeaseReleased():
+            state.leases[event.lease].held_seconds = event.held_seconds
+            state.leases[event.lease].receipts = event.receipts
+        case ev.BatchCommitted():
+            _commit(state, event)
+        case ev.Mitigated():
+            if found := state.share_of(event.model_pass, event.batch_index):
+                found[0].mitigations.append(event)
+        case ev.RowParked():
+            state.parked.setdefault(event.model_pass, {})[event.row] = event
+        case ev.EnsemblePassCompleted():
+            state.passes_completed.add(event.model_pass)
+            for collection in state.collections.values():
+                if share := collection.shares.get(event.model_pass):
+                    share.dtype, share.device = event.dtype, event.device
+        case ev.PassFailed():
+            state.failures[event.model_pass] = event
+
+
+def _collection(state: RunState, name: str) -> Collection:
+    return state.collections.setdefault(name, Collection(name, ""))
+
+
+def _plan(state: RunState, event: ev.PassPlanned) -> None:
+    """A resumed session plans again; the same plan keeps what was done under it."""
+    state.plans[event.model_pass, event.collection] = event.plan
+    shares = _collection(state, event.collection).shares
+    if event.model_pass not in shares:
+        shares[event.model_pass] = Share(
+            event.model_pass,
+            event.model,
+            event.first_batch,
+            event.batches,
+            event.rows,
+            event.reused,
+            event.tokens,
+            event.padding,
+            event.truncated,
+            event.truncated_tokens,
+        )
+
+
+def _commit(state: RunState, event: ev.BatchCommitted) -> None:
+    state.current_pass = event.model_pass
+    state.committed.setdefault(event.model_pass, {})[event.batch_index] = event.crc
+    if found := state.share_of(event.model_pass, event.batch_index):
+        share = found[1]
+        share.seconds += event.seconds
+        share.device = event.device
+        share.batches_done += 1
+        share.rows_done += event.rows
+
+
+def _lose(state: RunState, event: ev.BatchesLost) -> None:
+    state.batches_lost += len(event.batches)
+    state.passes_completed.discard(event.model_pass)
+    for batch_index in event.batches:
+        del state.committed[event.model_pass][batch_index]
+        if found := state.share_of(event.model_pass, batch_index):
+            found[1].batches_done -= 1

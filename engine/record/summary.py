@@ -1,0 +1,325 @@
+"""`summary.json`: what a run did, for people who audit it; derived from the folded state and nothing else.
+
+The schema is versioned: version 1 only ever gains optional fields. `summary-1.schema.json` beside this
+file is generated from these models and checked for drift.
+"""
+
+import json
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.record import durable
+from engine.record.events import Status
+from engine.record.state import Collection, Lease, RunState, Share
+
+SCHEMA_FILE = "summary-1.schema.json"
+REFUSALS_LISTED = 1000
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True)
+
+
+class Refusal(Part):
+    """A record (or, without a number, a whole file) that was left out."""
+
+    file: str
+    record: int | None = Field(description="number of the record in its file, from 1; null for the whole file")
+    reason: str
+
+
+class Artefact(Part):
+    path: str = Field(description="relative to the run directory")
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class Verification(Part):
+    """What was read back from the vector store after writing."""
+
+    store: str
+    points: int
+    expected: int
+    stale: int = Field(description="points in the store that this corpus no longer holds")
+    sampled: int
+    worst_cosine: float | None
+    ok: bool
+    detail: str
+
+
+class PassSummary(Part):
+    """One model over the rows of one collection."""
+
+    model_pass: int
+    model: str
+    commit: str | None = Field(description="commit sha of the model's repository; null when it has none")
+    fingerprint: str
+    dtype: str
+    device: str | None
+    weight: float
+    status: Literal["completed", "incomplete", "failed"]
+    batches: int
+    rows: int = Field(description="distinct texts encoded in this run")
+    rows_reused: int = Field(description="distinct texts taken over from an earlier run")
+    tokens: int
+    padding: int
+    truncated_rows: int
+    truncated_tokens: int
+    seconds: float | None = Field(description="forward passes only; null when the device is simulated")
+    rows_per_second: float | None
+    reason: str = ""
+
+
+class MemorySummary(Part):
+    allocated: int = Field(description="bytes held by our models")
+    occupied: int = Field(description="bytes held in the driver's terms; on a CPU, of the process")
+
+
+class ReceiptSummary(Part):
+    device: str
+    before: MemorySummary
+    peak: MemorySummary
+    after: MemorySummary
+    residue_bytes: int
+
+
+class LeaseSummary(Part):
+    lease: str
+    model_pass: int
+    model: str
+    devices: list[str]
+    device_kind: str
+    budget_bytes: int
+    predicted_bytes: int
+    weights_bytes: int
+    attach_seconds: float | None
+    held_seconds: float | None = Field(description="null when the process died before the lease was released")
+    receipts: list[ReceiptSummary]
+
+
+class Mitigation(Part):
+    """A step taken because something fell short, with its cause and cost."""
+
+    model_pass: int
+    batch_index: int
+    cause: str
+    action: str
+    rows: int
+    cost_seconds: float
+
+
+class ParkedRow(Part):
+    model_pass: int
+    model: str
+    row: int
+    reason: str
+
+
+class CacheEvent(Part):
+    model: str
+    source: str
+    outcome: Literal["hit", "download", "refresh"]
+    commit: str | None
+    bytes: int
+    seconds: float
+    retries: int
+
+
+class CollectionSummary(Part):
+    name: str
+    status: Status
+    reason: str
+    files: int
+    chunks: int
+    duplicates: int = Field(description="chunks whose text had been seen before; encoded once, delivered each")
+    refused: int
+    truncated: int = Field(description="most rows that any one model truncated")
+    refusals: list[Refusal] = Field(description=f"the first {REFUSALS_LISTED}")
+    exports: list[Artefact]
+    qdrant_collection: str
+    verification: Verification | None
+    passes: list[PassSummary]
+    leases: list[LeaseSummary]
+    mitigations: list[Mitigation]
+    parked: list[ParkedRow]
+    cache: list[CacheEvent]
+    warnings: list[str]
+
+
+class SettingSummary(Part):
+    value: Any
+    origin: str = Field(description="default, file, environment or flag")
+
+
+class Summary(Part):
+    schema_version: Literal["1"] = "1"
+    run_id: str
+    status: Status
+    reason: str
+    exit_code: int | None
+    started_at: str
+    finished_at: str
+    seconds: float = Field(description="of all sessions together")
+    sessions: int
+    batches_lost: int = Field(description="committed batches whose vectors did not survive a crash and were done again")
+    device_kind: str
+    schedule: str
+    fusion: str
+    chunks: str
+    collections: list[CollectionSummary]
+    configuration: dict[str, SettingSummary]
+    versions: dict[str, str]
+    environment: dict[str, str]
+    warnings: list[str]
+
+
+def summarise(state: RunState) -> Summary:
+    """The summary of a state that has seen at least `run_started`."""
+    started = state.started
+    assert started is not None
+    return Summary(
+        run_id=started.run_id,
+        status=state.status or "incomplete",
+        reason=state.reason,
+        exit_code=state.exit_code,
+        started_at=_iso(state.began_at),
+        finished_at=_iso(state.latest_at),
+        seconds=round(state.elapsed, 3),
+        sessions=state.session + 1,
+        batches_lost=state.batches_lost,
+        device_kind=state.device_kind,
+        schedule=started.schedule,
+        fusion=started.fusion,
+        chunks=started.chunks,
+        collections=[_collection(state, collection) for collection in state.collections.values()],
+        configuration={
+            name: SettingSummary(value=setting.value, origin=setting.origin) for name, setting in started.config.items()
+        },
+        versions=state.versions,
+        environment=started.environment,
+        warnings=state.warnings,
+    )
+
+
+def dumps(summary: Summary) -> bytes:
+    """The bytes of `summary.json`."""
+    return summary.model_dump_json(indent=2).encode() + b"\n"
+
+
+def write(summary: Summary, path: Path) -> None:
+    """Put the summary at `path`, whole or not at all."""
+    durable.write_bytes(path, dumps(summary))
+
+
+def load(data: bytes) -> Summary:
+    """Read a summary; raises pydantic's ValidationError where it breaks the schema."""
+    return Summary.model_validate_json(data)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `summary.json`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:interlock:summary:1",
+        **Summary.model_json_schema(mode="serialization"),
+    }
+
+
+def schema_text() -> str:
+    """The schema as it is committed."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def committed_schema() -> str:
+    """The schema file that ships with the package."""
+    return resources.files("engine.record").joinpath(SCHEMA_FILE).read_text()
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _collection(state: RunState, collection: Collection) -> CollectionSummary:
+    shares = collection.shares.values()
+    passes = set(collection.shares)
+    return CollectionSummary(
+        name=collection.name,
+        status=collection.status or "incomplete",
+        reason=collection.reason,
+        files=collection.files,
+        chunks=collection.chunks,
+        duplicates=collection.duplicates,
+        refused=collection.refused,
+        truncated=max((share.truncated for share in shares), default=0),
+        refusals=[Refusal.model_validate(refusal) for refusal in collection.refusals[:REFUSALS_LISTED]],
+        exports=[Artefact.model_validate(made) for made in collection.artefacts.values()],
+        qdrant_collection=collection.qdrant_collection,
+        verification=Verification.model_validate(collection.verification) if collection.verification else None,
+        passes=[_pass(state, share) for share in shares],
+        leases=[_lease(lease) for lease in state.leases.values() if lease.model_pass in passes],
+        mitigations=[Mitigation.model_validate(step) for step in collection.mitigations],
+        parked=_parked(state, collection),
+        cache=_cache(state),
+        warnings=collection.warnings,
+    )
+
+
+def _pass(state: RunState, share: Share) -> PassSummary:
+    entry = state.roster[share.model_pass]
+    failure = state.failures.get(share.model_pass)
+    whole = share.batches_done == share.batches
+    timed = state.device_kind != "sim"
+    return PassSummary(
+        model_pass=share.model_pass,
+        model=share.model,
+        commit=entry.commit,
+        fingerprint=entry.fingerprint,
+        dtype=entry.dtype,
+        device=share.device,
+        weight=entry.weight,
+        status="completed" if whole else "failed" if failure else "incomplete",
+        batches=share.batches,
+        rows=share.rows_done,
+        rows_reused=share.reused,
+        tokens=share.tokens,
+        padding=share.padding,
+        truncated_rows=share.truncated,
+        truncated_tokens=share.truncated_tokens,
+        seconds=round(share.seconds, 3) if timed else None,
+        rows_per_second=round(share.rows_done / share.seconds, 2) if timed and share.seconds else None,
+        reason=failure.reason if failure else "",
+    )
+
+
+def _lease(lease: Lease) -> LeaseSummary:
+    summary = LeaseSummary.model_validate(lease)
+    return summary.model_copy(update={"attach_seconds": None}) if lease.device_kind == "sim" else summary
+
+
+def _parked(state: RunState, collection: Collection) -> list[ParkedRow]:
+    return [
+        ParkedRow.model_validate(parked)
+        for model_pass in collection.shares
+        for parked in state.parked.get(model_pass, {}).values()
+        if parked.collection == collection.name
+    ]
+
+
+def _cache(state: RunState) -> list[CacheEvent]:
+    return [
+        CacheEvent(
+            model=model.model,
+            source=model.source,
+            outcome=model.outcome,
+            commit=model.commit,
+            bytes=model.bytes,
+            seconds=model.seconds,
+            retries=sum(retry.model == model.model for retry in state.retries),
+        )
+        for model in state.models
+    ]

@@ -1,0 +1,51 @@
+"""What became of a collection and of a run: pure readings of the state.
+
+A collection is completed only when every model saw every row; anything less says what is missing.
+"""
+
+from engine.record.events import Status
+from engine.record.state import Collection, RunState
+
+GOOD: tuple[Status, ...] = ("completed", "skipped")
+
+
+def unfinished(collection: Collection) -> list[str]:
+    """The models that have not seen every row of the collection."""
+    return [share.model for share in collection.shares.values() if share.batches_done < share.batches]
+
+
+def of_collection(state: RunState, name: str) -> tuple[Status, str]:
+    """Where a collection stands, before and after it is delivered."""
+    collection = state.collections[name]
+    if not collection.chunks:
+        return (
+            "skipped",
+            "none of its records can be embedded" if collection.refused else "it holds no chunk files",
+        )
+    failed = [failure for failure in state.failures.values() if failure.model in unfinished(collection)]
+    if failed:
+        return "failed", "; ".join(f"{failure.model}: {failure.reason}" for failure in failed)
+    if missing := unfinished(collection):
+        return "incomplete", f"not every row was seen by {', '.join(missing)}"
+    if collection.verification and not collection.verification.ok:
+        return "failed", f"the store does not hold what was written: {collection.verification.detail}"
+    if parked := _parked(state, name):
+        return "incomplete", parked
+    return "completed", ""
+
+
+def of_run(state: RunState) -> tuple[Status, str]:
+    """What became of a run whose collections are all closed."""
+    bad = [collection for collection in state.collections.values() if collection.status not in GOOD]
+    if not bad:
+        return "completed", ""
+    status: Status = "failed" if any(collection.status == "failed" for collection in bad) else "incomplete"
+    return status, "; ".join(f"{collection.name}: {collection.reason}" for collection in bad)
+
+
+def _parked(state: RunState, name: str) -> str:
+    rows = [parked for by_row in state.parked.values() for parked in by_row.values() if parked.collection == name]
+    counts = {
+        model: sum(parked.model == model for parked in rows) for model in sorted({parked.model for parked in rows})
+    }
+    return "; ".join(f"{count} rows have no vector of {model}: {rows[0].reason}" for model, count in counts.items())

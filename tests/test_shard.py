@@ -1,0 +1,149 @@
+"""The directory of a collection: what is taken up, what is refused, and what each failure is told as."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from engine.errors import InterlockError, UsageError
+from engine.outlet import shard
+from engine.outlet.qdrant import Point, Store
+from engine.outlet.shard import check_name, collections
+
+ROOT = Path(__file__).parents[1]  # where a child process finds the engine
+MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
+POINT = Point(str(UUID(int=1)), {"row": 0}, {"small": np.ones(8, np.float32)})
+Usage = namedtuple("Usage", "total used free")
+OPEN = """
+import sys
+from pathlib import Path
+from engine.outlet.qdrant import Store
+"""
+
+
+def open_store(directory, manifest=MANIFEST, dim=8, name="docs"):
+    return Store.open_for_write(directory, name, {"small": dim}, manifest)
+
+
+def run_python(code, *args, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=ROOT, **options
+    )
+
+
+def test_GIVEN_another_manifest_WHEN_opened_for_write_THEN_the_differences_are_listed(tmp_path):
+    open_store(tmp_path).close()
+    other = {**MANIFEST, "models": [{"name": "a", "fingerprint": "f2"}], "extra": 1}
+    with pytest.raises(UsageError) as refusal:
+        open_store(tmp_path, other)
+    for part in ("extra is new", 'models[0].fingerprint was "f1", is now "f2"', "--qdrant DIR"):
+        assert part in str(refusal.value)
+
+
+def test_GIVEN_only_the_run_differs_WHEN_opened_for_write_THEN_it_is_reused_and_names_the_new_run(tmp_path):
+    open_store(tmp_path, {**MANIFEST, "run": "one"}).close()
+    open_store(tmp_path, {**MANIFEST, "run": "two"}).close()
+    stored = json.loads((tmp_path / "docs" / "manifest.json").read_text())
+    assert stored == {**MANIFEST, "run": "two"}
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_GIVEN_other_dimensions_WHEN_opened_for_write_THEN_it_is_refused(tmp_path):
+    open_store(tmp_path).close()
+    with pytest.raises(UsageError, match="incompatible"):
+        open_store(tmp_path, dim=9)
+
+
+def test_GIVEN_a_missing_collection_WHEN_read_THEN_those_there_are_named(tmp_path):
+    with pytest.raises(UsageError, match="it holds: none"):
+        Store.open_for_read(tmp_path / "nowhere", "docs")
+    for name in ("b", "a"):
+        open_store(tmp_path, name=name).close()
+    assert collections(tmp_path) == ["a", "b"]
+    with pytest.raises(UsageError, match="it holds: a, b"):
+        Store.open_for_read(tmp_path, "docs")
+
+
+@pytest.mark.parametrize("name", ["", "../up", ".hidden", "a/b", "a:b", "a|b", "x" * 201, "tab\t"])
+def test_GIVEN_a_name_a_server_refuses_WHEN_checked_THEN_it_is_refused_here_too(name, tmp_path):
+    with pytest.raises(UsageError, match="name"):
+        check_name("vector", name)
+    with pytest.raises(UsageError, match="collection name"):
+        open_store(tmp_path, name=name)
+    assert not any(tmp_path.iterdir())
+
+
+def test_GIVEN_a_foreign_directory_WHEN_opened_for_write_THEN_it_is_refused_and_untouched(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not an Interlock collection"):
+        open_store(tmp_path)
+    assert [p.name for p in (tmp_path / "docs").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    "broken", ["manifest.json", "edge_config.json", "segment.json", "deleted/status.dat"]
+)
+def test_GIVEN_a_damaged_file_WHEN_opened_THEN_it_says_so_even_when_the_engine_panics(tmp_path, broken):
+    with open_store(tmp_path) as store:
+        store.upsert([POINT])
+    damaged = next(path for path in tmp_path.rglob("*") if str(path).endswith(broken))
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    for opening in (lambda: open_store(tmp_path), lambda: Store.open_for_read(tmp_path, "docs")):
+        with pytest.raises(UsageError, match="damaged"):
+            opening()
+
+
+def test_GIVEN_an_open_store_WHEN_another_process_opens_it_THEN_it_is_told_that_it_is_in_use(tmp_path):
+    code = OPEN + "Store.open_for_read(Path(sys.argv[1]), 'docs')"
+    with open_store(tmp_path):
+        refused = run_python(code, tmp_path)
+    assert "UsageError" in refused.stderr
+    assert "in use by another process" in refused.stderr
+    assert run_python(code, tmp_path).returncode == 0
+
+
+def test_GIVEN_a_creation_killed_before_the_shard_WHEN_opened_again_THEN_it_is_taken_up(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / ".manifest.json.partial").write_text("{")
+    open_store(tmp_path).close()
+    assert json.loads((tmp_path / "docs" / "manifest.json").read_text()) == MANIFEST
+    assert not list(tmp_path.rglob("*.partial"))
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "manifest.json").write_text(json.dumps(MANIFEST))
+    with open_store(tmp_path, name="half") as store:
+        assert store.count() == 0
+
+
+def test_GIVEN_no_room_on_the_disk_WHEN_upserted_THEN_it_stops_before_the_engine_would_be_killed(
+    tmp_path, monkeypatch
+):
+    with open_store(tmp_path) as store:
+        monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
+        with pytest.raises(InterlockError, match=r"too little room .*docs \(1,000 bytes free\)"):
+            store.upsert([POINT])
+        monkeypatch.undo()
+        assert store.upsert([POINT]) == 1
+
+
+def test_GIVEN_a_disk_that_refuses_a_file_WHEN_opened_THEN_it_is_no_usage_error_and_says_what_to_do(tmp_path):
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    code = OPEN + "Store.open_for_write(Path(sys.argv[1]), 'docs', {'m': 8}, {})"
+    failed = run_python(code, tmp_path, preexec_fn=limit_files)
+    assert "engine.errors.InterlockError" in failed.stderr
+    assert "free space" in failed.stderr
+
+
+def test_GIVEN_a_parent_that_is_a_file_WHEN_opened_for_write_THEN_the_path_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InterlockError, match="file/docs failed while writing manifest"):
+        open_store(tmp_path / "file")

@@ -1,0 +1,1 @@
+"""Shows: one pane of the console per file, drawn from plain state."""
