@@ -53,8 +53,8 @@ def _run(commands: Any) -> None:
         commands,
         "run",
         "embed a directory of chunk files",
-        "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model of the\n"
-        "roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
+        "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model\n"
+        "of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
         "example:\n  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
         "  interlock run chunks --resume        # after a kill: at most the batch in flight is done again",
     )

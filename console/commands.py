@@ -12,6 +12,7 @@ from pathlib import Path
 from console import demo as demo_corpus
 from console import headless
 from console.cli import configuration
+from console.lines import line_of
 from console.safe import safe
 from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
@@ -157,14 +158,14 @@ def models(options: argparse.Namespace) -> int:
     if options.action == "fetch":
         for spec in find(registry, options.names):
             policy = assets.Policy(refresh=settings.settings.refresh_models)
-            found = assets.resolve(spec, policy, lambda event: print(safe(headless.line_of(event, lambda _: ""))))
+            found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event, lambda _: ""))))
             print(f"{spec.key}: {found.path}")
         return ExitCode.COMPLETED
     rows = []
     for spec in specs:
         here = assets.cached(spec)
         state = f"yes, {here[1].partition(':')[0]}" if here else "no"
-        sources = ", ".join(source if len(source) < 50 else source[:47] + "..." for source in spec.sources)
+        sources = ", ".join(assets.label(source) for source in spec.sources)
         rows.append([spec.key, str(spec.dim or "?"), str(spec.max_tokens or "?"), spec.licence, state, sources])
     if options.json:
         names = ["model", "dim", "max_tokens", "licence", "cached", "sources"]

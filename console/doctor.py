@@ -79,4 +79,4 @@ def _models(configuration: Configuration) -> Iterator[Check]:
     for spec in find(extended(configuration.models), names):
         here = assets.cached(spec)
         missing = "not on this machine; to fetch it: " + " | ".join(assets.how_to_fetch(spec))
-        yield bool(here), f"model {spec.key}", f"{here[1].partition('+')[0]}: {here[0]}" if here else missing
+        yield bool(here), f"model {spec.key}", f"{assets.label(here[1])}: {here[0]}" if here else missing

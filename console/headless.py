@@ -12,12 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from console.lines import line_of, progress
 from console.safe import safe
 from engine.errors import ExitCode, UsageError
 from engine.record import durable, journal
-from engine.record import events as ev
 from engine.record.events import Entry
-from engine.record.state import RunState
 from engine.run import Run, StopRequest
 
 POLL_SECONDS = 0.25
@@ -32,7 +31,7 @@ class Headless:
         self._stop = stop
         self._events = events
         self._quiet = quiet
-        self._seen = -1
+        self._seen = run.recorder.first - 1
         self._spoke = time.monotonic()
         self._failure: BaseException | None = None
         self._code = ExitCode.FAILED
@@ -120,101 +119,3 @@ def check_outputs(events: str | None, summary: str | None) -> None:
     """Raises UsageError where both events and summary want stdout."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both want stdout: give --summary a path")
-
-
-def line_of(event: ev.AnyEvent, look: Callable[[Callable[[RunState], str]], str]) -> str:
-    """What is said of an event; nothing for most."""
-    match event:
-        case ev.RunStarted():
-            return f"run {event.run_id} of {event.chunks}"
-        case ev.RunResumed():
-            return look(_resumed)
-        case ev.ModelResolved():
-            commit = f" at {event.commit[:12]}" if event.commit else ""
-            return f"model {event.model}: {event.outcome}, {event.source}{commit}, {durable.human_bytes(event.bytes)}"
-        case ev.DownloadRetried():
-            return f"model {event.model}: try {event.attempt} failed ({event.reason}); again in {event.wait_seconds} s"
-        case ev.RecordRefused(record=None):
-            return f"refused {event.collection}/{event.file}: {event.reason}"
-        case ev.RecordRefused():
-            return f"refused {event.collection}/{event.file} record {event.record}: {event.reason}"
-        case ev.CollectionRead():
-            return (
-                f"collection {event.collection}: {event.chunks} chunks in {event.files} files, "
-                f"{event.duplicates} duplicates, {event.refused} refused -> {event.qdrant_collection}"
-            )
-        case ev.PassFailed():
-            return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
-        case ev.Mitigated():
-            return f"mitigation in pass {event.model_pass + 1} batch {event.batch_index}: {event.cause}; {event.action}"
-        case ev.RowParked():
-            return f"row {event.row} of {event.collection} has no vector of {event.model}: {event.reason}"
-        case ev.Warned():
-            return f"warning: {event.message}"
-        case _:
-            return _line_of_work(event, look)
-
-
-def _line_of_work(event: ev.AnyEvent, look: Callable[[Callable[[RunState], str]], str]) -> str:
-    match event:
-        case ev.LeaseGranted():
-            return look(lambda state: _begins(state, event))
-        case ev.EnsemblePassCompleted():
-            return look(lambda state: _completed(state, event))
-        case ev.ArtefactWritten():
-            return f"wrote {event.path} ({event.rows} rows, {durable.human_bytes(event.bytes)})"
-        case ev.StoreVerified():
-            word = "verified" if event.ok else "NOT AS WRITTEN"
-            return f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"
-        case ev.CollectionClosed():
-            return f"collection {event.collection} {event.status}" + (f": {event.reason}" if event.reason else "")
-        case ev.RunClosed():
-            return f"run {event.status}" + (f": {event.reason}" if event.reason else "")
-    return ""
-
-
-def progress(state: RunState) -> str:
-    """How far the pass that is computing has come; nothing when none is."""
-    number = state.current_pass
-    if number is None or number in state.passes_completed or state.status:
-        return ""
-    shares = [share for share in state.shares() if share.model_pass == number]
-    done, total = sum(share.rows_done for share in shares), sum(share.rows for share in shares)
-    batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)
-    seconds = sum(share.seconds for share in shares)
-    rate = done / seconds if seconds else 0.0
-    left = f", {_minutes((total - done) / rate)} left in this pass" if rate else ""
-    percent = f"{done / total:.0%}" if total else "0%"
-    return f"pass {number + 1}/{len(state.roster)} {shares[0].model} {percent} batch {batches}/{of}, {rate:.1f} rows/s{left}"
-
-
-def _resumed(state: RunState) -> str:
-    kept = sum(len(done) for done in state.committed.values())
-    return f"run {state.started.run_id if state.started else ''} resumed: {kept} batches were committed before"
-
-
-def _begins(state: RunState, event: ev.LeaseGranted) -> str:
-    shares = [share for share in state.shares() if share.model_pass == event.model_pass]
-    rows, batches = sum(s.rows - s.rows_done for s in shares), sum(s.batches - s.batches_done for s in shares)
-    reused = sum(share.reused for share in shares)
-    return (
-        f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}: lease {event.lease} on {','.join(event.devices)}, "
-        f"{rows} rows in {batches} batches" + (f", {reused} reused" if reused else "")
-    )
-
-
-def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
-    lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
-    text = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model} done: {event.rows} rows in {event.seconds:.1f} s"
-    if event.seconds:
-        text += f" ({event.rows / event.seconds:.1f} rows/s)"
-    if lease and lease.receipts:
-        receipt = lease.receipts[0]
-        text += (
-            f", peak {durable.human_bytes(receipt.peak.occupied)}, residue {durable.human_bytes(receipt.residue_bytes)}"
-        )
-    return text
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -75,6 +75,7 @@ class Run:
         self._lessor = Lessor(self._devices, self.settings.ceiling)
         self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
         self.directory = rundir.choose(self.settings.out, self.settings.run_id, chunks, self.settings.resume)
+        self._working = False
         self._fresh = not self.directory.journal.exists()
         self._journal = Journal(self.directory.journal)
         self.recorder = Recorder(self._journal, self._devices[0].kind)
@@ -85,9 +86,7 @@ class Run:
         try:
             status, reason = self._outcome()
         except BaseException:
-            self._journal.close()
-            if self._fresh and not self.directory.inputs():
-                shutil.rmtree(self.directory.path, ignore_errors=True)
+            self._leave_no_trace()
             raise
         code = self._code(status)
         self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
@@ -95,14 +94,22 @@ class Run:
         self._journal.close()
         return code
 
+    def _leave_no_trace(self) -> None:
+        """A session that was refused before it could work is no part of the run."""
+        if not self._working:
+            self._journal.rewind()
+        self._journal.close()
+        if self._fresh and not self._working:
+            shutil.rmtree(self.directory.path, ignore_errors=True)
+
     def _outcome(self) -> tuple[ev.Status, str]:
-        """What became of the run once it had inputs; before that, every error is the caller's."""
+        """What became of the run once it worked; before that, every error is the caller's."""
         try:
             return self._work()
         except Stopped as stopped:
             return "stopped", str(stopped)
         except InterlockError as error:
-            if not self.directory.inputs() or isinstance(error, UsageError):
+            if not self._working:
                 raise
             return "failed", str(error)
 
@@ -120,6 +127,7 @@ class Run:
         done = [self._survived(cells) for cells in grid]
         for cells in grid:
             self._lessor.check(cells.card.key, cells.layout.predicted_bytes())
+        self._working = True
         for step in exclusive([len(cells.batches) for cells in grid], done):
             self._take(grid[step.model_pass], step)
         for rows in corpus.rows:
@@ -205,7 +213,7 @@ class Run:
         weight = self._weights[cells.model_pass]
         try:
             turn.take(cells, step, weight, self._lessor, self._emit, self._journal.sync, self._stop)
-        except (Stopped, UsageError):
+        except Stopped:
             raise
         except (InterlockError, RuntimeError, MemoryError) as error:
             self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=str(error)))

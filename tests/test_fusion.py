@@ -37,8 +37,7 @@ def reference(method, vectors, weights):
             continue
         width = min(len(part) for part in parts)
         mean = [
-            sum(weight / total * part[i] for part, weight in zip(parts, weights, strict=True))
-            for i in range(width)
+            sum(weight / total * part[i] for part, weight in zip(parts, weights, strict=True)) for i in range(width)
         ]
         length = math.sqrt(sum(x * x for x in mean))
         rows.append([x / length for x in mean])
@@ -68,9 +67,7 @@ def test_GIVEN_concat_WHEN_two_rows_are_multiplied_THEN_it_is_the_weighted_mean_
 
 @given(ensembles(), st.sampled_from([Fusion.CONCAT, Fusion.MEAN]), st.data())
 @settings(deadline=None)
-def test_GIVEN_a_window_WHEN_fused_alone_THEN_its_rows_are_those_of_the_whole_bit_for_bit(
-    ensemble, method, data
-):
+def test_GIVEN_a_window_WHEN_fused_alone_THEN_its_rows_are_those_of_the_whole_bit_for_bit(ensemble, method, data):
     vectors, weights = ensemble
     cut = data.draw(st.integers(0, len(vectors[0])))
     whole = fuse(method, vectors, weights)
@@ -160,9 +157,7 @@ def test_GIVEN_a_width_that_cannot_be_WHEN_asked_THEN_the_models_are_named():
 
 @given(ensembles(), st.data())
 @settings(deadline=None)
-def test_GIVEN_unit_vectors_WHEN_truncated_THEN_they_are_the_leading_dimensions_at_unit_length(
-    ensemble, data
-):
+def test_GIVEN_unit_vectors_WHEN_truncated_THEN_they_are_the_leading_dimensions_at_unit_length(ensemble, data):
     matrix = ensemble[0][0]
     dim = data.draw(st.integers(1, matrix.shape[1]))
     cut = truncate(matrix, dim)

@@ -60,9 +60,7 @@ def cosines(points, name, query):
 
 
 def run_python(code, *args):
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=ROOT
-    )
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=ROOT)
 
 
 def test_GIVEN_points_WHEN_upserted_and_reopened_THEN_vectors_and_payloads_come_back(tmp_path):
@@ -123,9 +121,7 @@ def test_GIVEN_nested_payloads_WHEN_stored_THEN_they_come_back_and_huge_integers
         ("other", np.ones(8), "small, large"),
     ],
 )
-def test_GIVEN_a_vector_the_engine_must_not_take_WHEN_upserted_THEN_the_point_is_named(
-    tmp_path, name, vector, why
-):
+def test_GIVEN_a_vector_the_engine_must_not_take_WHEN_upserted_THEN_the_point_is_named(tmp_path, name, vector, why):
     with open_store(tmp_path) as store:
         with pytest.raises(InterlockError, match=f"{ident(5)}.*{why}"):
             store.upsert([Point(ident(5), {}, {name: vector.astype(np.float32)})])
@@ -186,9 +182,7 @@ def test_GIVEN_a_query_WHEN_searched_THEN_scores_are_the_cosines_best_first(tmp_
 
 
 @pytest.mark.parametrize("limit", [1, 10])
-def test_GIVEN_more_points_than_the_depth_WHEN_searched_by_all_models_THEN_it_equals_brute_force(
-    tmp_path, limit
-):
+def test_GIVEN_more_points_than_the_depth_WHEN_searched_by_all_models_THEN_it_equals_brute_force(tmp_path, limit):
     points = make_points(1500)
     rng = np.random.default_rng(8)
     queries = {name: rng.standard_normal(dim).astype(np.float32) for name, dim in DIMS.items()}

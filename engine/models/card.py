@@ -13,9 +13,9 @@ from typing import Any
 from safetensors import safe_open
 
 from engine.errors import UnavailableError, UsageError
-from engine.gpu.memory import Shape
+from engine.gpu.memory import Shape, packed_values, padded_values
 from engine.models.assets import Snapshot
-from engine.models.network import PACKED_TYPES
+from engine.models.network import packable
 from engine.models.registry import ModelSpec
 
 POOLINGS = {
@@ -61,7 +61,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     prompts = {**_json(path / "config_sentence_transformers.json").get("prompts", {})}
     document = prompts.get("document") or prompts.get("passage") or ""
     plain = modules in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    packed = config.get("model_type") in PACKED_TYPES and plain and pooling in ("cls", "mean")
+    packed = plain and pooling in ("cls", "mean") and packable(config)
     if not packed and config.get("auto_map"):
         raise UnavailableError(
             f"model {spec.key} brings code of its own ({path / 'config.json'}: auto_map), which is never run; "
@@ -79,7 +79,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
         document_prompt=document if spec.document_prompt is None else spec.document_prompt,
         query_prompt=prompts.get("query") or "" if spec.query_prompt is None else spec.query_prompt,
         batch_tokens=spec.batch_tokens,
-        shape=_shape(snapshot, config, BYTES[dtype]),
+        shape=_shape(snapshot, config, BYTES[dtype], packed=packed),
     )
 
 
@@ -134,17 +134,12 @@ def _max_tokens(path: Path, config: Mapping[str, Any]) -> int:
     return min([positions, *(int(value) for value in (said, limit) if value and not math.isinf(value))])
 
 
-def _shape(snapshot: Snapshot, config: Mapping[str, Any], bytes_per_value: int) -> Shape:
+def _shape(snapshot: Snapshot, config: Mapping[str, Any], bytes_per_value: int, *, packed: bool) -> Shape:
     width = int(config["hidden_size"])
-    kind = str(config.get("model_type", ""))
-    return Shape(
-        weights_bytes=_values(snapshot) * bytes_per_value,
-        width=width,
-        intermediate=int(config.get("intermediate_size") or 4 * width),
-        layers=int(config.get("num_hidden_layers", 1)),
-        gated=kind.startswith(_GATED),
-        bytes_per_value=bytes_per_value,
-    )
+    feed_forward = int(config.get("intermediate_size") or 4 * width)
+    gated = str(config.get("model_type", "")).startswith(_GATED)
+    values = packed_values(width, feed_forward) if packed else padded_values(width, feed_forward, gated=gated)
+    return Shape(_values(snapshot) * bytes_per_value, values, bytes_per_value)
 
 
 def _values(snapshot: Snapshot) -> int:

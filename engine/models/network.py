@@ -1,3 +1,258 @@
-from engine.passes.packed import PACKED_TYPES, PackedEncoder
+"""The forward pass of BERT-family encoders over packed rows: sequences laid end to end, no padding.
 
-__all__ = ["PACKED_TYPES", "PackedEncoder"]
+Token ids (special tokens included) and the length of each sequence go in; the last hidden state comes out,
+one row for each token, as transformers computes it: in float32 equal to rounding. Every setting and weight
+is checked when the encoder is made; what this code cannot compute exactly is refused with a ValueError.
+"""
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PACKED_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet"})
+
+_BERT_PARTS = ("attention.self.query", "attention.self.key", "attention.self.value",
+               "attention.output.dense", "attention.output.LayerNorm")  # fmt: skip
+_MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
+                "attention.attn.o", "attention.LayerNorm")  # fmt: skip
+_BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
+_ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
+_Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the rows they take, and that length
+
+
+class PackedEncoder(nn.Module):
+    """An encoder of one of `PACKED_TYPES`, made by `from_state`. Its weights take no gradients."""
+
+    def __init__(self, shape: "_Shape", weights: "_Weights") -> None:
+        super().__init__()
+        self._padding = shape.padding
+        self.words = weights.take("embeddings.word_embeddings.weight", shape.words, shape.width)
+        self.places = weights.places(shape)
+        self.norm = _norm(weights, "embeddings.LayerNorm", shape)
+        self.layers = nn.ModuleList(_Layer(weights, f"encoder.layer.{n}.", shape) for n in range(shape.depth))
+        near = ("encoder.relative_attention_bias.weight", _BUCKETS, shape.heads)
+        self.nearness = weights.take(*near) if shape.kind == "mpnet" else None
+
+    @classmethod
+    def from_state(
+        cls, config: Mapping[str, object], state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+    ) -> "PackedEncoder":
+        """The encoder in `dtype` that a parsed `config.json` and the tensors of `model.safetensors` describe.
+
+        Names may carry a prefix (`bert.`, `roberta.`, ...); poolers and heads are left alone. Raises
+        ValueError naming the setting not supported, or the tensor that is missing or has another shape.
+        """
+        return cls(_Shape(config), _Weights(state, dtype))
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of the result: the hidden size."""
+        return self.words.shape[1]
+
+    def pack_for_cpu(self) -> "PackedEncoder":
+        """Lay the weights out for oneDNN's fused kernels, in place of the originals; returns the encoder.
+
+        Call it last: packed weights can no longer be moved or converted. Where the device is not a CPU, or
+        torch lacks these kernels, nothing happens.
+        """
+        for module in self.modules() if _can_fuse(self.words) else ():
+            if isinstance(module, _Linear) and not module.weight.is_mkldnn:
+                module.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
+        return self
+
+    def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Last hidden state `[T, width]` of the sequences that `ids` (`[T]`, int64) holds end to end.
+
+        `lengths` counts their tokens, in order. Neighbours of one length share an attention call, so sorted
+        sequences run fastest; the order changes nothing else. Raises ValueError when the lengths do not add
+        up to T, or one is below 1 or above the number of positions.
+        """
+        self._check(ids, lengths)
+        runs = _runs(lengths)
+        bias = self._bias(max(lengths))
+        rows = self._embed(ids, runs)
+        for layer in self.layers:
+            assert isinstance(layer, _Layer)
+            # two calls, so that the rows before attention are gone when the wide rows are made
+            rows = layer.attended(rows, runs, bias)
+            rows = layer.thought(rows)
+        return rows
+
+    def _check(self, ids: Tensor, lengths: Sequence[int]) -> None:
+        shortest, longest, positions = min(lengths, default=0), max(lengths, default=0), len(self.places) - 1
+        if not 1 <= shortest <= longest <= positions or sum(lengths) != len(ids):
+            told = f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids"
+            raise ValueError(f"{told}; they must add up, each from 1 to the model's {positions} positions")
+
+    def _embed(self, ids: Tensor, runs: _Runs) -> Tensor:
+        rows = F.embedding(ids, self.words)
+        for span, length in runs:
+            counted = (ids[span].view(-1, length) != self._padding).long()
+            rows[span] += F.embedding(counted.cumsum(1) * counted, self.places).flatten(0, 1)
+        return self.norm(rows)  # type: ignore[no-any-return]
+
+    def _bias(self, longest: int) -> Tensor | None:
+        """MPNet's addition to the attention scores, `[1, heads, L, L]`; shorter sequences use its corner."""
+        if self.nearness is None:
+            return None
+        place = torch.arange(math.ceil(longest / _ALIGN) * _ALIGN, device=self.nearness.device)
+        return self.nearness[_buckets(place - place[:, None])].permute(2, 0, 1).contiguous()[None]
+
+
+class _Layer(nn.Module):
+    def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
+        super().__init__()
+        *qkv, out, norm = [prefix + part for part in (_MPNET_PARTS if shape.kind == "mpnet" else _BERT_PARTS)]
+        self._shape = shape
+        self.qkv = _Linear(weights, qkv, shape.width, shape.width)
+        self.out = _Linear(weights, [out], shape.width, shape.width)
+        self.norm = _norm(weights, norm, shape)
+        self.up = _Linear(weights, [prefix + "intermediate.dense"], shape.inner, shape.width)
+        self.down = _Linear(weights, [prefix + "output.dense"], shape.width, shape.inner)
+        self.last_norm = _norm(weights, prefix + "output.LayerNorm", shape)
+
+    def attended(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
+        mixed = self._mixed(self.qkv.activated(rows), runs, bias)
+        return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
+
+    def thought(self, rows: Tensor) -> Tensor:
+        rows = self.down.added(self.up.activated(rows, self._shape.activation), rows)
+        return self.last_norm(rows)  # type: ignore[no-any-return]
+
+    def _mixed(self, qkv: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
+        return torch.cat([self._mixed_run(qkv[span], length, bias) for span, length in runs])
+
+    def _mixed_run(self, qkv: Tensor, length: int, bias: Tensor | None) -> Tensor:
+        q, k, v = qkv.view(-1, length, 3, self._shape.heads, self._shape.head).permute(2, 0, 3, 1, 4)
+        corner = None if bias is None else bias[..., :length, :length]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=corner).transpose(1, 2).reshape(len(qkv), -1)
+
+
+class _Linear(nn.Module):
+    """One map for all `names`, their outputs side by side; once packed, one kernel with what follows it."""
+
+    def __init__(self, weights: "_Weights", names: Sequence[str], rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = _frozen(torch.cat([weights.take(f"{name}.weight", rows, columns) for name in names]))
+        self.bias = _frozen(torch.cat([weights.take(f"{name}.bias", rows) for name in names]))
+
+    def activated(self, rows: Tensor, name: str = "none") -> Tensor:
+        if self.weight.is_mkldnn:
+            fuse = torch.ops.mkldnn._linear_pointwise.default
+            return fuse(rows, self.weight, self.bias, name, [], "none")  # type: ignore[no-any-return]
+        plain = F.linear(rows, self.weight, self.bias)
+        if name == "gelu":
+            return torch.ops.aten.gelu_(plain)  # type: ignore[no-any-return]
+        return plain.relu_() if name == "relu" else plain
+
+    def added(self, rows: Tensor, other: Tensor) -> Tensor:
+        if self.weight.is_mkldnn:
+            fuse = torch.ops.mkldnn._linear_pointwise.binary
+            return fuse(rows, other, self.weight, self.bias, "add")  # type: ignore[no-any-return]
+        return F.linear(rows, self.weight, self.bias).add_(other)
+
+
+def _runs(lengths: Sequence[int]) -> _Runs:
+    runs, stop = [], 0
+    for length, equal in groupby(lengths):
+        start, stop = stop, stop + sum(equal)
+        runs.append((slice(start, stop), length))
+    return runs
+
+
+def _buckets(distance: Tensor) -> Tensor:
+    """T5's two-sided buckets as MPNet uses them: exact for near keys, then logarithmic up to `_REACH`."""
+    side, exact = _BUCKETS // 2, _BUCKETS // 4
+    away = distance.abs()
+    far = torch.log(away.clamp(min=1).float() / exact) / math.log(_REACH / exact) * (side - exact)
+    return torch.where(away < exact, away, (exact + far.long()).clamp(max=side - 1)) + (distance > 0) * side
+
+
+def _can_fuse(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    bfloat16 = weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(bfloat16) or weight.dtype is torch.float32
+
+
+def _norm(weights: "_Weights", name: str, shape: "_Shape") -> nn.LayerNorm:
+    norm = nn.LayerNorm(shape.width, shape.epsilon)
+    norm.weight, norm.bias = (weights.take(f"{name}.{part}", shape.width) for part in ("weight", "bias"))
+    return norm
+
+
+def packable(config: Mapping[str, object]) -> bool:
+    """Whether this code computes exactly what a `config.json` describes."""
+    try:
+        _Shape(config)
+    except ValueError:
+        return False
+    return True
+
+
+class _Shape:
+    """What `config.json` says, checked."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.kind = _one_of(config, "model_type", PACKED_TYPES)
+        _one_of({"position_embedding_type": "absolute", **config}, "position_embedding_type", {"absolute"})
+        self.activation = _one_of(config, "hidden_act", {"gelu", "relu"})
+        if config.get("is_decoder"):
+            raise ValueError("config.json: is_decoder is not supported by the packed encoder")
+        self.width, self.inner = _count(config, "hidden_size"), _count(config, "intermediate_size")
+        self.heads, self.depth = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
+        self.words, self.positions = _count(config, "vocab_size"), _count(config, "max_position_embeddings")
+        self.epsilon = float(str(config.get("layer_norm_eps", 1e-12)))
+        self.types = _count({"type_vocab_size": 2, **config}, "type_vocab_size")
+        # RoBERTa's kin give the pad token no position and begin after its id; BERT counts every token
+        fixed = {"bert": -1, "mpnet": 1}
+        self.padding = fixed[self.kind] if self.kind in fixed else _count(config, "pad_token_id")
+        self.head = self.width // self.heads
+        if self.width % self.heads:
+            raise ValueError(f"config.json: hidden_size {self.width} is not a multiple of {self.heads} heads")
+
+
+def _count(config: Mapping[str, object], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise ValueError(f"config.json: {key} is {value!r}; a whole number is needed")
+    return value
+
+
+def _one_of(config: Mapping[str, object], key: str, known: Container[str]) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"config.json: {key} {value!r} is not supported by the packed encoder")
+    return value
+
+
+class _Weights:
+    """The tensors of a checkpoint by their plain names; each is checked as it is taken."""
+
+    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        anchor = "embeddings.word_embeddings.weight"
+        self._prefix = next((name.removesuffix(anchor) for name in state if name.endswith(anchor)), "")
+        self._state, self._dtype = state, dtype
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        tensor = self._state.get(self._prefix + name)
+        if tensor is None:
+            raise ValueError(f"the checkpoint has no tensor {self._prefix}{name}")
+        if tensor.shape != shape:
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, the configuration wants {shape}")
+        return _frozen(tensor.to(self._dtype))
+
+    def places(self, shape: _Shape) -> nn.Parameter:
+        """Row n is for the n-th counted token and row 0 for an uncounted one; token type 0 is added in."""
+        table = self.take("embeddings.position_embeddings.weight", shape.positions, shape.width).data
+        if shape.kind != "mpnet":
+            table = table + self.take("embeddings.token_type_embeddings.weight", shape.types, shape.width)[0]
+        return _frozen(F.pad(table, (0, 0, 1, 0)) if shape.kind == "bert" else table[shape.padding :])
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

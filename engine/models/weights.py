@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from engine.errors import UnavailableError
 from engine.gpu.lease import Lease
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder
+from engine.models.tensors import TensorFiles
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -46,7 +46,7 @@ def attach(card: ModelCard, lease: Lease) -> Attached:
 
 
 def _packed(card: ModelCard) -> PackedEncoder:
-    state = {name: tensor for file in card.snapshot.weights for name, tensor in load_file(file).items()}
+    state = TensorFiles(card.snapshot.weights)
     return PackedEncoder.from_state(card.config, state, DTYPES[card.dtype]).pack_for_cpu()
 
 

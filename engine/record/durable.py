@@ -7,7 +7,7 @@ file or none, never half of one.
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import InterlockError
@@ -30,9 +30,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise InterlockError(f"cannot write {path}: {error.strerror or error}; free space and --resume") from error
+        raise InterlockError(
+            f"cannot write {path}: {error.strerror or error}; make room there and do it again"
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -68,7 +68,7 @@ class Journal:
         Raises UsageError when another process holds it, InterlockError when it cannot be written.
         """
         self.path = path
-        self._end = 0
+        self._begin = self._end = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = path.open("ab", buffering=0)
@@ -84,6 +84,12 @@ class Journal:
             self._end = end
             yield entry
         self._handle.truncate(self._end)
+        self._begin = self._end
+
+    def rewind(self) -> None:
+        """Take back everything this session has written, as if it had never begun."""
+        self._handle.truncate(self._begin)
+        self._end = self._begin
 
     def append(self, entry: Entry) -> None:
         """Write one line; it survives the death of this process, though not yet a power cut (see `sync`).

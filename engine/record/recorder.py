@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Writes the journal of one run and keeps its state."""
+    """Writes the journal of one run and keeps its state; `first` is the `seq` of this session's first entry."""
 
     def __init__(self, journal: Journal, device_kind: str) -> None:
         """Replay what earlier sessions wrote; this session's entries follow."""
@@ -30,6 +30,7 @@ class Recorder:
         for entry in journal.replay():
             fold(self._state, entry)
             self._next = entry.seq + 1
+        self.first = self._next
         self.session = self._state.session + 1 if self._next else 0
         self._ring: deque[Entry] = deque(maxlen=RING)
         self._lock = threading.Lock()

@@ -249,7 +249,7 @@ def _collection(state: RunState, collection: Collection) -> CollectionSummary:
     passes = set(collection.shares)
     return CollectionSummary(
         name=collection.name,
-        status=collection.status or "incomplete",
+        status=collection.status or ("stopped" if state.status == "stopped" else "incomplete"),
         reason=collection.reason,
         files=collection.files,
         chunks=collection.chunks,

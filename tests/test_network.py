@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from engine.passes.packed import PACKED_TYPES, PackedEncoder
+from engine.models.network import PACKED_TYPES, PackedEncoder
 
 LENGTHS = [40, 7, 7, 7, 1, 200, 2, 2, 33]
 OFFSET = {"bert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}
@@ -94,9 +94,7 @@ def test_GIVEN_the_pad_token_inside_a_text_WHEN_packed_THEN_positions_equal_tran
     ids[[4, 11, 29]] = PAD
     mask = torch.ones(1, 10, dtype=torch.int64)
     with torch.inference_mode():
-        parts = [
-            model(input_ids=row[None], attention_mask=mask).last_hidden_state[0] for row in ids.split(10)
-        ]
+        parts = [model(input_ids=row[None], attention_mask=mask).last_hidden_state[0] for row in ids.split(10)]
     torch.testing.assert_close(packed(model)(ids, [10] * 3), torch.cat(parts), atol=2e-5, rtol=1e-4)
 
 
@@ -117,9 +115,7 @@ def test_GIVEN_prefixed_names_and_a_head_WHEN_loaded_THEN_they_are_seen_through(
     torch.testing.assert_close(encoder(ids, [9]), packed(model)(ids, [9]))
 
 
-@pytest.mark.parametrize(
-    "name", ["encoder.layer.1.attention.attn.k.bias", "encoder.relative_attention_bias.weight"]
-)
+@pytest.mark.parametrize("name", ["encoder.layer.1.attention.attn.k.bias", "encoder.relative_attention_bias.weight"])
 def test_GIVEN_a_missing_tensor_WHEN_loaded_THEN_the_error_names_it(name):
     model = tiny("mpnet")
     state = model.state_dict()
