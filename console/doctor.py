@@ -12,6 +12,7 @@ from engine.errors import InterlockError
 from engine.gpu.devices import choose, describe_host
 from engine.models import assets
 from engine.models.registry import extended, find
+from engine.models.sources import hub_cache, model_cache
 from engine.record.durable import human_bytes
 
 Check = tuple[bool, str, str]
@@ -28,7 +29,7 @@ def examine(configuration: Configuration) -> list[Check]:
         *_gpus(),
         *_devices(settings.devices),
         _writable(settings.out),
-        (True, "model cache", f"{assets.hub_cache()} (Hugging Face), {assets.model_cache()} (from packages)"),
+        (True, "model cache", f"{hub_cache()} (Hugging Face), {model_cache()} (from packages)"),
         (True, "network", "forbidden by the environment" if assets.is_offline() else "allowed for missing models"),
         *_models(configuration),
     ]
