@@ -15,6 +15,17 @@ EPILOG = """exit codes:
 Every setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
 `interlock config show` prints each value with where it came from."""
 
+COMMANDS = {
+    "run": "embed a directory of chunk files",
+    "plan": "show what a run would do, without doing it",
+    "demo": "embed the docstrings of Python's standard library",
+    "search": "search a store that a run has written",
+    "models": "the registry of models and what is cached",
+    "config": "show every setting and where it came from",
+    "doctor": "check this machine",
+    "schema": "print the JSON Schema of summary.json",
+}
+
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command and its options; `command` is what to call with them. Exits with 2 on a wrong command line."""
@@ -52,7 +63,6 @@ def _run(commands: Any) -> None:
     command = _command(
         commands,
         "run",
-        "embed a directory of chunk files",
         "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model\n"
         "of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
         "example:\n  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
@@ -67,7 +77,6 @@ def _plan(commands: Any) -> None:
     command = _command(
         commands,
         "plan",
-        "show what a run would do, without doing it",
         "Read and tokenise CHUNKS and show passes, batches, tokens, truncation and predicted memory. No weights are\n"
         "loaded and nothing is written.",
     )
@@ -79,7 +88,6 @@ def _demo(commands: Any) -> None:
     command = _command(
         commands,
         "demo",
-        "embed the docstrings of Python's standard library",
         "A real run that needs no data and no network: cuts the docstrings of the standard library that is installed\n"
         "into chunks, embeds them with the demo roster into an embedded Qdrant store, and searches it once.",
     )
@@ -95,7 +103,6 @@ def _search(commands: Any) -> None:
     command = _command(
         commands,
         "search",
-        "search a store that a run has written",
         "Encode QUERY with the same models, weights and prompts as the store's vectors and print the best chunks.",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the --qdrant directory of a run")
@@ -112,7 +119,6 @@ def _models(commands: Any) -> None:
     command = _command(
         commands,
         "models",
-        "the registry of models and what is cached",
         "List every model of the registry with its sources and whether its files are on this machine. `models fetch`\n"
         "brings the named models into the Hugging Face cache.",
     )
@@ -124,7 +130,7 @@ def _models(commands: Any) -> None:
 
 
 def _config(commands: Any) -> None:
-    command = _command(commands, "config", "show every setting and where it came from", "Print each setting.")
+    command = _command(commands, "config", "Print each setting.")
     command.add_argument("action", choices=["show"], help="what to do")
     _settings(command)
 
@@ -133,20 +139,19 @@ def _doctor(commands: Any) -> None:
     command = _command(
         commands,
         "doctor",
-        "check this machine",
         "Check versions, devices, memory, disk, caches and the demo models; exit 5 when nothing could be run.",
     )
     _settings(command)
 
 
 def _schema(commands: Any) -> None:
-    _command(commands, "schema", "print the JSON Schema of summary.json", "Print the JSON Schema of summary.json.")
+    _command(commands, "schema", "Print the JSON Schema of summary.json.")
 
 
-def _command(commands: Any, name: str, summary: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=summary,
+        help=COMMANDS[name],
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -72,7 +72,9 @@ def progress(state: RunState) -> str:
     batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)
     seconds = sum(share.seconds for share in shares)
     rate = done / seconds if seconds else 0.0
-    left = f", {_minutes((total - done) / rate)} left in this pass" if rate else ""
+    pace = sum(share.tokens_done for share in shares) / seconds if seconds else 0.0
+    tokens = sum(share.tokens - share.tokens_done for share in shares)
+    left = f", {_minutes(tokens / pace)} left in this pass" if pace else ""
     percent = f"{done / total:.0%}" if total else "0%"
     place = f"pass {number + 1}/{len(state.roster)} {shares[0].model}"
     return f"{place} {percent} batch {batches}/{of}, {rate:.1f} rows/s{left}"
@@ -94,10 +96,11 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
+    seconds = sum(share.seconds for share in state.shares() if share.model_pass == event.model_pass)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
-    text = f"{place} done: {event.rows} rows in {event.seconds:.1f} s"
-    if event.seconds:
-        text += f" ({event.rows / event.seconds:.1f} rows/s)"
+    text = f"{place} done: {event.rows} rows in {seconds:.1f} s"
+    if seconds:
+        text += f" ({event.rows / seconds:.1f} rows/s)"
     if lease and lease.receipts:
         receipt = lease.receipts[0]
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)

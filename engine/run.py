@@ -130,6 +130,7 @@ class Run:
         self._working = True
         for step in exclusive([len(cells.batches) for cells in grid], done):
             self._take(grid[step.model_pass], step)
+        self._complete_without_a_turn(grid)
         for rows in corpus.rows:
             self._close_collection(rows, grid, roster)
         return self.recorder.look(verdict.of_run)
@@ -202,7 +203,8 @@ class Run:
 
     def _survived(self, cells: Cells) -> set[int]:
         """The batches that earlier sessions committed and whose vectors are still what was committed."""
-        kept = self.recorder.look(lambda state: dict(state.committed.get(cells.model_pass, {})))
+        committed = self.recorder.look(lambda state: dict(state.committed.get(cells.model_pass, {})))
+        kept = {index: batch.crc for index, batch in committed.items()}
         gone = lost(cells.file, [batch.rows for batch in cells.batches], kept)
         if gone:
             self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
@@ -217,6 +219,13 @@ class Run:
             raise
         except (InterlockError, RuntimeError, MemoryError) as error:
             self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=str(error)))
+
+    def _complete_without_a_turn(self, grid: list[Cells]) -> None:
+        """A pass whose last batch an earlier session committed, or whose rows were all reused, is complete too."""
+        completed, failed = self.recorder.look(lambda state: (set(state.passes_completed), set(state.failures)))
+        for cells in grid:
+            if cells.model_pass not in completed | failed:
+                self._emit(turn.completed(cells, self._weights[cells.model_pass], self._devices[0].name, 0.0))
 
     def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""

@@ -105,7 +105,10 @@ def write_parquet(delivery: Delivery, directory: Path) -> Path:
     vectors = [pa.field(name, pa.list_(pa.float32(), width)) for name, width in widths.items()]
     schema = pa.schema(plain + vectors)
     path = directory / "points.parquet"
-    with durable.replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with (
+        durable.replacing(path) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=["source"]) as writer,
+    ):
         for _, chunks, found in delivery.chunks():
             columns = [
                 pa.array([chunk.point_id for chunk in chunks]),

@@ -29,16 +29,19 @@ def take(
     ) as lease:
         emit(_granted(cells, lease))
         _compute(cells, turn, lease, emit, sync, stop)
-    emit(
-        EnsemblePassCompleted(
-            model_pass=cells.model_pass,
-            model=cells.card.key,
-            device=lease.devices[0].name,
-            dtype=cells.card.dtype,
-            weight=weight,
-            rows=sum(len(cells.batches[index].rows) for index in turn.batches),
-            seconds=round(time.monotonic() - began, 3),
-        )
+    emit(completed(cells, weight, lease.devices[0].name, time.monotonic() - began))
+
+
+def completed(cells: Cells, weight: float, device: str, seconds: float) -> EnsemblePassCompleted:
+    """The end of a pass: its rows in all sessions, and the seconds of its last turn."""
+    return EnsemblePassCompleted(
+        model_pass=cells.model_pass,
+        model=cells.card.key,
+        device=device,
+        dtype=cells.card.dtype,
+        weight=weight,
+        rows=sum(len(batch.rows) for batch in cells.batches),
+        seconds=round(seconds, 3),
     )
 
 

@@ -24,6 +24,7 @@ class Share:
     truncated: int
     truncated_tokens: int
     rows_done: int = 0
+    tokens_done: int = 0
     batches_done: int = 0
     seconds: float = 0.0
     dtype: str | None = None
@@ -85,7 +86,7 @@ class RunState:
     tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
     collections: dict[str, Collection] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
-    committed: dict[int, dict[int, int]] = field(default_factory=dict)
+    committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
     parked: dict[int, dict[int, ev.RowParked]] = field(default_factory=dict)
     plans: dict[tuple[int, str], str] = field(default_factory=dict)
     passes_completed: set[int] = field(default_factory=set)
@@ -246,19 +247,23 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.current_pass = event.model_pass
-    state.committed.setdefault(event.model_pass, {})[event.batch_index] = event.crc
+    state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if found := state.share_of(event.model_pass, event.batch_index):
         share = found[1]
         share.seconds += event.seconds
         share.device = event.device
         share.batches_done += 1
         share.rows_done += event.rows
+        share.tokens_done += event.tokens
 
 
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
     state.batches_lost += len(event.batches)
     state.passes_completed.discard(event.model_pass)
     for batch_index in event.batches:
-        del state.committed[event.model_pass][batch_index]
+        gone = state.committed[event.model_pass].pop(batch_index)
         if found := state.share_of(event.model_pass, batch_index):
-            found[1].batches_done -= 1
+            share = found[1]
+            share.batches_done -= 1
+            share.rows_done -= gone.rows
+            share.tokens_done -= gone.tokens

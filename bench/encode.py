@@ -1,0 +1,191 @@
+"""Encode throughput of the engine's own path against sentence-transformers, in one process, in CPU seconds.
+
+Ours is what a run does: tokenise into a TokenStore, plan, encode batch by batch under a lease. Loading is left
+out on both sides. One thread; variants take turns in shuffled rounds, so that a busy machine hurts all alike.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import machine
+
+os.environ.update(machine.SINGLE_THREAD)
+
+import corpora  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import work  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
+
+from engine.gpu.devices import choose  # noqa: E402
+from engine.gpu.lease import Lessor  # noqa: E402
+from engine.gpu.memory import predict_peak  # noqa: E402
+from engine.intake.tokens import TokenStore, load_tokenizer  # noqa: E402
+from engine.models.assets import Policy, resolve  # noqa: E402
+from engine.models.card import ModelCard, read_card  # noqa: E402
+from engine.models.registry import REGISTRY, find  # noqa: E402
+from engine.models.weights import DTYPES, attach  # noqa: E402
+from engine.passes.batches import plan  # noqa: E402
+from engine.passes.encoder import Encoder, encoder_for  # noqa: E402
+
+SIZES = (32, 4, 8, 16, 64)
+DEFAULT = 32
+FLOAT32_GOALS = {"x default": 1.35, "x best": 1.15, "minimal cosine": 0.99999, "share of GEMM peak": 0.82}
+BFLOAT16_GOALS = {"x float32 default": 2.4, "x own best": 1.2, "minimal cosine": 0.998}
+Timed = dict[str, float]
+
+
+@dataclass
+class Ours:
+    """The engine's path over all texts; `vectors` are those of the last round, in the order of the texts."""
+
+    card: ModelCard
+    encoder: Encoder
+    texts: Sequence[str]
+    vectors: Any = None
+    lengths: Any = None
+    padding: float = 0.0
+    batches: int = 0
+    tokenizer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = load_tokenizer(self.card.tokenizer_file)
+
+    def __call__(self) -> Timed:
+        began = time.process_time()
+        with tempfile.TemporaryDirectory() as made:
+            store = TokenStore(Path(made) / "ids", self.tokenizer, self.card.document_prompt, self.card.max_tokens)
+            with store:
+                store.add(self.texts)
+            tokenised = time.process_time()
+            self.lengths = store.lengths(self.card.max_tokens)
+            planned = plan(np.arange(len(store)), self.lengths, self.card.batch_tokens)
+            self.vectors = np.empty((len(store), self.card.dim), np.float32)
+            for batch in planned.batches:
+                rows = [store.row(int(row), self.card.max_tokens) for row in batch.rows]
+                self.vectors[batch.rows] = self.encoder.encode(rows)
+        ended = time.process_time()
+        self.padding = 0.0 if self.card.packed else planned.padding / planned.tokens
+        self.batches = len(planned.batches)
+        return {"cpu": ended - began, "tokenise": tokenised - began, "encode": ended - tokenised}
+
+
+def theirs(model: SentenceTransformer, texts: Sequence[str], size: int, prompt: str) -> Callable[[], Timed]:
+    def run() -> Timed:
+        began = time.process_time()
+        model.encode(list(texts), batch_size=size, prompt=prompt or None, show_progress_bar=False)
+        return {"cpu": time.process_time() - began}
+
+    return run
+
+
+def cosines(ours: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    ours, reference = ours.astype(np.float64), reference.astype(np.float64)
+    return (ours * reference).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(reference, axis=1)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    about = machine.describe()
+    texts = corpora.sample(corpora.texts_of(options.chunks), options.texts, options.shortest)
+    spec = replace(find(REGISTRY, [options.model])[0], dtype={"cpu": options.dtype})
+    card = read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+    half = options.dtype == "bfloat16"
+    whole = SentenceTransformer(str(card.snapshot.path), device="cpu")
+    peer = SentenceTransformer(str(card.snapshot.path), device="cpu", model_kwargs={"dtype": DTYPES[options.dtype]})
+    reference = whole.encode(texts, batch_size=DEFAULT, prompt=card.document_prompt or None, show_progress_bar=False)
+    lessor = Lessor(choose("cpu"), 12 << 30)
+    with lessor.lease(card.key, predict_peak(card.shape, card.batch_tokens), lambda _: None) as lease:
+        attached = attach(card, lease)
+        ours = Ours(card, encoder_for(card, attached.network), texts)
+        variants: dict[str, Callable[[], Any]] = {"interlock": ours, "gemm": work.gemm(card, DTYPES[options.dtype])}
+        variants |= {f"st {size}": theirs(peer, texts, size, card.document_prompt) for size in SIZES}
+        if half:
+            variants["st float32 32"] = theirs(whole, texts, DEFAULT, card.document_prompt)
+        for warm in (
+            replace(ours, texts=texts[:32]),
+            theirs(peer, texts[:32], 8, ""),
+            theirs(whole, texts[:32], 8, ""),
+        ):
+            warm()
+        found = machine.interleave(variants, options.rounds)
+    return report(options, about, texts, ours, found, cosines(ours.vectors, reference))
+
+
+def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, cosine: np.ndarray) -> dict[str, Any]:
+    probes = found.pop("gemm")
+    cpu = {name: machine.spread([each["cpu"] for each in rounds]) for name, rounds in found.items()}
+    median = {name: each["median"] for name, each in cpu.items()}
+    best = min(
+        (name for name in cpu if name.startswith("st ") and "float32" not in name), key=lambda name: median[name]
+    )
+    tokens, useful = int(ours.lengths.sum()), work.flops(ours.card, ours.lengths)
+    rates = {shape: machine.spread([probe[shape] for probe in probes], 1) for shape in probes[0]}
+    forward = float(np.median([each["encode"] for each in found["interlock"]]))
+    share = useful / forward / 1e9 / max(rate["median"] for rate in rates.values())
+    half = options.dtype == "bfloat16"
+    values = {
+        "x default": median["st 32"] / median["interlock"],
+        "x best": median[best] / median["interlock"],
+        "x own best": median[best] / median["interlock"],
+        "x float32 default": median.get("st float32 32", median["st 32"]) / median["interlock"],
+        "minimal cosine": float(cosine.min()),
+        "share of GEMM peak": share,
+    }
+    wanted = BFLOAT16_GOALS if half else FLOAT32_GOALS
+    tokenise = float(np.median([each["tokenise"] for each in found["interlock"]]))
+    result = {
+        "machine": {**about, "load_after": machine.load()},
+        "model": ours.card.key, "dtype": options.dtype, "rounds": options.rounds,
+        "texts": len(texts), "tokens": tokens, "batches": ours.batches, "gigaflops": round(useful / 1e9, 1),
+        "cpu_seconds": cpu, "best": best,
+        "ratios_within_rounds": {
+            name: machine.spread([t["cpu"] / o["cpu"] for t, o in zip(rounds, found["interlock"], strict=True)])
+            for name, rounds in found.items() if name != "interlock"
+        },
+        "padding": {"interlock": ours.padding, "st 32": round(work.padding_by_characters(texts, ours.lengths, DEFAULT), 4)},
+        "tokenise_share": round(tokenise / median["interlock"], 4),
+        "mean_cosine": float(cosine.mean()),
+        "gemm_gflops": rates,
+        "useful_gflops": {name: round(useful / seconds / 1e9, 1) for name, seconds in median.items()},
+        "goals": {name: machine.goal(values[name], limit) for name, limit in wanted.items()},
+    }  # fmt: skip
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"\n{result['model']} {result['dtype']}: {result['texts']} texts, {result['tokens']:,} tokens")
+    cpu, rates = result["cpu_seconds"], result["useful_gflops"]
+    machine.table(["variant", "CPU s", "min", "max", "tokens/s", "useful GF/s", "x interlock"], [
+        [name, each["median"], each["min"], each["max"], round(result["tokens"] / each["median"]), rates[name],
+         each["median"] / cpu["interlock"]["median"]]
+        for name, each in sorted(cpu.items(), key=lambda item: item[1]["median"])
+    ])  # fmt: skip
+    print(f"GEMM GF/s: { {shape: rate['median'] for shape, rate in result['gemm_gflops'].items()} }")
+    print(f"padding: {result['padding']}; tokenising is {result['tokenise_share']:.2%} of our time")
+    machine.goals(result["goals"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chunks", type=Path, help="chunk directory; default is the standard library's docstrings")
+    parser.add_argument("--model", default="all-minilm-l6")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=384)
+    parser.add_argument("--shortest", type=int, default=300, help="least characters of a text")
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = measure(options)
+    show(result)
+    machine.keep(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What every benchmark needs around its measurement: the machine in words, shuffled rounds, and a table.
+
+No host names and no paths come out of here, so results can be kept.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SINGLE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+VERSIONS = ("torch", "sentence-transformers", "transformers", "tokenizers")
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores, capability, versions and the load now."""
+    from engine.gpu.devices import describe_host
+
+    versions = {name: importlib.metadata.version(name) for name in VERSIONS}
+    return {**describe_host(), "python": platform.python_version(), **versions, "load_before": load()}
+
+
+def load() -> list[float]:
+    """Load averages over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def interleave(variants: Mapping[str, Callable[[], Any]], rounds: int, seed: int = 7) -> dict[str, list[Any]]:
+    """What each variant returned in every round; the order within a round is shuffled."""
+    found: dict[str, list[Any]] = {name: [] for name in variants}
+    order, generator = list(variants), random.Random(seed)
+    for number in range(rounds):
+        generator.shuffle(order)
+        for name in order:
+            found[name].append(variants[name]())
+        print(f"round {number + 1} of {rounds}, load {load()[0]}", flush=True)
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median, least and most."""
+    most = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in most.items()}
+
+
+def goal(value: float, wanted: float, *, at_most: bool = False) -> dict[str, Any]:
+    """A measured value beside its goal."""
+    met = value <= wanted if at_most else value >= wanted
+    return {"value": round(value, 4), "goal": f"{'<=' if at_most else '>='} {wanted}", "met": met}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a Markdown table."""
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    for row in rows:
+        print("| " + " | ".join(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row) + " |")
+
+
+def goals(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print measured values beside their goals."""
+    print()
+    table(
+        ["goal", "measured", "wanted", ""],
+        [
+            [name, float(each["value"]), each["goal"], "met" if each["met"] else "MISSED"]
+            for name, each in found.items()
+        ],
+    )
+
+
+def keep(result: Mapping[str, Any], path: Path | None) -> None:
+    """Write the result as JSON where it is wanted."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,50 @@
+"""What a model has to compute, and how fast this machine could: useful operations, GEMM probe, padding.
+
+Imported only after the environment has settled the number of threads.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.models.card import ModelCard
+
+
+def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:
+    """GF/s of one linear at the model's own shapes and a square one."""
+    width, inner = int(card.config["hidden_size"]), int(card.config.get("intermediate_size") or 0)
+    shapes = [(2048, width, 3 * width), (2048, width, inner), (2048, inner, width), (1024, 1024, 1024)]
+
+    def run() -> dict[str, float]:
+        return {f"{m}x{k}x{n}": _rate(m, k, n, dtype) for m, k, n in shapes}
+
+    return run
+
+
+@torch.inference_mode()
+def _rate(m: int, k: int, n: int, dtype: torch.dtype, repeats: int = 15) -> float:
+    x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
+    seconds = []
+    for _ in range(repeats):
+        began = time.process_time()
+        F.linear(x, weight, bias)
+        seconds.append(time.process_time() - began)
+    return 2 * m * k * n / float(np.median(seconds[2:])) / 1e9
+
+
+def flops(card: ModelCard, lengths: np.ndarray) -> float:
+    """Useful floating point operations of a BERT-like encoder: linears and attention, no padding."""
+    d, depth = int(card.config["hidden_size"]), int(card.config["num_hidden_layers"])
+    inner = int(card.config.get("intermediate_size") or 4 * d)
+    linear = float(lengths.sum()) * (8 * d * d + 4 * d * inner)
+    return depth * (linear + 4.0 * d * float((lengths.astype(np.float64) ** 2).sum()))
+
+
+def padding_by_characters(texts: Sequence[str], lengths: np.ndarray, size: int) -> float:
+    """Padding share of sentence-transformers' default: sorted by characters, `size` rows a batch."""
+    order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
+    batches = [lengths[order[start : start + size]] for start in range(0, len(order), size)]
+    return sum(int(batch.max()) * len(batch) for batch in batches) / int(lengths.sum()) - 1

@@ -1,0 +1,97 @@
+"""Writes the parts of the repository that are made from code: README's tables and the schema of the summary.
+
+`python -m console.generate` rewrites them, `--check` fails when one of them has drifted.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from console.cli import COMMANDS
+from engine.config import flag_of, knobs, variable_of
+from engine.errors import ExitCode
+from engine.models.assets import label
+from engine.models.registry import REGISTRY
+from engine.record import summary
+
+ROOT = Path(__file__).parent.parent
+SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
+MEANINGS = {
+    ExitCode.COMPLETED: "completed",
+    ExitCode.FAILED: "failed, or a collection is incomplete; `--resume` goes on",
+    ExitCode.USAGE: "usage, configuration or input that cannot be used; nothing was written",
+    ExitCode.MITIGATED: "completed with mitigations under `--strict`",
+    ExitCode.STOPPED: "stopped by the operator, resumable",
+    ExitCode.UNAVAILABLE: "no usable device or model",
+    ExitCode.HANGUP: "hang-up (reserved for the console)",
+    ExitCode.INTERRUPTED: "interrupted, resumable",
+    ExitCode.TERMINATED: "terminated, resumable",
+}
+
+
+def models() -> str:
+    """The registry."""
+    rows = [
+        [f"`{spec.key}`", spec.dim, spec.max_tokens, spec.licence, "<br>".join(f"`{label(s)}`" for s in spec.sources)]
+        for spec in REGISTRY.values()
+    ]
+    return _table(["model", "dim", "tokens", "licence", "sources, in the order in which they are asked"], rows)
+
+
+def settings() -> str:
+    """Every knob."""
+    rows = [
+        [
+            f"`{flag_of(item.name)}`",
+            f"`{variable_of(item.name)}`",
+            f"`{item.metadata['default']}`" if item.metadata["default"] else "",
+            item.metadata["help"],
+        ]
+        for item in knobs()
+    ]
+    return _table(["flag", "environment", "default", "what it does"], rows)
+
+
+def exit_codes() -> str:
+    """What the process says when it ends."""
+    return _table(["code", "means"], [[int(code), MEANINGS[code]] for code in ExitCode])
+
+
+def commands() -> str:
+    """Every command with its one line of help."""
+    return _table(["command", "what it does"], [[f"`interlock {name}`", text] for name, text in COMMANDS.items()])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "models": models,
+    "settings": settings,
+    "exit codes": exit_codes,
+    "commands": commands,
+}
+
+
+def generated(text: str) -> str:
+    """`text` with everything between its generated-part markers made anew."""
+    marker = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marker.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text)
+
+
+def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Rewrite what has drifted; with `--check` only say so."""
+    wanted = {ROOT / "README.md": generated((ROOT / "README.md").read_text()), SCHEMA: summary.schema_text()}
+    drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in drifted:
+        print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if '--check' in sys.argv else 'written'}")
+        if "--check" not in sys.argv:
+            path.write_text(wanted[path])
+    return int(bool(drifted) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

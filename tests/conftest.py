@@ -1,0 +1,30 @@
+"""Fixtures that tests share: two tiny models, and the real MiniLM where its package is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MINILM_PACKAGE, minilm_directory, tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_a(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT with mean pooling and 32 dimensions."""
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny-a", seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MPNet with CLS pooling and 48 dimensions."""
+    return tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-b", seed=2, kind="mpnet", width=48, layers=1, pooling="cls"
+    )
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The files of the real all-MiniLM-L6-v2."""
+    directory = minilm_directory()
+    if directory is None:
+        pytest.skip(f"{MINILM_PACKAGE} is not installed")
+    return directory
