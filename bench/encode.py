@@ -17,22 +17,22 @@ import machine
 
 os.environ.update(machine.SINGLE_THREAD)
 
-import corpora  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import work  # noqa: E402
-from sentence_transformers import SentenceTransformer  # noqa: E402
+import corpora
+import numpy as np
+import torch
+import work
+from sentence_transformers import SentenceTransformer
 
-from engine.gpu.devices import choose  # noqa: E402
-from engine.gpu.lease import Lessor  # noqa: E402
-from engine.gpu.memory import predict_peak  # noqa: E402
-from engine.intake.tokens import TokenStore, load_tokenizer  # noqa: E402
-from engine.models.assets import Policy, resolve  # noqa: E402
-from engine.models.card import ModelCard, read_card  # noqa: E402
-from engine.models.registry import REGISTRY, find  # noqa: E402
-from engine.models.weights import DTYPES, attach  # noqa: E402
-from engine.passes.batches import plan  # noqa: E402
-from engine.passes.encoder import Encoder, encoder_for  # noqa: E402
+from engine.gpu.devices import choose
+from engine.gpu.lease import Lessor
+from engine.gpu.memory import predict_peak
+from engine.intake.tokens import TokenStore, load_tokenizer
+from engine.models.assets import Policy, resolve
+from engine.models.card import ModelCard, read_card
+from engine.models.registry import REGISTRY, find
+from engine.models.weights import DTYPES, attach
+from engine.passes.batches import plan
+from engine.passes.encoder import Encoder, encoder_for
 
 SIZES = (32, 4, 8, 16, 64)
 DEFAULT = 32
@@ -139,7 +139,7 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
     }
     wanted = BFLOAT16_GOALS if half else FLOAT32_GOALS
     tokenise = float(np.median([each["tokenise"] for each in found["interlock"]]))
-    result = {
+    return {
         "machine": {**about, "load_after": machine.load()},
         "model": ours.card.key, "dtype": options.dtype, "rounds": options.rounds,
         "texts": len(texts), "tokens": tokens, "batches": ours.batches, "gigaflops": round(useful / 1e9, 1),
@@ -148,14 +148,15 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
             name: machine.spread([t["cpu"] / o["cpu"] for t, o in zip(rounds, found["interlock"], strict=True)])
             for name, rounds in found.items() if name != "interlock"
         },
-        "padding": {"interlock": ours.padding, "st 32": round(work.padding_by_characters(texts, ours.lengths, DEFAULT), 4)},
+        "padding": {
+            "interlock": ours.padding, "st 32": round(work.padding_by_characters(texts, ours.lengths, DEFAULT), 4)
+        },
         "tokenise_share": round(tokenise / median["interlock"], 4),
         "mean_cosine": float(cosine.mean()),
         "gemm_gflops": rates,
         "useful_gflops": {name: round(useful / seconds / 1e9, 1) for name, seconds in median.items()},
         "goals": {name: machine.goal(values[name], limit) for name, limit in wanted.items()},
     }  # fmt: skip
-    return result
 
 
 def show(result: dict[str, Any]) -> None:

@@ -96,11 +96,12 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
-    seconds = sum(share.seconds for share in state.shares() if share.model_pass == event.model_pass)
+    shares = [share for share in state.shares() if share.model_pass == event.model_pass]
+    seconds, reused = sum(share.seconds for share in shares), sum(share.reused for share in shares)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
-    text = f"{place} done: {event.rows} rows in {seconds:.1f} s"
+    text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
     if seconds:
-        text += f" ({event.rows / seconds:.1f} rows/s)"
+        text += f" in {seconds:.1f} s ({event.rows / seconds:.1f} rows/s)"
     if lease and lease.receipts:
         receipt = lease.receipts[0]
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)

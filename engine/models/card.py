@@ -62,7 +62,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     document = prompts.get("document") or prompts.get("passage") or ""
     plain = modules in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     packed = plain and pooling in ("cls", "mean") and packable(config)
-    if not packed and config.get("auto_map"):
+    if not packed and config.get("auto_map") and not _known_to_transformers(config):
         raise UnavailableError(
             f"model {spec.key} brings code of its own ({path / 'config.json'}: auto_map), which is never run; "
             "use a model that loads without it"
@@ -81,6 +81,13 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
         batch_tokens=spec.batch_tokens,
         shape=_shape(snapshot, config, BYTES[dtype], packed=packed),
     )
+
+
+def _known_to_transformers(config: Mapping[str, Any]) -> bool:
+    """Whether the library has the architecture itself, so that the code in the model's repository is not needed."""
+    from transformers import CONFIG_MAPPING
+
+    return config.get("model_type") in CONFIG_MAPPING
 
 
 def _json(path: Path) -> dict[str, Any]:

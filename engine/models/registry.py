@@ -110,7 +110,7 @@ REGISTRY: dict[str, ModelSpec] = {
             max_tokens=8192,
             query_prompt="Represent this query for searching relevant code: ",
             licence="MIT",
-            note="its repository names code of its own, which is never run here",
+            note="loads where transformers has the architecture itself; its repository's code is never run",
         ),
     )
 }

@@ -1,0 +1,197 @@
+"""A run that is killed again and again ends with the same bytes, and never computes more than one batch twice.
+
+One campaign of twenty SIGKILLs at real processes, spread over the life of a run; each test reads its evidence.
+"""
+
+import random
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.record import durable, summary
+from engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
+from engine.record.state import RunState, fold
+from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
+
+KILLS = 20
+SEED = 20_261_121
+COMMITTED = b'"event":"batch_committed"'
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A run as a SIGKILL left it: its committed batches, and rows that were computed but not committed, by pass."""
+
+    run: Path
+    committed: frozenset[Cell]
+    uncommitted: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What twenty kills left behind."""
+
+    whole: Path
+    runs: list[Path]
+    kills: list[Kill]
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path, tiny_b: Path) -> Campaign:
+    field = _Field(tmp_path_factory.mktemp("kill"), tiny_a, tiny_b)
+    began = time.monotonic()
+    interlock(*field.command("whole"))
+    life = time.monotonic() - began
+    kills = list(_kills(field, life, len(events_of(field.run("whole"), BatchCommitted))))
+    runs = sorted({kill.run for kill in kills})
+    for run in runs:
+        interlock(*field.command(run.name))
+    return Campaign(field.run("whole"), runs, kills)
+
+
+class _Field:
+    """The inputs that all runs share, and where they lie."""
+
+    def __init__(self, directory: Path, *models: Path) -> None:
+        self._directory = directory
+        self._chunks = corpus(
+            directory / "chunks",
+            {
+                "Guides": {"a_chunks.json": sentences(900), "deep/b_chunks.json": sentences(600, start=900)},
+                "Notes": {"c.jsonl": sentences(900, start=1400)},
+            },
+        )
+        rows = {model.name: {"source": str(model), "batch_tokens": 64} for model in models}
+        self._config = toml(directory / "interlock.toml", rows)
+        self._roster = ",".join(f"{model.name}={weight}" for weight, model in enumerate(models, 1))
+
+    def run(self, name: str) -> Path:
+        return self._directory / "runs" / name
+
+    def command(self, name: str) -> list[object]:
+        inputs = ["run", self._chunks, "--config", self._config, "--roster", self._roster]
+        outputs = ["--out", self._directory / "runs", "--run-id", name, "--qdrant", self._directory / "stores" / name]
+        return [*inputs, *outputs, "--resume", "--no-ui", "--quiet"]
+
+
+def _kills(field: _Field, life: float, batches: int) -> Iterator[Kill]:
+    """Kill until it has happened often enough; a run that outlives its kill is followed by a new one."""
+    chance = random.Random(SEED)
+    moments = [(number + chance.random()) / KILLS for number in range(KILLS)]
+    chance.shuffle(moments)
+    number = 0
+    for place, moment in enumerate(moments):
+        for _ in range(3):
+            run = field.run(f"r{number:02d}")
+            process = start(*field.command(run.name), stderr=subprocess.DEVNULL)
+            try:
+                if place % 4:
+                    time.sleep(moment * life)
+                else:
+                    _wait_for_commits(process, run, chance.randrange(1, batches // 2))
+            finally:
+                process.kill()
+            if process.wait() != 0:
+                yield _look(run)
+                break
+            number += 1
+
+
+def _wait_for_commits(process: subprocess.Popen[str], run: Path, more: int) -> None:
+    """Wait until the journal has `more` commits than now, or all of them."""
+    journal = run / "journal.jsonl"
+    wanted = more + (journal.read_bytes().count(COMMITTED) if journal.exists() else 0)
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(COMMITTED) >= wanted:
+            return
+        time.sleep(0.005)
+
+
+def _look(run: Path) -> Kill:
+    commits = events_of(run, BatchCommitted) if (run / "journal.jsonl").exists() else []
+    rows = Counter[int]()
+    for commit in commits:
+        rows[commit.model_pass] += commit.rows
+    written = {int(path.parent.name[0]): np.load(path) for path in run.glob("passes/*/vectors.npy")}
+    uncommitted = {
+        model_pass: int(np.isfinite(vectors).any(axis=1).sum()) - rows[model_pass]
+        for model_pass, vectors in written.items()
+    }
+    return Kill(run, frozenset((commit.model_pass, commit.batch_index) for commit in commits), uncommitted)
+
+
+def _exports(run: Path) -> dict[str, str]:
+    files = sorted(path for path in (run / "exports").rglob("*") if path.is_file())
+    return {path.relative_to(run).as_posix(): durable.sha256_of(path) for path in files}
+
+
+def test_GIVEN_twenty_kills_WHEN_resumed_to_the_end_THEN_every_export_has_the_same_bytes(campaign):
+    wanted = _exports(campaign.whole)
+    assert len(wanted) == 8
+    for run in campaign.runs:
+        assert _exports(run) == wanted, run.name
+
+
+def test_GIVEN_twenty_kills_WHEN_counted_THEN_they_fell_before_within_and_after_the_passes(campaign):
+    batches = len(events_of(campaign.whole, BatchCommitted))
+    within = [kill for kill in campaign.kills if 0 < len(kill.committed) < batches]
+    in_the_second = [kill for kill in within if any(model_pass == 1 for model_pass, _ in kill.committed)]
+    assert len(campaign.kills) == KILLS
+    assert len(within) >= 6
+    assert in_the_second
+
+
+def test_GIVEN_a_kill_WHEN_looked_at_THEN_at_most_the_batch_in_flight_was_uncommitted(campaign):
+    rows_of = {(each.model_pass, each.batch_index): each.rows for each in events_of(campaign.whole, BatchCommitted)}
+    for kill in campaign.kills:
+        in_flight = min(rows_of.keys() - kill.committed, default=None)
+        for model_pass, rows in kill.uncommitted.items():
+            most = rows_of[in_flight] if in_flight and in_flight[0] == model_pass else 0
+            assert 0 <= rows <= most, kill
+
+
+def test_GIVEN_a_kill_WHEN_resumed_THEN_no_committed_batch_is_computed_again(campaign):
+    batches = {(each.model_pass, each.batch_index) for each in events_of(campaign.whole, BatchCommitted)}
+    for run in campaign.runs:
+        commits = Counter((each.model_pass, each.batch_index) for each in events_of(run, BatchCommitted))
+        for lost in events_of(run, BatchesLost):
+            commits.subtract((lost.model_pass, index) for index in lost.batches)
+        assert commits.keys() == batches
+        assert set(commits.values()) == {1}, run.name
+
+
+def test_GIVEN_a_kill_and_no_power_cut_WHEN_resumed_THEN_no_committed_batch_was_lost(campaign):
+    assert [lost for run in campaign.runs for lost in events_of(run, BatchesLost)] == []
+
+
+def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_store_holds_exactly_the_points(campaign):
+    for run in campaign.runs:
+        for collection in summary_of(run)["collections"]:
+            verification = collection["verification"]
+            assert verification["ok"], verification
+            assert verification["points"] == verification["expected"] == collection["chunks"]
+
+
+def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_summary_is_the_fold_of_the_journal(campaign):
+    for run in campaign.runs:
+        state = RunState()
+        for entry in entries(run):
+            fold(state, entry)
+        assert (run / "summary.json").read_bytes() == summary.dumps(summary.summarise(state))
+        assert summary_of(run)["status"] == "completed"
+
+
+def test_GIVEN_kills_WHEN_resumed_THEN_the_journal_counts_on_without_a_gap(campaign):
+    for run in campaign.runs:
+        written: list[Entry] = entries(run)
+        assert [entry.seq for entry in written] == list(range(len(written)))
+        assert [entry.session for entry in written] == sorted(entry.session for entry in written)
+        closed = [entry.body.collection for entry in written if isinstance(entry.body, CollectionClosed)]
+        assert closed[-2:] == ["Guides", "Notes"]
