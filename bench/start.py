@@ -1,4 +1,4 @@
-"""Start of a process to its first committed batch against a script that only loads the model with sentence-transformers.
+"""From start to first batch, against a script that only loads the model with sentence-transformers.
 
 Whole processes, CPU seconds of the child and its children (wait4) and wall, in shuffled rounds with a warm cache.
 Without --export nothing is delivered, so the run's whole process is the way to its first and only batch.

@@ -3,6 +3,7 @@
 It owns no state of the run: it polls the recorder, and whatever happens to the terminal the run goes on.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -89,7 +90,7 @@ def _signals(stop: StopRequest) -> Callable[[], None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if stop.code is not None:
-            raise KeyboardInterrupt
+            os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
         stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         with suppress(OSError):
             print("stopping after this batch; once more to stop now", file=sys.stderr, flush=True)

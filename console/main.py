@@ -6,6 +6,14 @@ Nothing heavy is imported before the command is known: `--help` loads neither to
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+import engine
+
+if Path(__file__).parent.parent not in Path(str(engine.__file__)).parents:
+    sys.exit(
+        f"interlock: another package called 'engine' is in the way ({engine.__file__}): use an environment of its own"
+    )
 
 from console.cli import parse
 from console.safe import safe

@@ -85,21 +85,28 @@ class Run:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
         try:
             status, reason = self._outcome()
-        except BaseException:
-            self._leave_no_trace()
+        except BaseException as error:
+            if self._working:
+                self._finish("failed", f"internal error: {error!r}")
+            else:
+                self._leave_no_trace()
             raise
+        return self._finish(status, reason)
+
+    def _finish(self, status: ev.Status, reason: str) -> ExitCode:
         code = self._code(status)
-        self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
-        summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-        self._journal.close()
+        try:
+            self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
+            summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+        finally:
+            self._journal.close()
         return code
 
     def _leave_no_trace(self) -> None:
         """A session that was refused before it could work is no part of the run."""
-        if not self._working:
-            self._journal.rewind()
+        self._journal.rewind()
         self._journal.close()
-        if self._fresh and not self._working:
+        if self._fresh:
             shutil.rmtree(self.directory.path, ignore_errors=True)
 
     def _outcome(self) -> tuple[ev.Status, str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.errors import UnavailableError
+from engine.record import durable
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -71,8 +72,9 @@ class TokenStore:
         self._offsets: Lengths = np.zeros(1, np.int64)
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("wb")
+        with durable.explaining(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("wb")
         return self
 
     def add(self, texts: Sequence[str]) -> None:
@@ -83,11 +85,13 @@ class TokenStore:
             encodings = self._tokenizer.encode_batch_fast(window, add_special_tokens=False)
             rows = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
             self._full.append(np.asarray([len(row) for row in rows], np.int64))
-            self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
+            with durable.explaining(self.path):
+                self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._file is not None
-        self._file.close()
+        with durable.explaining(self.path):
+            self._file.close()
         if self._full:
             self.full_lengths = np.concatenate(self._full)
         self._full.clear()

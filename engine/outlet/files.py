@@ -83,9 +83,9 @@ def write_npy(delivery: Delivery, directory: Path) -> list[Path]:
     for name, dim in dims(delivery).items():
         path = directory / f"{name}.npy"
         with durable.replacing(path) as partial:
-            array = np.lib.format.open_memmap(
-                partial, mode="w+", dtype=np.float32, shape=(len(delivery.rows.texts), dim)
-            )
+            shape = (len(delivery.rows.texts), dim)
+            array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+            durable.take_blocks(partial)
             for start, vectors in delivery.windows():
                 array[start : start + WINDOW] = vectors[name]
                 array.flush()

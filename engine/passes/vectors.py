@@ -5,7 +5,6 @@ a resumed run knows which rows survived whatever killed it.
 """
 
 import mmap
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from engine.errors import InterlockError
 from engine.passes.batches import Rows
+from engine.record import durable
 
 Vectors = npt.NDArray[np.float32]
 
@@ -34,12 +34,12 @@ class VectorFile:
     def __init__(self, path: Path, texts: int, dim: int) -> None:
         """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
         self.path = path
+        if not path.exists():
+            _create(path, texts, dim)
         try:
-            if not path.exists():
-                _create(path, texts, dim)
             self.array: Vectors = np.load(path, mmap_mode="r+")
         except (OSError, ValueError) as error:
-            raise InterlockError(f"cannot use {path}: {error}; free space and --resume") from error
+            raise InterlockError(f"{path} is damaged: {error}; start a new run") from error
         if self.array.shape != (texts, dim):
             raise InterlockError(f"{path} holds {self.array.shape} vectors, the run has {(texts, dim)}")
 
@@ -60,16 +60,13 @@ class VectorFile:
 
 
 def _create(path: Path, texts: int, dim: int) -> None:
-    """A file full of NaN, with its blocks really taken: a full disk is found now, not in the middle of a write."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(texts, dim))
-    with partial.open("rb+") as handle:
-        os.posix_fallocate(handle.fileno(), 0, partial.stat().st_size)
-    for start in range(0, texts, 4096):
-        array[start : start + 4096] = np.nan
-    array.flush()
-    partial.replace(path)
+    """A file full of NaN."""
+    with durable.replacing(path) as partial:
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(texts, dim))
+        durable.take_blocks(partial)
+        for start in range(0, texts, 4096):
+            array[start : start + 4096] = np.nan
+        array.flush()
 
 
 def release(array: npt.NDArray[np.float32]) -> None:

@@ -16,6 +16,16 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """Turn what the disk says of `path` into an InterlockError that names it and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InterlockError(f"cannot write {path}: {reason}; make room there and do it again") from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success sync it and rename it to `path`.
 
@@ -23,16 +33,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        with partial.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        partial.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise InterlockError(
-            f"cannot write {path}: {error.strerror or error}; make room there and do it again"
-        ) from error
+        with explaining(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            with partial.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            partial.replace(path)
+            sync_directory(path.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -42,6 +49,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path`, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(data)
+
+
+def take_blocks(path: Path) -> None:
+    """Give every byte of a file a block of its own: a full disk is an OSError now, not a dead process at the first
+    write through a mapping."""
+    with path.open("rb+") as handle:
+        os.posix_fallocate(handle.fileno(), 0, path.stat().st_size)
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,0 +1,206 @@
+"""How chunk files become chunks: layouts, payload, and an identity that stays the same."""
+
+import hashlib
+import json
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InterlockError
+from engine.intake.chunks import LIST_KEYS, Chunk, ChunkReader
+from engine.intake.collections import discover
+from engine.intake.corpus import read_corpus, reread
+from tests.builders import corpus
+
+
+def reader(root, name=None):
+    return ChunkReader(discover(root, [name] if name else [])[0])
+
+
+def chunks(root, name=None):
+    found = list(reader(root, name))
+    assert all(isinstance(each, Chunk) for each in found), found
+    return found
+
+
+def raw(tmp_path, data, name="a_chunks.json"):
+    (tmp_path / "Docs").mkdir(exist_ok=True)
+    (tmp_path / "Docs" / name).write_bytes(data)
+    return tmp_path
+
+
+def content_id(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def with_id(text, chunk_id, **metadata):
+    return {"text": text, "metadata": {"chunk_id": chunk_id, **metadata}}
+
+
+def test_GIVEN_a_list_WHEN_read_THEN_chunks_come_in_its_order(tmp_path):
+    assert [each.text for each in chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["b", "a", "c"]}}))] == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("key", LIST_KEYS)
+def test_GIVEN_an_object_that_holds_the_list_WHEN_read_THEN_its_records_are_the_chunks(tmp_path, key):
+    root = raw(tmp_path, json.dumps({"version": 3, key: [{"text": "a"}, {"text": "b"}], "total": 2}).encode())
+    assert [each.text for each in chunks(root)] == ["a", "b"]
+
+
+def test_GIVEN_lines_WHEN_read_THEN_blank_ones_are_passed_over_and_crlf_is_no_part_of_a_record(tmp_path):
+    root = raw(tmp_path, b'{"text": "a"}\r\n\r\n{"text": "b"}\r\n  \n{"text": "c"}', "a.jsonl")
+    assert [each.text for each in chunks(root)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("name", "data"), [("a_chunks.json", b'[{"text": "a"}]'), ("a.jsonl", b'{"text": "a"}\n')])
+def test_GIVEN_a_byte_order_mark_WHEN_read_THEN_it_is_skipped(tmp_path, name, data):
+    assert [each.text for each in chunks(raw(tmp_path, b"\xef\xbb\xbf" + data, name))] == ["a"]
+
+
+def test_GIVEN_several_files_WHEN_read_THEN_they_come_in_the_order_of_their_names_and_each_hash_is_kept(tmp_path):
+    root = corpus(tmp_path, {"D": {"b_chunks.json": ["b"], "a/z.jsonl": ["a"], "c.jsonl": ["c"]}})
+    read = reader(root)
+    assert [each.text for each in read] == ["a", "b", "c"]
+    assert read.hashes == {
+        name: hashlib.sha256((root / "D" / name).read_bytes()).hexdigest()
+        for name in ("a/z.jsonl", "b_chunks.json", "c.jsonl")
+    }
+
+
+def test_GIVEN_metadata_WHEN_read_THEN_the_payload_is_the_object_as_it_stood_in_the_file(tmp_path):
+    payload = b'{ "z": [1.50, {"\\u00e9": null}],"a":12345678901234567890123 }'
+    (chunk,) = chunks(raw(tmp_path, b'[{"metadata": ' + payload + b', "text": "a", "other": 1}]'))
+    assert chunk.payload == payload
+
+
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {}}])
+def test_GIVEN_no_metadata_WHEN_read_THEN_the_payload_is_an_empty_object(tmp_path, metadata):
+    (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [{"text": "a", **metadata}]}}))
+    assert chunk.payload == b"{}"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\0", "  padded  ", "emoji \U0001f600", "a\u200db", "\uffff"])
+def test_GIVEN_a_text_with_unusual_signs_WHEN_read_THEN_it_is_kept_sign_for_sign(tmp_path, text):
+    (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [text]}}))
+    assert chunk.text == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+def test_GIVEN_any_text_WHEN_read_THEN_it_is_kept_sign_for_sign(tmp_path_factory, text):
+    root = raw(tmp_path_factory.mktemp("texts"), json.dumps([{"text": text}], ensure_ascii=False).encode())
+    assert [each.text for each in chunks(root)] == [text]
+
+
+def test_GIVEN_a_chunk_id_WHEN_read_THEN_it_is_the_chunks_identity(tmp_path):
+    root = corpus(tmp_path, {"D": {"a_chunks.json": [with_id("a", "x/1"), with_id("a", 7), with_id("a", 0)]}})
+    assert [each.chunk_id for each in chunks(root)] == ["x/1", "7", "0"]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"chunk_id": None}, {"chunk_id": ""}])
+def test_GIVEN_no_chunk_id_WHEN_read_THEN_the_text_gives_the_identity(tmp_path, metadata):
+    (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [{"text": "some text", "metadata": metadata}]}}))
+    assert chunk.chunk_id == content_id("some text")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "source"),
+    [
+        ({"source_path": "p", "source_file": "f", "filename": "n"}, "p"),
+        ({"source_path": "", "source_file": "f", "filename": "n"}, "f"),
+        ({"filename": "n"}, "n"),
+        ({}, "sub/a_chunks.json"),
+    ],
+)
+def test_GIVEN_what_the_metadata_says_of_its_source_WHEN_read_THEN_the_first_counts_and_else_the_file(
+    tmp_path, metadata, source
+):
+    root = corpus(tmp_path, {"D": {"sub/a_chunks.json": [{"text": "a", "metadata": metadata}]}})
+    assert chunks(root)[0].source == source
+
+
+def test_GIVEN_a_text_repeated_in_one_source_WHEN_read_THEN_each_has_a_numbered_identity_of_its_own(tmp_path):
+    found = chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["same", "other", "same", "same"]}}))
+    name = content_id("same")
+    assert [each.chunk_id for each in found] == [name, content_id("other"), f"{name}-2", f"{name}-3"]
+    assert len({each.point_id for each in found}) == 4
+
+
+def test_GIVEN_a_chunk_id_repeated_in_one_source_WHEN_read_THEN_the_later_record_is_refused(tmp_path):
+    root = corpus(tmp_path, {"D": {"a_chunks.json": [with_id("a", "1"), with_id("b", 1), with_id("c", "2")]}})
+    first, refusal, last = reader(root)
+    assert (first.text, last.text) == ("a", "c")
+    assert (refusal.file, refusal.record) == ("a_chunks.json", 2)
+    assert refusal.reason == "chunk_id 1 of a_chunks.json has been used before"
+
+
+def test_GIVEN_a_chunk_id_in_two_sources_WHEN_read_THEN_both_are_kept_as_different_points(tmp_path):
+    files = {"a_chunks.json": [with_id("a", "1")], "b_chunks.json": [with_id("b", "1")]}
+    found = chunks(corpus(tmp_path, {"D": files}))
+    assert len({each.point_id for each in found}) == 2
+
+
+def test_GIVEN_a_repeated_chunk_id_across_files_of_one_source_WHEN_read_THEN_the_later_file_is_named(tmp_path):
+    files = {f"{name}_chunks.json": [with_id(name, "1", source_path="s")] for name in "ab"}
+    _, refusal = reader(corpus(tmp_path, {"D": files}))
+    assert (refusal.file, refusal.record, refusal.reason) == (
+        "b_chunks.json",
+        1,
+        "chunk_id 1 of s has been used before",
+    )
+
+
+def test_GIVEN_the_same_chunk_elsewhere_WHEN_read_THEN_its_point_id_is_the_same(tmp_path):
+    one = corpus(tmp_path / "one", {"My Docs": {"a_chunks.json": ["a", with_id("b", "2", source_path="s")]}})
+    other = corpus(
+        tmp_path / "other",
+        {"my docs": {"a_chunks.json": ["new", "a"], "z.jsonl": [with_id("b, but changed", "2", source_path="s")]}},
+    )
+    ids = {each.text[0]: each.point_id for each in chunks(one)}
+    again = {each.text[0]: each.point_id for each in chunks(other)}
+    assert {name: again[name] for name in ids} == ids
+    assert all(UUID(point).version == 5 for point in ids.values())
+
+
+def test_GIVEN_the_same_chunk_in_two_collections_WHEN_read_THEN_the_points_differ(tmp_path):
+    root = corpus(tmp_path, {"A": {"a_chunks.json": ["a"]}, "B": {"a_chunks.json": ["a"]}})
+    assert chunks(root, "A")[0].point_id != chunks(root, "B")[0].point_id
+
+
+def test_GIVEN_texts_that_stand_in_several_chunks_WHEN_the_corpus_is_read_THEN_each_is_taken_once(tmp_path):
+    root = corpus(tmp_path, {"A": {"a_chunks.json": ["x", "y", "x"]}, "B": {"a_chunks.json": ["y", "z", "x"]}})
+    taken = []
+    read = read_corpus(discover(root), taken.extend)
+    assert taken == ["x", "y", "z"]
+    assert [rows.texts.tolist() for rows in read.rows] == [[0, 1, 0], [1, 2, 0]]
+    assert [(rows.first_text, rows.own_texts, rows.duplicates) for rows in read.rows] == [(0, 2, 1), (2, 1, 2)]
+    assert (read.chunks, len(read.digests)) == (6, 3)
+    assert read.digests[2].tobytes() == hashlib.sha256(b"z").digest()[:16]
+
+
+def test_GIVEN_more_texts_than_a_window_WHEN_the_corpus_is_read_THEN_all_are_taken_in_order(tmp_path):
+    texts = [f"text {number % 1300}" for number in range(1500)]
+    windows = []
+    read = read_corpus(discover(corpus(tmp_path, {"A": {"a.jsonl": texts}})), windows.append)
+    assert [text for window in windows for text in window] == texts[:1300]
+    np.testing.assert_array_equal(read.rows[0].texts, np.arange(1500) % 1300)
+
+
+def test_GIVEN_a_corpus_WHEN_read_again_THEN_the_good_chunks_come_once_more_in_row_order(tmp_path):
+    root = corpus(tmp_path, {"A": {"a_chunks.json": ["x", {"text": 1}, "y"], "b.jsonl": ["x"]}})
+    read = read_corpus(discover(root), lambda _: None)
+    assert [chunk.text for chunk in reread(read.rows[0])] == ["x", "y", "x"]
+
+
+@pytest.mark.parametrize("change", ["edited", "gone"])
+def test_GIVEN_a_file_that_changed_since_WHEN_read_again_THEN_the_error_names_it(tmp_path, change):
+    root = corpus(tmp_path, {"A": {"a_chunks.json": ["x"], "b.jsonl": ["y"]}})
+    read = read_corpus(discover(root), lambda _: None)
+    if change == "gone":
+        (root / "A" / "b.jsonl").unlink()
+    else:
+        (root / "A" / "b.jsonl").write_text('{"text": "z"}\n')
+    with pytest.raises(InterlockError, match=r"A/b\.jsonl changed during the run"):
+        list(reread(read.rows[0]))

@@ -1,0 +1,232 @@
+"""Which directories are collections, what Qdrant will call them, and which names are never followed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import UsageError
+from engine.intake.collections import Refusal, discover, qdrant_name
+from tests.builders import ROOT, corpus, interlock
+
+
+def refused(root, name="Docs"):
+    return {
+        refusal.file: refusal.reason
+        for found in discover(root)
+        if found.name == name
+        for refusal in found.refusals
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    return corpus(tmp_path / "root", {"Docs": {"a_chunks.json": ["a text"]}})
+
+
+def test_GIVEN_nested_directories_WHEN_discovered_THEN_chunk_files_at_any_depth_belong_to_their_collection(tmp_path):
+    root = corpus(
+        tmp_path,
+        {"B": {"z_chunks.json": ["a"], "deep/er/a.jsonl": ["b"], "notes.json": ["c"]}, "A": {"x_chunks.json": ["d"]}},
+    )
+    found = discover(root)
+    assert [(each.name, each.qdrant_collection, each.files) for each in found] == [
+        ("A", "a", ("x_chunks.json",)),
+        ("B", "b", ("deep/er/a.jsonl", "z_chunks.json")),
+    ]
+
+
+def test_GIVEN_a_root_with_chunk_files_of_its_own_WHEN_discovered_THEN_it_is_one_collection_named_after_itself(tmp_path):
+    root = corpus(tmp_path, {"My Docs": {"a_chunks.json": ["a"], "sub/b.jsonl": ["b"]}}) / "My Docs"
+    (found,) = discover(root)
+    assert (found.name, found.qdrant_collection, found.files) == ("My Docs", "my_docs", ("a_chunks.json", "sub/b.jsonl"))
+
+
+def test_GIVEN_a_root_that_is_a_link_WHEN_discovered_THEN_what_it_links_to_is_read(root, tmp_path):
+    (link := tmp_path / "link").symlink_to(root)
+    assert discover(link) == discover(root)
+
+
+def test_GIVEN_a_hidden_directory_in_the_root_WHEN_discovered_THEN_it_is_no_collection(root):
+    corpus(root, {".cache": {"a_chunks.json": ["a"]}})
+    assert [found.name for found in discover(root)] == ["Docs"]
+
+
+def test_GIVEN_wanted_names_WHEN_discovered_THEN_only_those_are_chosen(root):
+    corpus(root, {"More": {"a_chunks.json": ["a"]}, "Most": {"a_chunks.json": ["a"]}})
+    assert [found.name for found in discover(root, ["Most", "Docs"])] == ["Docs", "Most"]
+
+
+def test_GIVEN_an_unknown_wanted_name_WHEN_discovered_THEN_the_error_lists_what_there_is(root):
+    with pytest.raises(UsageError, match="no collection Nowhere; there are: Docs"):
+        discover(root, ["Docs", "Nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mapped"),
+    [
+        ("Docling", "docling"),
+        ("Python-Stdlib", "python-stdlib"),
+        ("Café Übung", "cafe_ubung"),
+        ("a  b//c", "a_b_c"),
+        ("__x__", "x"),
+        ("v1.2", "v1_2"),
+        ("n" * 300, "n" * 200),
+    ],
+)
+def test_GIVEN_a_directory_name_WHEN_mapped_THEN_it_is_what_qdrant_takes(name, mapped):
+    assert qdrant_name(name) == mapped
+
+
+@given(st.text())
+def test_GIVEN_any_name_WHEN_mapped_THEN_it_fits_qdrant_or_is_refused(name):
+    try:
+        mapped = qdrant_name(name)
+    except UsageError:
+        return
+    assert 1 <= len(mapped) <= 200
+    assert set(mapped) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+@given(st.text())
+def test_GIVEN_a_mapped_name_WHEN_mapped_again_THEN_it_stays(name):
+    try:
+        mapped = qdrant_name(name)
+    except UsageError:
+        return
+    assert qdrant_name(mapped) == mapped.strip("_-")
+
+
+@pytest.mark.parametrize("name", ["", "日本語", "___", "!!!"])
+def test_GIVEN_a_name_of_which_nothing_is_left_WHEN_mapped_THEN_renaming_is_advised(name):
+    with pytest.raises(UsageError, match="rename the directory"):
+        qdrant_name(name)
+
+
+def test_GIVEN_two_directories_of_one_qdrant_name_WHEN_discovered_THEN_both_are_named(tmp_path):
+    root = corpus(tmp_path, {"My Docs": {"a_chunks.json": ["a"]}, "my_docs": {"a_chunks.json": ["b"]}})
+    with pytest.raises(UsageError, match=r"'My Docs' and 'my_docs' .*'my_docs'.*--collections"):
+        discover(root)
+    assert [found.name for found in discover(root, ["my_docs"])] == ["my_docs"]
+
+
+def test_GIVEN_a_collision_WHEN_run_THEN_nothing_is_begun(tmp_path):
+    root = corpus(tmp_path / "in", {"A B": {"a_chunks.json": ["a"]}, "a_b": {"a_chunks.json": ["b"]}})
+    done = interlock("run", root, "--roster", tmp_path / "no-model", cwd=tmp_path, check=2)
+    assert "would both become the Qdrant collection 'a_b'" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_GIVEN_a_link_to_a_file_outside_WHEN_discovered_THEN_it_is_refused_by_name(root, tmp_path):
+    (secret := tmp_path / "secret_chunks.json").write_text('[{"text": "secret"}]')
+    (root / "Docs" / "out_chunks.json").symlink_to(secret)
+    assert refused(root) == {"out_chunks.json": "it is a link that leaves the root"}
+
+
+def test_GIVEN_a_directory_link_that_leaves_the_root_WHEN_discovered_THEN_it_is_refused_by_name(root, tmp_path):
+    corpus(tmp_path, {"elsewhere": {"b_chunks.json": ["b"]}})
+    (root / "Docs" / "out").symlink_to(tmp_path / "elsewhere")
+    (root / "Whole").symlink_to(tmp_path / "elsewhere")
+    assert refused(root) == {"out": "it is a link that leaves the root"}
+    assert refused(root, "Whole") == {"Whole": "it is a link that leaves the root"}
+
+
+def test_GIVEN_a_link_inside_the_root_WHEN_discovered_THEN_a_file_is_read_and_a_directory_is_not_read_twice(root):
+    (root / "Docs" / "b_chunks.json").symlink_to("a_chunks.json")
+    (root / "Again").symlink_to("Docs")
+    assert discover(root)[1].files == ("a_chunks.json", "b_chunks.json")
+    assert "is read where it stands" in refused(root, "Again")["Again"]
+
+
+def test_GIVEN_a_link_to_nothing_WHEN_discovered_THEN_it_is_refused_by_name(root):
+    (root / "Docs" / "gone_chunks.json").symlink_to("nowhere")
+    assert refused(root) == {"gone_chunks.json": "it is a link to nothing"}
+
+
+def test_GIVEN_a_link_to_itself_WHEN_discovered_THEN_it_is_refused_and_its_neighbours_are_kept(root):
+    (root / "Docs" / "loop_chunks.json").symlink_to("loop_chunks.json")
+    assert refused(root).keys() == {"loop_chunks.json"}
+    assert discover(root)[0].files == ("a_chunks.json",)
+
+
+def test_GIVEN_a_name_with_two_dots_WHEN_discovered_THEN_it_is_refused_by_name(root):
+    corpus(root, {"Docs": {"a..b_chunks.json": ["x"]}, "up..": {"a_chunks.json": ["x"]}})
+    assert refused(root) == {"a..b_chunks.json": "its name holds '..'"}
+    assert refused(root, "up..") == {"up..": "its name holds '..'"}
+
+
+def test_GIVEN_a_control_character_in_a_name_WHEN_discovered_THEN_it_is_refused_and_told_escaped(root):
+    corpus(root, {"Docs": {"a\x1b[2J_chunks.json": ["x"], "b\nb_chunks.json": ["x"]}})
+    assert set(refused(root)) == {"a\\x1b[2J_chunks.json", "b\\nb_chunks.json"}
+
+
+def test_GIVEN_a_name_that_is_not_utf8_WHEN_discovered_THEN_it_is_refused_and_told_escaped(root):
+    path = os.fsencode(root / "Docs") + b"/caf\xe9_chunks.json"
+    with open(path, "w") as handle:  # noqa: PTH123 - a path of bytes
+        handle.write("[]")
+    assert refused(root) == {"caf\\udce9_chunks.json": "its name holds a control character or is not UTF-8"}
+
+
+def test_GIVEN_a_collection_whose_name_is_not_utf8_WHEN_run_THEN_it_is_refused_and_the_others_are_embedded(
+    root, tmp_path, tiny_a
+):
+    (directory := root / os.fsdecode(b"caf\xe9")).mkdir()
+    (directory / "a_chunks.json").write_text('[{"text": "x"}]')
+    done = interlock("run", root, "--roster", tiny_a, "--export", "npy", cwd=tmp_path)
+    assert "its name holds a control character or is not UTF-8" in done.stderr
+    assert len(list(tmp_path.glob("runs/*/exports/Docs/*.npy"))) == 2
+
+
+def test_GIVEN_a_pipe_with_a_chunk_files_name_WHEN_read_THEN_it_is_refused_instead_of_waited_for(root):
+    os.mkfifo(root / "Docs" / "pipe_chunks.json")
+    code = (
+        "import sys; from pathlib import Path; from engine.intake.collections import discover\n"
+        "from engine.intake.chunks import ChunkReader\n"
+        "for found in ChunkReader(discover(Path(sys.argv[1]))[0]): print(type(found).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, root], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+    )
+    assert sorted(done.stdout.split()) == ["Chunk", "Refusal"]
+
+
+def test_GIVEN_a_directory_that_looks_like_a_chunk_file_WHEN_discovered_THEN_what_it_holds_is_read(root):
+    corpus(root, {"Docs": {"d_chunks.json/b_chunks.json": ["b"]}})
+    assert discover(root)[0].files == ("a_chunks.json", "d_chunks.json/b_chunks.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_GIVEN_a_directory_that_cannot_be_read_WHEN_discovered_THEN_it_is_refused_by_name(root):
+    corpus(root, {"Docs": {"closed/b_chunks.json": ["b"]}})
+    (closed := root / "Docs" / "closed").chmod(0)
+    try:
+        assert "closed" in refused(root)
+    finally:
+        closed.chmod(0o700)
+
+
+def test_GIVEN_a_collection_without_chunk_files_WHEN_discovered_THEN_it_is_kept_empty(root):
+    (root / "Empty").mkdir()
+    assert [(found.name, found.files) for found in discover(root)] == [("Docs", ("a_chunks.json",)), ("Empty", ())]
+
+
+@pytest.mark.parametrize("make", ["missing", "file", "empty"])
+def test_GIVEN_a_root_without_chunks_WHEN_discovered_THEN_the_error_names_it(tmp_path, make):
+    root = tmp_path / "root"
+    if make == "file":
+        root.write_text("[]")
+    elif make == "empty":
+        (root / "Docs").mkdir(parents=True)
+    with pytest.raises(UsageError, match="root"):
+        discover(root)
+
+
+def test_GIVEN_refusals_WHEN_discovered_twice_THEN_their_order_is_the_same(root):
+    for name in ("c..", "b..", "a.."):
+        corpus(root, {"Docs": {f"{name}_chunks.json": ["x"]}})
+    (found,) = discover(root)
+    assert [refusal.file for refusal in found.refusals] == ["a.._chunks.json", "b.._chunks.json", "c.._chunks.json"]
+    assert all(isinstance(refusal, Refusal) and refusal.record is None for refusal in found.refusals)
