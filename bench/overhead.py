@@ -5,6 +5,7 @@ store where `--qdrant` is given.
 """
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     last = {kind: max(entry.elapsed for entry in entries if isinstance(entry.body, kind)) for kind in KINDS}
     passes = [each for collection in said.collections for each in collection.passes]
     forward = sum(each.seconds or 0.0 for each in passes)
-    spans = dict(zip(PARTS, (last[b] - last[a] for a, b in zip(KINDS, KINDS[1:], strict=False)), strict=True))
+    spans = dict(zip(PARTS, (last[b] - last[a] for a, b in itertools.pairwise(KINDS)), strict=True))
     commits = spans.pop("batches") - forward
     return {
         "machine": {**about, "load_after": machine.load()},

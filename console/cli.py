@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command and its options; `command` is what to call with them. Exits with 2 on a wrong command line."""
+    """The command and its options; `command` is its name. Exits with 2 on a wrong command line."""
     return parser().parse_args(arguments)
 
 
@@ -156,15 +156,8 @@ def _command(commands: Any, name: str, description: str, epilog: str = "") -> ar
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(command=lambda options: _call(name, options))
+    command.set_defaults(command=name)
     return command
-
-
-def _call(name: str, options: argparse.Namespace) -> int:
-    """Import what the command needs only now."""
-    from console import commands
-
-    return int(getattr(commands, name)(options))
 
 
 def _front_end(command: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 Nothing heavy is imported before the command is known: `--help` loads neither torch nor a terminal library.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        return int(options.command(options))
+        return _call(options)
     except InterlockError as error:
         for line in str(error).splitlines():
             print(f"interlock: {safe(line)}", file=sys.stderr)
@@ -44,6 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.COMPLETED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def _call(options: argparse.Namespace) -> int:
+    """Run the command, importing what it needs only now."""
+    from console import commands
+
+    return int(getattr(commands, options.command)(options))
 
 
 if __name__ == "__main__":

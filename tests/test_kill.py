@@ -64,8 +64,8 @@ class _Field:
         self._chunks = corpus(
             directory / "chunks",
             {
-                "Guides": {"a_chunks.json": sentences(900), "deep/b_chunks.json": sentences(600, start=900)},
-                "Notes": {"c.jsonl": sentences(900, start=1400)},
+                "Guides": {"a_chunks.json": sentences(600), "deep/b_chunks.json": sentences(300, start=600)},
+                "Notes": {"c.jsonl": sentences(600, start=800)},
             },
         )
         rows = {model.name: {"source": str(model), "batch_tokens": 64} for model in models}
