@@ -132,10 +132,12 @@ class Run:
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
-        for cells in grid:
+        steps = list(exclusive([len(cells.batches) for cells in grid], done))
+        for step in steps:
+            cells = grid[step.model_pass]
             self._lessor.check(cells.card.key, cells.layout.predicted_bytes())
         self._working = True
-        for step in exclusive([len(cells.batches) for cells in grid], done):
+        for step in steps:
             self._take(grid[step.model_pass], step)
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:
@@ -187,9 +189,9 @@ class Run:
             "roster": [as_input(entry) for entry in roster],
             "files": corpus.fingerprint(),
         }
+        rundir.bind(self.directory, inputs)
         with durable.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
-        rundir.bind(self.directory, inputs)
 
     def _plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
         """The cells of one pass, without what is taken over from an earlier run."""

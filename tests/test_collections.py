@@ -188,7 +188,7 @@ def test_GIVEN_a_pipe_with_a_chunk_files_name_WHEN_read_THEN_it_is_refused_inste
         "for found in ChunkReader(discover(Path(sys.argv[1]))[0]): print(type(found).__name__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, root], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        [sys.executable, "-c", code, root], cwd=ROOT, capture_output=True, text=True, timeout=5, check=True
     )
     assert sorted(done.stdout.split()) == ["Chunk", "Refusal"]
 

@@ -86,13 +86,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     """Path, source and commit of a complete local snapshot, without hashing it; None where there is none."""
-    for source in spec.sources:
-        try:
-            path, commit = local(source, spec)
-        except Missing:
-            continue
-        return path, source, commit
-    return None
+    return _held(spec)[0]
 
 
 def label(source: str) -> str:
@@ -116,32 +110,33 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
 def _locate(
     spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str | None, Outcome]:
-    looked: list[str] = []
     repo = next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
-    online = repo is not None and not policy.offline and not is_offline()
-    before: str | None = None
+    held, looked = _held(spec)
+    if held and not (policy.refresh and repo):
+        return *held, "hit"
+    if repo and not policy.offline and not is_offline():
+        return _download(spec, repo, held[2] if held else None, emit)
+    if held:
+        raise UnavailableError(f"model {spec.key} cannot be refreshed offline; leave out --refresh-models")
+    forbidden = " and the network is forbidden (--offline or HF_HUB_OFFLINE)" if repo else ""
+    raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
+
+
+def _held(spec: ModelSpec) -> tuple[tuple[Path, str, str | None] | None, list[str]]:
+    """The first complete local snapshot (path, source, commit), and what the sources before it lacked."""
+    looked: list[str] = []
     for source in spec.sources:
         try:
             path, commit = local(source, spec)
         except Missing as missing:
             looked.append(f"  {source}: {missing}")
             continue
-        if not (policy.refresh and online):
-            return path, source, commit, "hit"
-        before = commit or before
-    if online and repo is not None:
-        return _download(spec, repo, before, emit)
-    if policy.refresh and not looked:
-        raise UnavailableError(f"model {spec.key} cannot be refreshed offline; leave out --refresh-models")
-    raise UnavailableError(
-        "\n".join(
-            [
-                f"model {spec.key} is not on this machine" + (" and --offline forbids the network" if repo else ""),
-                *looked,
-                *(f"  to fetch it: {command}" for command in how_to_fetch(spec)),
-            ]
-        )
-    )
+        return (path, source, commit), looked
+    return None, looked
+
+
+def _advice(spec: ModelSpec) -> list[str]:
+    return [f"  to fetch it: {command}" for command in how_to_fetch(spec)]
 
 
 def _check_sha(spec: ModelSpec, path: Path, hashes: dict[str, str]) -> None:
@@ -199,9 +194,9 @@ def _download(
         check_complete(path)
     except Exception as error:  # the hub, its transport and the disk each raise their own
         detail = (str(error) or type(error).__name__).splitlines()[0]
+        held = "is here but cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
-            f"model {spec.key} is not on this machine and hf:{repo}@{spec.revision} cannot be fetched: {detail}\n"
-            + "\n".join(f"  to fetch it: {command}" for command in how_to_fetch(spec))
+            f"model {spec.key} {held} from hf:{repo}@{spec.revision}: {detail}\n" + "\n".join(_advice(spec))
         ) from error
     outcome: Outcome = "download" if before is None else "hit" if path.name == before else "refresh"
     return path, f"hf:{repo}", path.name, outcome

@@ -1,0 +1,282 @@
+"""What is wrong with a record never costs its neighbours: each is named with file, number and reason, none is lost."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode, UsageError
+from engine.intake.chunks import MAX_RECORD_BYTES, Chunk, ChunkReader
+from engine.intake.collections import discover
+from engine.run import Run, StopRequest
+from tests.builders import corpus, interlock, summary_of
+
+GOOD = b'{"text": "good"}'
+DEEP = 200_000
+
+
+def read(tmp_path, data, name="a_chunks.json"):
+    """Texts that were kept, and refusals as (record, reason)."""
+    (tmp_path / "Docs").mkdir(exist_ok=True)
+    (tmp_path / "Docs" / name).write_bytes(data)
+    found = list(ChunkReader(discover(tmp_path)[0]))
+    bad = [each for each in found if not isinstance(each, Chunk)]
+    assert all(each.file == name for each in bad)
+    return [each.text for each in found if isinstance(each, Chunk)], [(each.record, each.reason) for each in bad]
+
+
+def embed(chunks, out, **flags):
+    run = Run(chunks, load({"out": str(out), **flags}, {}), StopRequest())
+    return run.go(), run.directory.path
+
+
+BAD_RECORDS = {
+    "not-json": (b"{'text': 1}", "JSON is malformed"),
+    "not-utf8": (b'{"text": "caf\xe9 au lait"}', "can't decode byte 0xe9"),
+    "not-utf8-in-metadata": (b'{"text": "a", "metadata": {"note": "caf\xe9"}}', ""),
+    "nan": (b'{"text": NaN}', "JSON is malformed"),
+    "nan-in-metadata": (b'{"text": "a", "metadata": {"x": NaN}}', "JSON is malformed"),
+    "infinity-in-metadata": (b'{"text": "a", "metadata": {"x": -Infinity}}', "JSON is malformed"),
+    "1e400": (b'{"text": 1e400}', "out of range"),
+    "1e400-in-metadata": (b'{"text": "a", "metadata": {"x": [1e400]}}', ""),
+    "5000-digits-in-metadata": (b'{"text": "a", "metadata": {"x": ' + b"9" * 5000 + b"}}", ""),
+    "number": (b"17", "Expected `object`, got `int`"),
+    "null": (b"null", "Expected `object`, got `null`"),
+    "list": (b"[1]", "Expected `object`, got `array`"),
+    "string": (b'"text"', "Expected `object`, got `str`"),
+    "missing-text": (b'{"metadata": {}}', "missing required field `text`"),
+    "null-text": (b'{"text": null}', "Expected `str`, got `null`"),
+    "number-text": (b'{"text": 4}', "Expected `str`, got `int`"),
+    "empty-text": (b'{"text": ""}', "the text is empty"),
+    "blank-text": (b'{"text": " \\n\\t\\u00a0 "}', "the text is empty"),
+    "metadata-list": (b'{"text": "a", "metadata": [1]}', "the metadata is not an object"),
+    "metadata-string": (b'{"text": "a", "metadata": "x"}', "the metadata is not an object"),
+    "chunk-id-float": (b'{"text": "a", "metadata": {"chunk_id": 1.5}}', "chunk_id"),
+    "chunk-id-list": (b'{"text": "a", "metadata": {"chunk_id": []}}', "chunk_id"),
+    "source-number": (b'{"text": "a", "metadata": {"source_path": 3}}', "source_path"),
+    "lone-surrogate": (b'{"text": "a\\ud800b"}', ""),
+    "lone-surrogate-in-metadata": (b'{"text": "a", "metadata": {"x": "\\udfff"}}', ""),
+    "deep": (b"[" * DEEP + b"]" * DEEP, ""),
+    "deep-metadata": (b'{"text": "a", "metadata": {"x": ' + b"[" * DEEP + b"]" * DEEP + b"}}", "nested too deeply"),
+    "huge": (b'{"text": "' + b"a" * MAX_RECORD_BYTES + b'"}', "larger than 4.0 MiB"),
+    "raw-nul": (b'{"text": "a\0b"}', "JSON is malformed"),
+}
+each_bad_record = pytest.mark.parametrize(("bad", "reason"), BAD_RECORDS.values(), ids=BAD_RECORDS)
+
+
+@each_bad_record
+def test_GIVEN_a_bad_record_in_a_list_WHEN_read_THEN_it_is_named_and_both_neighbours_are_kept(tmp_path, bad, reason):
+    texts, ((record, said),) = read(tmp_path, b"[" + GOOD + b"," + bad + b"," + GOOD + b"]")
+    assert texts == ["good", "good"]
+    assert record == 2
+    assert reason in said
+
+
+@each_bad_record
+def test_GIVEN_a_bad_line_WHEN_read_THEN_it_is_named_and_both_neighbours_are_kept(tmp_path, bad, reason):
+    texts, ((record, said),) = read(tmp_path, GOOD + b"\n" + bad + b"\n" + GOOD + b"\n", "a.jsonl")
+    assert texts == ["good", "good"]
+    assert record == 2
+    assert reason in said
+
+
+def test_GIVEN_an_escape_that_is_half_a_sign_WHEN_refused_THEN_the_reason_says_so(tmp_path):
+    _, ((_, said),) = read(tmp_path, b'[{"text": "a\\ud800b, and the string goes on"}]')
+    assert "surrogate" in said
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"chunks": [', b'\xef\xbb\xbf {"data":[', b'{"version": 1, "chunks": ['])
+@pytest.mark.parametrize("end", [b'{"text": "cut of', b'{"text": "cut", "metadata": {"a": [1', b'{"text": "cut"'])
+def test_GIVEN_a_file_cut_off_within_a_record_WHEN_read_THEN_the_whole_ones_are_kept(tmp_path, opening, end):
+    texts, refusals = read(tmp_path, opening + GOOD + b"," + GOOD + b"," + end)
+    assert texts == ["good", "good"]
+    assert refusals == [(3, "the file ends within this record")]
+
+
+def test_GIVEN_a_file_cut_off_behind_a_record_WHEN_read_THEN_that_record_is_kept_and_the_cut_named(tmp_path):
+    texts, refusals = read(tmp_path, b"[" + GOOD + b"," + GOOD)
+    assert texts[0] == "good"
+    assert [record for record, _ in refusals] == [2]
+
+
+def test_GIVEN_lines_cut_off_within_the_last_WHEN_read_THEN_the_others_are_kept(tmp_path):
+    texts, refusals = read(tmp_path, GOOD + b"\n" + GOOD + b'\n{"text": "cu', "a.jsonl")
+    assert texts == ["good", "good"]
+    assert refusals == [(3, "Input data was truncated")]
+
+
+@pytest.mark.parametrize("rest", [b"[" + GOOD + b"]", b" and more", b"\n" + GOOD])
+def test_GIVEN_something_behind_the_list_WHEN_read_THEN_it_is_not_passed_over_in_silence(tmp_path, rest):
+    texts, refusals = read(tmp_path, b"[" + GOOD + b"]" + rest)
+    assert len(texts) + len(refusals) >= 2
+
+
+def test_GIVEN_two_lists_in_one_object_WHEN_read_THEN_neither_is_passed_over_in_silence(tmp_path):
+    texts, refusals = read(tmp_path, b'{"chunks": [' + GOOD + b'], "items": [' + GOOD + b"]}")
+    assert len(texts) + len(refusals) >= 2
+
+
+BAD_FILES = {
+    "empty": (b"", "the file is empty"),
+    "blank": (b" \n", "truncated"),
+    "only-a-byte-order-mark": (b"\xef\xbb\xbf", "truncated"),
+    "utf-16": ('[{"text": "a"}]'.encode("utf-16"), "malformed"),
+    "not-json": (b"text: yaml", "malformed"),
+    "a-number": (b"4", "neither a list of chunks nor an object"),
+    "one-record": (b'{"text": "a"}', "holds none of chunks, data, records, items"),
+    "list-key-of-another-type": (b'{"chunks": {"text": "a"}}', "Expected `array`, got `object`"),
+    "deep": (b'{"a": ' * DEEP + b"1" + b"}" * DEEP, "nested too deeply"),
+    "a-picture": (bytes(range(256)), ""),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), BAD_FILES.values(), ids=BAD_FILES)
+def test_GIVEN_a_file_that_holds_no_list_WHEN_read_THEN_it_is_refused_as_a_whole(tmp_path, data, reason):
+    texts, ((record, said),) = read(tmp_path, data)
+    assert texts == []
+    assert record is None
+    assert reason in said
+
+
+def test_GIVEN_brackets_and_quotes_inside_texts_WHEN_a_broken_list_is_cut_THEN_they_end_no_record(tmp_path):
+    tricky = ['a ] , [ b', 'quote " } , {', "backslash \\", "{", "}"]
+    data = b"[" + b",".join(json.dumps({"text": text}).encode() for text in tricky) + b', {"text": NaN}]'
+    texts, ((record, _),) = read(tmp_path, data)
+    assert texts == tricky
+    assert record == len(tricky) + 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
+    (root / "Docs" / "a_chunks.json").chmod(0)
+    refusal, chunk = ChunkReader(discover(root)[0])
+    assert (refusal.file, refusal.record, refusal.reason) == (
+        "a_chunks.json",
+        None,
+        "it cannot be read: Permission denied",
+    )
+    assert chunk.text == "b"
+
+
+def test_GIVEN_a_file_that_went_away_after_it_was_found_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
+    (found,) = discover(root)
+    (root / "Docs" / "a_chunks.json").unlink()
+    refusal, chunk = ChunkReader(found)
+    assert (refusal.file, refusal.record) == ("a_chunks.json", None)
+    assert "No such file" in refusal.reason
+    assert chunk.text == "b"
+
+
+HARMLESS = {name: bad for name, (bad, _) in BAD_RECORDS.items() if "in-metadata" not in name or "nan" in name}
+
+
+def all_at_once(root):
+    """Every fault in one root, a good neighbour around each; how many good chunks and refusals there must be."""
+    good = iter(range(10**6))
+    files = {
+        "list_chunks.json": b"[" + b",".join(_with_neighbours(HARMLESS, good)) + b"]",
+        "lines.jsonl": b"\r\n".join(_with_neighbours(HARMLESS, good)),
+        "cut_chunks.json": b'{"chunks": [' + _good(good) + b"," + _good(good) + b', {"text": "cu',
+        "nul_chunks.json": b'[{"text": "a\\u0000b", "metadata": {"x": "\\u0000"}}]',
+        "repeat_chunks.json": b'[{"text": "r", "metadata": {"chunk_id": "1"}}, {"text": "s", "metadata": {"chunk_id": 1}}]',
+        **{f"whole-{name}_chunks.json": data for name, (data, _) in BAD_FILES.items()},
+        "dots.._chunks.json": b"[" + GOOD + b"]",
+        "esc\x1b[2J_chunks.json": b"[" + GOOD + b"]",
+    }
+    directory = root / "Docs" / "deep" / "er"
+    directory.mkdir(parents=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    outside = corpus(root.parent / "outside", {"Secret": {"s_chunks.json": ["secret"]}})
+    (directory / "link_chunks.json").symlink_to(outside / "Secret" / "s_chunks.json")
+    (directory / "link").symlink_to(outside / "Secret")
+    (directory / "gone_chunks.json").symlink_to("nowhere")
+    kept = next(good) + 2  # the two extra: with a NUL, and the first of the repeated id
+    return kept, 2 * len(HARMLESS) + 1 + 1 + len(BAD_FILES) + 2 + 3
+
+
+def _good(numbers):
+    return json.dumps({"text": f"good number {next(numbers)}"}).encode()
+
+
+def _with_neighbours(records, numbers):
+    yield _good(numbers)
+    for record in records.values():
+        yield record
+        yield _good(numbers)
+
+
+def test_GIVEN_every_fault_at_once_WHEN_run_THEN_all_good_chunks_are_embedded_and_every_bad_one_is_named(
+    tmp_path, tiny_a
+):
+    kept, refused = all_at_once(tmp_path / "in")
+    code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
+    summary = summary_of(run)
+    (collection,) = summary["collections"]
+    assert (code, summary["status"], collection["status"]) == (ExitCode.COMPLETED, "completed", "completed")
+    assert (collection["chunks"], collection["refused"]) == (kept, refused)
+    assert len(collection["refusals"]) == refused
+    assert all(each["file"].startswith("deep/er/") and each["reason"] for each in collection["refusals"])
+    numbers = [each["record"] for each in collection["refusals"] if each["file"] == "deep/er/list_chunks.json"]
+    assert numbers == [2 * (place + 1) for place in range(len(HARMLESS))]
+    assert np.isfinite(np.load(run / "exports" / "Docs" / "tiny-a.npy")).all(axis=1).sum() == kept
+    assert collection["verification"]["points"] == kept
+
+
+UNSTORABLE = {
+    name: bad for name, (bad, _) in BAD_RECORDS.items() if name.endswith("in-metadata") and "nan" not in name
+} | {f"{depth}-deep-in-metadata": b'{"text": "a", "metadata": {"x": ' + b"[" * depth + b"]" * depth + b"}}"
+     for depth in (150, 900)}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", UNSTORABLE.values(), ids=UNSTORABLE)
+def test_GIVEN_metadata_that_cannot_be_delivered_WHEN_run_THEN_the_record_alone_is_refused(tmp_path, tiny_a, bad):
+    (tmp_path / "in" / "Docs").mkdir(parents=True)
+    (tmp_path / "in" / "Docs" / "a_chunks.json").write_bytes(b"[" + GOOD + b"," + bad + b"]")
+    code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
+    (collection,) = summary_of(run)["collections"]
+    assert (code, collection["status"], collection["chunks"], collection["refused"]) == (0, "completed", 1, 1)
+
+
+def test_GIVEN_metadata_as_deep_as_a_store_takes_WHEN_run_THEN_it_is_delivered(tmp_path, tiny_a):
+    deep = {"text": "a", "metadata": {"x": json.loads("[" * 100 + "]" * 100)}}
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [deep]}})
+    code, _ = embed(root, tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
+    assert code == ExitCode.COMPLETED
+
+
+def test_GIVEN_a_collection_of_bad_records_only_WHEN_run_THEN_it_is_skipped_and_the_others_complete(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Bad": {"a_chunks.json": [{"text": ""}]}, "Good": {"a_chunks.json": ["a"]}})
+    code, run = embed(root, tmp_path / "out", roster=str(tiny_a))
+    assert code == ExitCode.COMPLETED
+    assert [(each["name"], each["status"], each["reason"]) for each in summary_of(run)["collections"]] == [
+        ("Bad", "skipped", "none of its records can be embedded"),
+        ("Good", "completed", ""),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "empty-collection", "no-good-chunk"])
+def test_GIVEN_nothing_to_embed_WHEN_run_THEN_usage_is_raised_and_no_run_directory_is_left(tmp_path, tiny_a, kind):
+    root = tmp_path / "in"
+    if kind == "empty":
+        root.mkdir()
+    elif kind == "empty-collection":
+        (root / "Docs").mkdir(parents=True)
+    elif kind == "no-good-chunk":
+        corpus(root, {"Docs": {"a_chunks.json": [{"text": " "}, 4]}})
+    with pytest.raises(UsageError) as raised:
+        embed(root, tmp_path / "out", roster=str(tiny_a))
+    assert len(str(raised.value).splitlines()) == 1
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_GIVEN_no_good_chunk_WHEN_the_command_is_run_THEN_it_exits_2_with_one_clear_line(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"text": " "}]}})
+    done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
+    assert done.stderr == "interlock: no chunk can be embedded: a_chunks.json: the text is empty\n"
+    assert done.stdout == ""
+    assert not list(tmp_path.glob("runs/*"))
