@@ -113,11 +113,6 @@ def test_GIVEN_something_behind_the_list_WHEN_read_THEN_it_is_not_passed_over_in
     assert len(texts) + len(refusals) >= 2
 
 
-def test_GIVEN_two_lists_in_one_object_WHEN_read_THEN_neither_is_passed_over_in_silence(tmp_path):
-    texts, refusals = read(tmp_path, b'{"chunks": [' + GOOD + b'], "items": [' + GOOD + b"]}")
-    assert len(texts) + len(refusals) >= 2
-
-
 BAD_FILES = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n", "truncated"),

@@ -21,6 +21,7 @@ _MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
                 "attention.attn.o", "attention.LayerNorm")  # fmt: skip
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
+_TILE = 64  # rows are filled up to a multiple: oneDNN keeps code and scratch memory for every count it has seen
 _Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the rows they take, and that length
 
 
@@ -74,13 +75,13 @@ class PackedEncoder(nn.Module):
         self._check(ids, lengths)
         runs = _runs(lengths)
         bias = self._bias(max(lengths))
-        rows = self._embed(ids, runs)
+        rows = self._embed(F.pad(ids, (0, -len(ids) % _TILE)), runs)
         for layer in self.layers:
             assert isinstance(layer, _Layer)
             # two calls, so that the rows before attention are gone when the wide rows are made
             rows = layer.attended(rows, runs, bias)
             rows = layer.thought(rows)
-        return rows
+        return rows[: len(ids)]
 
     def _check(self, ids: Tensor, lengths: Sequence[int]) -> None:
         shortest, longest, positions = min(lengths, default=0), max(lengths, default=0), len(self.places) - 1
@@ -124,7 +125,8 @@ class _Layer(nn.Module):
         return self.last_norm(rows)  # type: ignore[no-any-return]
 
     def _mixed(self, qkv: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
-        return torch.cat([self._mixed_run(qkv[span], length, bias) for span, length in runs])
+        filling = qkv.new_zeros(len(qkv) - runs[-1][0].stop, qkv.shape[1] // 3)
+        return torch.cat([*(self._mixed_run(qkv[span], length, bias) for span, length in runs), filling])
 
     def _mixed_run(self, qkv: Tensor, length: int, bias: Tensor | None) -> Tensor:
         q, k, v = qkv.view(-1, length, 3, self._shape.heads, self._shape.head).permute(2, 0, 3, 1, 4)

@@ -1,0 +1,101 @@
+"""Batches: every row once, the budget kept, the longest first, and the same however the rows came."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.passes.batches import plan
+from engine.passes.schedule import Turn, exclusive
+
+lengths_and_budget = st.tuples(st.lists(st.integers(1, 600), max_size=80), st.integers(1, 2000))
+
+
+def planned(lengths, budget, rows=None):
+    rows = np.arange(len(lengths), dtype=np.int64) if rows is None else np.asarray(rows, np.int64)
+    return plan(rows, np.asarray(lengths, np.int64), budget)
+
+
+@given(lengths_and_budget)
+def test_GIVEN_any_rows_WHEN_planned_THEN_every_row_is_in_exactly_one_batch(case):
+    lengths, budget = case
+    rows = [row for batch in planned(lengths, budget).batches for row in batch.rows.tolist()]
+    assert sorted(rows) == list(range(len(lengths)))
+
+
+@given(lengths_and_budget)
+def test_GIVEN_any_rows_WHEN_planned_THEN_the_budget_is_kept_padding_included_unless_a_row_is_alone(case):
+    lengths, budget = case
+    for batch in planned(lengths, budget).batches:
+        assert len(batch.rows) >= 1
+        assert batch.longest * len(batch.rows) <= budget or len(batch.rows) == 1
+
+
+@given(lengths_and_budget)
+def test_GIVEN_any_rows_WHEN_planned_THEN_they_go_from_the_longest_to_the_shortest(case):
+    lengths, budget = case
+    order = [lengths[row] for batch in planned(lengths, budget).batches for row in batch.rows.tolist()]
+    assert order == sorted(lengths, reverse=True)
+
+
+@given(lengths_and_budget)
+def test_GIVEN_any_rows_WHEN_planned_THEN_tokens_and_padding_are_counted_exactly(case):
+    lengths, budget = case
+    made = planned(lengths, budget)
+    for batch in made.batches:
+        own = [lengths[row] for row in batch.rows.tolist()]
+        assert (batch.longest, batch.tokens, batch.padding) == (max(own), sum(own), max(own) * len(own) - sum(own))
+    assert made.tokens == sum(lengths)
+    assert made.padding == sum(batch.padding for batch in made.batches)
+
+
+@given(lengths_and_budget, st.randoms(use_true_random=False))
+def test_GIVEN_rows_in_another_order_WHEN_planned_THEN_the_batches_are_the_same(case, random):
+    lengths, budget = case
+    order = list(range(len(lengths)))
+    random.shuffle(order)
+    mixed = planned([lengths[row] for row in order], budget, order)
+    assert mixed.digest() == planned(lengths, budget).digest()
+
+
+@given(lengths_and_budget)
+def test_GIVEN_a_batch_that_could_take_the_next_row_WHEN_planned_THEN_it_has_taken_it(case):
+    lengths, budget = case
+    for batch in planned(lengths, budget).batches[:-1]:
+        assert batch.longest * (len(batch.rows) + 1) > budget
+
+
+def test_GIVEN_the_same_rows_in_other_batches_WHEN_digested_THEN_the_digests_differ():
+    whole, split = planned([5, 5, 5, 5], 20), planned([5, 5, 5, 5], 10)
+    assert whole.digest() != split.digest()
+    assert planned([5, 5, 5, 5], 20).digest() == whole.digest()
+
+
+def test_GIVEN_a_plan_WHEN_digested_on_another_day_THEN_the_digest_is_still_this():
+    assert planned([3, 9, 4], 9).digest() == "d13daf7b63aadea9a0ddad7c60be0a11ab1f8b9b11b65efa8b15d3ea81aa1fd1"
+
+
+def test_GIVEN_no_rows_WHEN_planned_THEN_there_is_no_batch():
+    made = planned([], 100)
+    assert (list(made.batches), made.tokens, made.padding) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("batches", "done", "turns"),
+    [
+        ([2, 3], [set(), set()], [Turn(0, [0, 1]), Turn(1, [0, 1, 2])]),
+        ([2, 3], [{0, 1}, {1}], [Turn(1, [0, 2])]),
+        ([0, 1], [set(), set()], [Turn(1, [0])]),
+        ([1], [{0}], []),
+    ],
+)
+def test_GIVEN_a_grid_WHEN_walked_exclusively_THEN_each_pass_has_one_turn_with_what_is_left(batches, done, turns):
+    assert list(exclusive(batches, done)) == turns
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
+def test_GIVEN_any_grid_WHEN_walked_THEN_every_cell_left_is_visited_once(batches, data):
+    done = [data.draw(st.sets(st.integers(0, count - 1) if count else st.nothing())) for count in batches]
+    walked = [(turn.model_pass, batch) for turn in exclusive(batches, done) for batch in turn.batches]
+    left = [(number, batch) for number, count in enumerate(batches) for batch in range(count) if batch not in done[number]]
+    assert walked == left

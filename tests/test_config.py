@@ -1,0 +1,289 @@
+"""Settings: flag, environment, file, default, each with its origin; what cannot be used is named with where it stood."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import flag_of, knobs, load, shown, variable_of
+from engine.errors import UsageError
+from engine.models.registry import REGISTRY, extended, find
+from tests.builders import interlock
+
+
+def file_of(tmp_path, text):
+    (file := tmp_path / "interlock.toml").write_text(text)
+    return file
+
+
+def setting(name, value):
+    """One setting from its text, as a flag gives it."""
+    return getattr(load({name: value}, {}).settings, name)
+
+
+def test_GIVEN_nothing_WHEN_loaded_THEN_every_setting_is_its_default_and_says_so():
+    found = load({}, {})
+    assert set(found.origins.values()) == {"default"}
+    assert [name for name, _ in found.settings.roster] == ["all-minilm-l6", "all-mpnet-base-v2"]
+    assert found.origins.keys() == {item.name for item in knobs()}
+
+
+def test_GIVEN_a_value_everywhere_WHEN_sources_are_taken_away_THEN_flag_environment_file_and_default_count_in_turn(
+    tmp_path,
+):
+    file, environment = file_of(tmp_path, "threads = 1"), {"INTERLOCK_THREADS": "2"}
+    loaded = [
+        load({"threads": "3"}, environment, file),
+        load({}, environment, file),
+        load({}, {}, file),
+        load({}, {}),
+    ]
+    assert [(found.settings.threads, found.origins["threads"]) for found in loaded] == [
+        (3, "flag --threads"),
+        (2, "environment INTERLOCK_THREADS"),
+        (1, f"file {file}"),
+        (0, "default"),
+    ]
+
+
+def test_GIVEN_a_file_named_by_the_environment_WHEN_loaded_THEN_it_is_read_unless_a_flag_names_another(tmp_path):
+    file, other = file_of(tmp_path, "threads = 1"), tmp_path / "other.toml"
+    other.write_text("threads = 2")
+    environment = {"INTERLOCK_CONFIG": str(file)}
+    assert load({}, environment).settings.threads == 1
+    assert load({}, environment, other).settings.threads == 2
+
+
+def test_GIVEN_a_file_WHEN_loaded_THEN_toml_lists_tables_numbers_and_booleans_are_understood(tmp_path):
+    file = file_of(
+        tmp_path,
+        'collections = ["A", "B"]\nexport = []\nthreads = 2\nresume = true\nceiling = "8GiB"\n'
+        'qdrant = "store"\n[roster]\n"all-minilm-l6" = 0.7\nbge-m3 = 0.3\n[models.mine]\nsource = "/m"\n',
+    )
+    found = load({}, {}, file)
+    settings = found.settings
+    assert settings.collections == ("A", "B")
+    assert settings.export == ()
+    assert (settings.threads, settings.resume, settings.ceiling) == (2, True, 8 << 30)
+    assert settings.qdrant == Path("store")
+    assert settings.roster == (("all-minilm-l6", 0.7), ("bge-m3", 0.3))
+    assert found.models == {"mine": {"source": "/m"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "roster"),
+    [
+        ("a", [("a", 1)]),
+        ("a=0.25, b = 2".replace(" = ", "="), [("a", 0.25), ("b", 2)]),
+        ("hf:org/name", [("hf:org/name", 1)]),
+        ("hf:org/name=0.5,pkg:dist=1", [("hf:org/name", 0.5), ("pkg:dist", 1)]),
+        ("/m/a=b/c", [("/m/a=b/c", 1)]),
+        ("/m/a=b/c=2", [("/m/a=b/c", 2)]),
+        (" a , ,b,", [("a", 1), ("b", 1)]),
+    ],
+)
+def test_GIVEN_a_roster_WHEN_parsed_THEN_models_keep_their_order_and_a_weight_of_one_is_the_default(text, roster):
+    assert setting("roster", text) == tuple(roster)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "at least one model"),
+        (" , ", "at least one model"),
+        ("a=x", "the weight of a is 'x', not a number"),
+        ("a=", "the weight of a is '', not a number"),
+        ("a=0", "above 0"),
+        ("a=-1", "above 0"),
+        ("a=nan", "above 0"),
+        ("a=inf", "above 0"),
+        ("a,b,a=2", "a model stands in it twice"),
+    ],
+)
+def test_GIVEN_a_roster_that_cannot_be_WHEN_parsed_THEN_the_error_says_why(text, why):
+    with pytest.raises(UsageError, match=f"flag --roster: roster = .*{why}"):
+        setting("roster", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("12GiB", 12 << 30),
+        ("800 MiB", 800 << 20),
+        ("1.5gib", 3 << 29),
+        ("2kb", 2000),
+        ("3MB", 3_000_000),
+        ("512", 512),
+        ("1KiB", 1024),
+    ],
+)
+def test_GIVEN_a_size_WHEN_parsed_THEN_it_is_bytes(text, size):
+    assert setting("ceiling", text) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ceiling", "12 gigs"),
+        ("ceiling", "-1GiB"),
+        ("ceiling", ""),
+        ("ceiling", "9" * 400),
+        ("threads", "many"),
+        ("threads", "-1"),
+        ("dim", "1.5"),
+        ("resume", "maybe"),
+        ("fusion", "sum"),
+        ("export", "npy,csv"),
+        ("run_id", "../up"),
+        ("run_id", ".hidden"),
+        ("run_id", "a/b"),
+        ("run_id", "a\x1b"),
+        ("run_id", "a" * 201),
+        ("out", "~nobody-of-this-name/runs"),
+        ("qdrant", "~nobody-of-this-name/store"),
+    ],
+)
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_GIVEN_a_bad_value_WHEN_loaded_THEN_the_error_names_where_it_stood(tmp_path, source, name, text):
+    flags = {name: text} if source == "flag" else {}
+    environment = {variable_of(name): text} if source == "environment" else {}
+    file = file_of(tmp_path, f"{name} = {json.dumps(text)}") if source == "file" else None
+    origin = {"flag": f"flag {flag_of(name)}", "environment": variable_of(name), "file": str(file)}[source]
+    with pytest.raises(UsageError) as raised:
+        load(flags, environment, file)
+    assert origin in str(raised.value)
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("yes", True), ("ON", True), ("1", True), ("no", False), ("", False)])
+def test_GIVEN_a_switch_in_the_environment_WHEN_loaded_THEN_the_usual_words_are_understood(text, value):
+    assert load({}, {"INTERLOCK_STRICT": text}).settings.strict is value
+
+
+def test_GIVEN_an_unknown_variable_WHEN_loaded_THEN_it_is_named():
+    with pytest.raises(UsageError, match="INTERLOCK_THREAD is no setting"):
+        load({}, {"INTERLOCK_THREAD": "2", "HOME": "/"})
+
+
+def test_GIVEN_an_unknown_key_in_the_file_WHEN_loaded_THEN_key_and_file_are_named(tmp_path):
+    file = file_of(tmp_path, "thread = 2")
+    with pytest.raises(UsageError, match=f"{file}: no setting is called thread"):
+        load({}, {}, file)
+
+
+@pytest.mark.parametrize("text", ["threads = ", "\xff", "models = 4", "[models]\nmine = 1"])
+def test_GIVEN_a_file_that_cannot_be_used_WHEN_loaded_THEN_it_is_named(tmp_path, text):
+    (file := tmp_path / "interlock.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=str(file)):
+        load({}, {}, file)
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory"])
+def test_GIVEN_a_file_that_cannot_be_read_WHEN_loaded_THEN_it_is_named(tmp_path, kind):
+    file = tmp_path / "missing.toml" if kind == "missing" else tmp_path
+    with pytest.raises(UsageError, match=str(file)):
+        load({}, {}, file)
+
+
+@given(st.sampled_from([item.name for item in knobs()]), st.text(max_size=20))
+def test_GIVEN_any_text_WHEN_it_is_a_settings_value_THEN_it_is_taken_or_refused_by_name(name, text):
+    try:
+        value = setting(name, text)
+    except UsageError as error:
+        assert flag_of(name) in str(error)
+    else:
+        json.dumps(shown(value))
+
+
+def test_GIVEN_a_model_table_WHEN_loaded_THEN_it_adds_to_the_registry_or_changes_a_row():
+    registry = extended(
+        {"mine": {"source": "/m", "matryoshka": [8, 16]}, "bge-m3": {"batch_tokens": 64, "sources": ["/b", "hf:x/y"]}}
+    )
+    assert (registry["mine"].sources, registry["mine"].matryoshka) == (("/m",), (8, 16))
+    assert registry["bge-m3"].batch_tokens == 64
+    assert registry["bge-m3"].sources == ("/b", "hf:x/y")
+    assert registry["bge-m3"].dim == REGISTRY["bge-m3"].dim
+    assert "mine" not in REGISTRY
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"a": {"source": "/m", "width": 3}}, "width"),
+        ({"a": {"dim": 3}}, "needs source"),
+        ({"a/b": {"source": "/m"}}, "cannot name a model"),
+        ({".a": {"source": "/m"}}, "cannot name a model"),
+        ({"": {"source": "/m"}}, "cannot name a model"),
+        ({"a\x1b": {"source": "/m"}}, "cannot name a model"),
+    ],
+)
+def test_GIVEN_a_model_table_that_cannot_be_WHEN_loaded_THEN_row_and_field_are_named(table, why):
+    with pytest.raises(UsageError, match=why):
+        extended(table)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", "float32"),
+        ("batch_tokens", "many"),
+        ("batch_tokens", 0),
+        ("max_tokens", "many"),
+        ("max_tokens", 0),
+        ("dim", "32"),
+        ("document_prompt", 5),
+        ("query_prompt", ["a"]),
+        ("matryoshka", "abc"),
+        ("sources", "/m"),
+        ("source", 5),
+        ("weights_sha256", 1),
+    ],
+)
+def test_GIVEN_a_field_of_another_type_in_a_model_table_WHEN_loaded_THEN_row_and_field_are_named(field, value):
+    with pytest.raises(UsageError, match=rf"\[models\.mine\].*{field}"):
+        extended({"mine": {"source": "/m", field: value}})
+
+
+@pytest.mark.parametrize("name", ["hf:org/name", "pkg:name", "/dir/name", "./dir/name/", "../name"])
+def test_GIVEN_a_source_in_the_roster_WHEN_found_THEN_its_last_part_is_the_models_key(name):
+    (spec,) = find(REGISTRY, [name])
+    assert (spec.key, spec.sources) == ("name", (name,))
+
+
+@pytest.mark.parametrize("name", ["all-minilm", "name", "hf:", "/", "/a/b:c", "/a/.hidden", "/a/x\x1b"])
+def test_GIVEN_a_name_that_is_no_model_WHEN_found_THEN_it_is_refused(name):
+    with pytest.raises(UsageError):
+        find(REGISTRY, [name])
+
+
+def test_GIVEN_two_models_that_would_share_a_name_WHEN_found_THEN_they_are_refused():
+    with pytest.raises(UsageError, match="name"):
+        find(REGISTRY, ["/a/name", "hf:org/name"])
+
+
+def test_GIVEN_a_model_called_as_the_fused_vectors_are_WHEN_found_THEN_it_is_refused():
+    with pytest.raises(UsageError, match="fused"):
+        find(REGISTRY, ["/models/fused"])
+
+
+def test_GIVEN_flags_environment_and_file_WHEN_the_configuration_is_shown_THEN_each_value_stands_with_its_origin(
+    tmp_path,
+):
+    file = file_of(tmp_path, 'fusion = "mean"')
+    done = interlock(
+        "config", "show", "--config", file, "--threads", "3", env={"INTERLOCK_ROSTER": "a=2"}, cwd=tmp_path
+    )
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:]}
+    assert rows.keys() == {item.name for item in knobs()}
+    assert '[["a", 2.0]]' in rows["roster"] and "environment INTERLOCK_ROSTER" in rows["roster"]
+    assert '"mean"' in rows["fusion"] and f"file {file}" in rows["fusion"]
+    assert "flag --threads" in rows["threads"]
+    assert "default" in rows["ceiling"]
+
+
+def test_GIVEN_a_bad_value_WHEN_the_configuration_is_shown_THEN_it_exits_2_with_one_line(tmp_path):
+    done = interlock("config", "show", env={"INTERLOCK_DIM": "wide"}, cwd=tmp_path, check=2)
+    assert done.stderr.startswith("interlock: environment INTERLOCK_DIM: dim = 'wide'")
+    assert len(done.stderr.splitlines()) == 1

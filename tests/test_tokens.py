@@ -1,0 +1,138 @@
+"""Token ids are what the model's own tokenizer gives, special tokens and truncation included."""
+
+import json
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from engine.errors import UnavailableError
+from engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
+from engine.models.registry import find
+from engine.models.roster import cards_of, token_key, tokenisings
+from engine.models.assets import Policy
+from tests.builders import SPECIALS, sentences, tiny_model
+
+TEXTS = [*sentences(40), "a", "unbelievable " * 80, "  spaces  and\nlines  ", "[SEP] inside [PAD] [CLS]", "日本語 ✓"]
+
+
+@contextmanager
+def filled(directory, tokenizer, texts, prompt="", cap=128):
+    with TokenStore(directory / "tokens.u32", tokenizer, prompt, cap) as store:
+        store.add(texts)
+    yield store
+
+
+def own_ids(tokenizer_file, text, limit):
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_truncation(limit)
+    return tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("limit", [3, 16, 128])
+@pytest.mark.parametrize("prompt", ["", "passage: "])
+def test_GIVEN_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encoding(tmp_path, tiny_a, limit, prompt):
+    file = tiny_a / "tokenizer.json"
+    with filled(tmp_path, load_tokenizer(file), TEXTS, prompt) as store:
+        for place, text in enumerate(TEXTS):
+            assert store.row(place, limit).tolist() == own_ids(file, prompt + text, limit)
+            assert store.lengths(limit)[place] == len(store.row(place, limit))
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.integers(3, 20))
+@settings(deadline=None, max_examples=40)
+def test_GIVEN_any_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encoding(
+    tmp_path_factory, tiny_a, texts, limit
+):
+    file = tiny_a / "tokenizer.json"
+    with filled(tmp_path_factory.mktemp("tokens"), load_tokenizer(file), texts) as store:
+        assert [store.row(place, limit).tolist() for place in range(len(texts))] == [
+            own_ids(file, text, limit) for text in texts
+        ]
+
+
+def test_GIVEN_more_texts_than_a_window_WHEN_added_in_parts_THEN_rows_keep_their_places(tmp_path, tiny_a):
+    texts, tokenizer = sentences(700), load_tokenizer(tiny_a / "tokenizer.json")
+    with TokenStore(tmp_path / "t.u32", tokenizer, "", 128) as store:
+        store.add(texts[:5])
+        store.add([])
+        store.add(texts[5:])
+    assert len(store) == 700
+    for place in (0, 4, 5, 260, 261, 699):
+        assert store.row(place, 128).tolist() == tokenizer.encode(texts[place]).ids
+
+
+def test_GIVEN_a_limit_WHEN_asked_THEN_the_tokens_that_a_model_does_not_see_are_counted(tmp_path, tiny_a):
+    tokenizer = load_tokenizer(tiny_a / "tokenizer.json")
+    with filled(tmp_path, tokenizer, ["the", "the " * 10, "the " * 500], cap=20) as store:
+        assert store.full_lengths.tolist() == [1, 10, 500]
+        assert store.truncated(12).tolist() == [0, 0, 490]
+        assert store.truncated(11).tolist() == [0, 1, 491]
+        assert store.lengths(11).tolist() == [3, 11, 11]
+
+
+def test_GIVEN_a_cap_WHEN_stored_THEN_no_more_than_that_is_kept_of_a_text(tmp_path, tiny_a):
+    with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["the " * 500, "of"], cap=20) as store:
+        assert store.path.stat().st_size == 4 * (20 + 1)
+        assert len(store.row(0, 22)) == 22
+        assert len(store.row(1, 22)) == 3
+
+
+def test_GIVEN_only_texts_without_a_token_WHEN_stored_THEN_rows_are_the_special_tokens(tmp_path, tiny_a):
+    with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["\u200b", "\0"]) as store:
+        assert [store.row(place, 128).tolist() for place in (0, 1)] == [[2, 3], [2, 3]]
+
+
+def test_GIVEN_a_tokenizer_that_pads_and_truncates_WHEN_loaded_THEN_neither_happens(tmp_path, tiny_a):
+    tokenizer = Tokenizer.from_file(str(tiny_a / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path / "tokenizer.json").encode("the of and to in").ids) == 7
+
+
+@pytest.mark.parametrize("content", ["", "{}", "not json", json.dumps({"model": {"type": "BPE"}})])
+def test_GIVEN_a_file_that_is_no_tokenizer_WHEN_loaded_THEN_the_error_names_it(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UnavailableError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("template", "specials"),
+    [
+        ("[CLS] $A [SEP]", Specials((2,), (3,))),
+        ("$A [SEP]", Specials((), (3,))),
+        ("[CLS] [CLS] $A", Specials((2, 2), ())),
+        ("$A", Specials((), ())),
+    ],
+)
+def test_GIVEN_a_template_WHEN_examined_THEN_its_special_tokens_are_known(tiny_a, template, specials):
+    tokenizer = load_tokenizer(tiny_a / "tokenizer.json")
+    tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[(name, SPECIALS.index(name)) for name in ("[CLS]", "[SEP]")]
+    )
+    assert specials_of(tokenizer) == specials
+    assert specials.count == len(specials.before) + len(specials.after)
+
+
+def test_GIVEN_models_of_one_tokenizer_WHEN_planned_THEN_texts_are_tokenised_once_for_each_prompt(tmp_path, tiny_a):
+    short = tiny_model(tmp_path / "short", max_tokens=16)
+    prompted = tiny_model(tmp_path / "prompted", prompts={"document": "doc: ", "query": "q: "})
+    specs = find({}, [str(tiny_a), str(short), str(prompted)])
+    cards = cards_of(specs, Policy(offline=True), "cpu", lambda _: None)
+    jobs = tokenisings(cards)
+    assert [(job.prompt, job.cap, job.models) for job in jobs.values()] == [
+        ("", 128, ["tiny-a", "short"]),
+        ("doc: ", 128, ["prompted"]),
+    ]
+    assert [token_key(card) for card in cards] == [list(jobs)[0], list(jobs)[0], list(jobs)[1]]
+
+
+def test_GIVEN_rows_WHEN_read_THEN_they_are_what_the_encoder_takes(tmp_path, tiny_a):
+    with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["the"]) as store:
+        assert store.row(0, 128).dtype == np.int64
