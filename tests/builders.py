@@ -246,19 +246,11 @@ def hub_snapshot(cache_directory: Path, repo: str, model: Path, commit: str, rev
     for file in sorted(path for path in model.rglob("*") if path.is_file() and not path.name.startswith(".")):
         relative = file.relative_to(model)
         blob = home / "blobs" / f"{commit[:8]}-{relative.as_posix().replace('/', '-')}"
-        _link_or_copy(file, blob)
+        shutil.copyfile(file, blob)
         link = snapshot / relative
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
     return snapshot
-
-
-def _link_or_copy(file: Path, target: Path) -> None:
-    """Weights are not written twice where the file system can help it."""
-    try:
-        target.hardlink_to(file)
-    except OSError:
-        shutil.copyfile(file, target)
 
 
 def _json(path: Path, value: object) -> None:

@@ -35,6 +35,11 @@ class Lease:
         for device in self.devices:
             device.hold(model, size)
 
+    def reclaim(self) -> None:
+        """Give back what building the model left behind on the devices."""
+        for device in self.devices:
+            device.reclaim()
+
 
 class Lessor:
     """Grants leases on a set of devices, one holder at a time."""

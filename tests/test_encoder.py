@@ -1,0 +1,203 @@
+"""Both ways of encoding give what sentence-transformers gives, and a model's own code is never run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from engine.config import load
+from engine.errors import ExitCode, UnavailableError
+from engine.gpu.devices import CpuDevice
+from engine.gpu.lease import Lessor
+from engine.models.assets import Policy, resolve
+from engine.models.card import read_card
+from engine.models.registry import find
+from engine.passes.encoder import encode_texts
+from engine.run import Run, StopRequest
+from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
+
+TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\nlines"]
+SEP = SPECIALS.index("[SEP]")
+
+
+def card_of(directory):
+    (spec,) = find({}, [str(directory)])
+    return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+
+
+def ours(directory, texts, prompt=""):
+    return encode_texts(card_of(directory), texts, prompt, Lessor([CpuDevice()], 1 << 30))
+
+
+def theirs(directory, texts, prompt=None):
+    model = SentenceTransformer(str(directory), device="cpu")
+    return model.encode(texts, prompt=prompt, normalize_embeddings=True, batch_size=7)
+
+
+def worst_cosine(one, other):
+    return float((one.astype(np.float64) * other).sum(axis=1).min())
+
+
+def add_normalize(directory):
+    modules = json.loads((directory / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (directory / "2_Normalize").mkdir()
+    (directory / "modules.json").write_text(json.dumps(modules))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A random Qwen3 embedder as its makers lay it out: no special token before, one after, the last one pooled."""
+    directory = tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-qwen",
+        seed=5,
+        kind="qwen3",
+        pooling="lasttoken",
+        prompts={"query": "Instruct: find it\nQuery:", "document": ""},
+        num_key_value_heads=2,
+        head_dim=8,
+        eos_token_id=SEP,
+        use_cache=False,
+    )
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", SEP)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    add_normalize(directory)
+    return directory
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
+def test_GIVEN_a_bert_kin_WHEN_encoded_THEN_it_goes_packed_and_equals_sentence_transformers(tmp_path, kind, pooling):
+    model = tiny_model(tmp_path / "m", seed=4, kind=kind, pooling=pooling)
+    assert card_of(model).packed
+    assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
+
+
+def test_GIVEN_a_model_that_normalises_itself_WHEN_encoded_THEN_it_still_goes_packed(tmp_path):
+    model = tiny_model(tmp_path / "m")
+    add_normalize(model)
+    assert card_of(model).packed
+    assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
+
+
+def test_GIVEN_qwen3_with_last_token_pooling_WHEN_encoded_THEN_the_padded_way_equals_sentence_transformers(qwen):
+    assert not card_of(qwen).packed
+    assert worst_cosine(ours(qwen, TEXTS), theirs(qwen, TEXTS)) > 0.99999
+
+
+def test_GIVEN_another_pooling_WHEN_encoded_THEN_the_padded_way_equals_sentence_transformers(tmp_path):
+    model = tiny_model(tmp_path / "m", pooling="max")
+    assert not card_of(model).packed
+    assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
+
+
+def test_GIVEN_a_prompt_WHEN_encoded_THEN_it_stands_before_the_text(qwen, tiny_a):
+    prompt = "Instruct: find it\nQuery:"
+    assert card_of(qwen).query_prompt == prompt
+    for model in (qwen, tiny_a):
+        assert worst_cosine(ours(model, TEXTS, prompt), theirs(model, TEXTS, prompt)) > 0.99999
+
+
+@pytest.mark.parametrize("model", ["tiny_a", "qwen"])
+def test_GIVEN_texts_WHEN_encoded_alone_or_together_THEN_each_vector_is_the_same_and_of_unit_length(model, request):
+    directory = request.getfixturevalue(model)
+    together = ours(directory, TEXTS)
+    alone = np.concatenate([ours(directory, [text]) for text in TEXTS[-6:]])
+    assert together.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+    assert worst_cosine(together[-6:], alone) > 0.99999
+
+
+def test_GIVEN_a_run_of_qwen3_WHEN_delivered_THEN_batches_mixed_lengths_and_all_it_equals_sentence_transformers(
+    tmp_path, qwen
+):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    run = Run(root, load({"roster": str(qwen), "out": str(tmp_path / "out")}, {}), StopRequest())
+    assert run.go() == ExitCode.COMPLETED
+    vectors = np.load(run.directory.exports("Docs") / "tiny-qwen.npy")
+    assert worst_cosine(vectors, theirs(qwen, TEXTS)) > 0.99999
+
+
+def test_GIVEN_pooling_with_words_of_its_own_WHEN_the_card_is_read_THEN_it_is_understood(tmp_path):
+    model = tiny_model(tmp_path / "m", pooling="cls")
+    (model / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 32, "pooling_mode": "cls"}')
+    assert card_of(model).pooling == "cls"
+
+
+CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+def with_code(directory, module):
+    """Code beside the model that leaves a mark when it is imported."""
+    (directory / f"{module}.py").write_text(CODE)
+    return directory
+
+
+def auto_map(directory, **config):
+    config |= {"auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    before = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(before | config))
+    return with_code(directory, "own")
+
+
+def unknown_kind(directory):
+    return auto_map(directory, model_type="kind-of-its-own")
+
+
+def foreign_module(directory):
+    modules = json.loads((directory / "modules.json").read_text())
+    modules[1]["type"] = "own.Pooling"
+    (directory / "modules.json").write_text(json.dumps(modules))
+    return with_code(directory, "own")
+
+
+QWEN = {"kind": "qwen3", "num_key_value_heads": 2, "head_dim": 8}
+
+
+@pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}], ids=["qwen3", "bert"])
+@pytest.mark.parametrize(("spoil", "named"), [(unknown_kind, "auto_map"), (foreign_module, "own.Pooling")])
+def test_GIVEN_a_model_that_needs_code_of_its_own_WHEN_its_card_is_read_THEN_it_is_refused_and_nothing_runs(
+    tmp_path, kind, spoil, named
+):
+    model = spoil(tiny_model(tmp_path / "m", **kind))
+    with pytest.raises(UnavailableError, match=f"{named}.*never run"):
+        card_of(model)
+    assert not (model / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}], ids=["qwen3", "bert"])
+def test_GIVEN_a_model_that_brings_code_it_does_not_need_WHEN_encoded_THEN_that_code_is_not_run(tmp_path, kind):
+    plain = tiny_model(tmp_path / "plain", **kind)
+    model = auto_map(tiny_model(tmp_path / "m", **kind))
+    np.testing.assert_array_equal(ours(model, TEXTS[:3]), ours(plain, TEXTS[:3]))
+    assert not (model / "ran").exists()
+
+
+def test_GIVEN_a_model_with_foreign_code_WHEN_the_command_is_run_THEN_it_exits_5_and_nothing_runs(tmp_path):
+    model = foreign_module(tiny_model(tmp_path / "m"))
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    done = interlock("run", root, "--roster", model, cwd=tmp_path, check=5)
+    assert "own.Pooling" in done.stderr
+    assert not (model / "ran").exists()
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_GIVEN_weights_as_pickle_only_WHEN_resolved_THEN_they_are_refused_unopened(tmp_path):
+    model = tiny_model(tmp_path / "m")
+    (model / "model.safetensors").unlink()
+    torch.save({"weight": torch.ones(2)}, model / "pytorch_model.bin")
+    with pytest.raises(UnavailableError, match=r"pickle only.*safetensors"):
+        card_of(model)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
+def test_GIVEN_a_model_that_lacks_a_file_WHEN_resolved_THEN_the_error_names_it(tmp_path, missing):
+    model = tiny_model(tmp_path / "m")
+    (model / missing).unlink()
+    with pytest.raises(UnavailableError, match=missing.split("/")[-1].replace(".", r"\.")):
+        card_of(model)

@@ -1,0 +1,185 @@
+"""What a finished collection delivers: rows in corpus order, every duplicate served, the same bytes each time."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode, UsageError
+from engine.intake.chunks import ChunkReader
+from engine.intake.collections import discover
+from engine.run import Run, StopRequest
+from tests.builders import corpus, sentences, summary_of, toml
+
+METADATA = {"chunk_id": "the-first", "source_path": "guide.md", "page": 3, "tags": ["a", None], "naïve": 1.5}
+RECORDS = {
+    "B": {
+        "b_chunks.json": [{"text": "with metadata", "metadata": METADATA}, "said twice", *sentences(20), "said twice"],
+        "a.jsonl": ["from the file that comes first", {"text": ""}],
+    },
+    "A": {"a_chunks.json": ["said twice", "only here"]},
+}
+
+
+def embed(chunks, out, file=None, **flags):
+    run = Run(chunks, load({"out": str(out), **flags}, {}, file), StopRequest())
+    assert run.go() == ExitCode.COMPLETED
+    return run.directory.path
+
+
+def npy(run, name, collection="B"):
+    return np.load(run / "exports" / collection / f"{name}.npy")
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("in"), RECORDS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, root, tiny_a, tiny_b):
+    return embed(root, tmp_path_factory.mktemp("out"), roster=f"{tiny_a},{tiny_b}")
+
+
+@pytest.fixture(scope="module")
+def table(run):
+    return pq.read_table(run / "exports" / "B" / "points.parquet")
+
+
+@pytest.fixture(scope="module")
+def chunks(root):
+    return [found for found in ChunkReader(discover(root, ["B"])[0]) if hasattr(found, "text")]
+
+
+def test_GIVEN_a_collection_WHEN_exported_THEN_the_table_has_these_columns_and_a_row_for_every_good_chunk(table, chunks):
+    assert table.column_names == ["id", "chunk_id", "source", "text", "payload", "tiny-a", "tiny-b", "fused"]
+    assert table.num_rows == len(chunks) == 24
+
+
+def test_GIVEN_a_collection_WHEN_exported_THEN_rows_stand_in_the_order_in_which_they_are_read(table, chunks):
+    assert table["text"].to_pylist() == [chunk.text for chunk in chunks]
+    assert table["text"][0].as_py() == "from the file that comes first"
+    assert table["id"].to_pylist() == [chunk.point_id for chunk in chunks]
+    assert table["chunk_id"].to_pylist() == [chunk.chunk_id for chunk in chunks]
+    assert table["source"].to_pylist()[:2] == ["a.jsonl", "guide.md"]
+
+
+def test_GIVEN_metadata_WHEN_exported_THEN_the_payload_is_that_object_as_json(table):
+    assert json.loads(table["payload"][1].as_py()) == METADATA
+    assert table["payload"][2].as_py() == "{}"
+
+
+@pytest.mark.parametrize("name", ["tiny-a", "tiny-b", "fused"])
+def test_GIVEN_a_collection_WHEN_exported_THEN_both_formats_hold_the_same_unit_vectors(run, table, name):
+    array = npy(run, name)
+    assert (array.dtype, array.flags["C_CONTIGUOUS"]) == (np.float32, True)
+    np.testing.assert_array_equal(np.asarray(table[name].to_pylist(), np.float32), array)
+    np.testing.assert_allclose(np.linalg.norm(array, axis=1), 1, atol=1e-5)
+
+
+def test_GIVEN_texts_that_stand_several_times_WHEN_exported_THEN_every_chunk_gets_the_vector(run, table):
+    first, second = (place for place, text in enumerate(table["text"].to_pylist()) if text == "said twice")
+    for name in ("tiny-a", "tiny-b", "fused"):
+        np.testing.assert_array_equal(npy(run, name)[first], npy(run, name)[second])
+        np.testing.assert_array_equal(npy(run, name, "A")[0], npy(run, name)[first])
+    assert table["id"][first] != table["id"][second]
+
+
+def test_GIVEN_the_same_corpus_WHEN_run_again_THEN_every_file_has_the_same_bytes(tmp_path, root, run, tiny_a, tiny_b):
+    again = embed(root, tmp_path, roster=f"{tiny_a},{tiny_b}")
+    hashes = [
+        {each["path"]: each["sha256"] for collection in summary_of(one)["collections"] for each in collection["exports"]}
+        for one in (run, again)
+    ]
+    assert len(hashes[0]) == 8
+    assert hashes[0] == hashes[1]
+
+
+def test_GIVEN_a_collection_WHEN_exported_THEN_nothing_half_written_lies_beside_it(run):
+    assert sorted(path.name for path in (run / "exports" / "B").iterdir()) == [
+        "fused.npy",
+        "points.parquet",
+        "tiny-a.npy",
+        "tiny-b.npy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("export", "written"), [("npy", ["fused.npy", "tiny-a.npy"]), ("parquet", ["points.parquet"]), ("", [])]
+)
+def test_GIVEN_chosen_formats_WHEN_run_THEN_only_those_are_written(tmp_path, root, tiny_a, export, written):
+    run = embed(root, tmp_path, roster=str(tiny_a), export=export, collections="A")
+    assert sorted(path.name for path in run.glob("exports/*/*")) == written
+
+
+def test_GIVEN_weights_WHEN_concatenated_THEN_the_dot_product_is_the_weighted_mean_of_the_cosines(
+    tmp_path, root, tiny_a, tiny_b
+):
+    run = embed(root, tmp_path, roster=f"{tiny_a}=3,{tiny_b}=1", export="npy")
+    one, other, fused = (npy(run, name).astype(np.float64) for name in ("tiny-a", "tiny-b", "fused"))
+    assert fused.shape[1] == 32 + 48
+    np.testing.assert_allclose(fused @ fused.T, 0.75 * one @ one.T + 0.25 * other @ other.T, atol=1e-5)
+
+
+def test_GIVEN_named_vectors_WHEN_delivered_THEN_there_is_no_fused_one(tmp_path, root, tiny_a, tiny_b):
+    run = embed(root, tmp_path / "out", roster=f"{tiny_a},{tiny_b}", fusion="named", qdrant=str(tmp_path / "store"))
+    assert sorted(path.name for path in (run / "exports" / "A").iterdir()) == [
+        "points.parquet",
+        "tiny-a.npy",
+        "tiny-b.npy",
+    ]
+    assert summary_of(run)["collections"][0]["verification"]["ok"]
+
+
+def test_GIVEN_the_mean_WHEN_delivered_THEN_it_is_the_renormalised_mean_of_the_shared_dimensions_and_is_warned_of(
+    tmp_path, root, tiny_a, tiny_b
+):
+    run = embed(root, tmp_path, roster=f"{tiny_a}=3,{tiny_b}=1", fusion="mean", export="npy")
+    expected = unit(0.75 * npy(run, "tiny-a").astype(np.float64) + 0.25 * npy(run, "tiny-b")[:, :32])
+    np.testing.assert_allclose(npy(run, "fused"), expected, atol=1e-6)
+    assert "mean" in summary_of(run)["warnings"][0]
+
+
+def test_GIVEN_a_matryoshka_model_WHEN_cut_THEN_vectors_are_the_leading_dimensions_renormalised_and_others_stay_whole(
+    tmp_path, root, run, tiny_a, tiny_b
+):
+    file = toml(tmp_path / "m.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8, 16, 32]}})
+    cut = embed(root, tmp_path / "out", file, roster=f"cut,{tiny_b}", dim="8", qdrant=str(tmp_path / "store"))
+    np.testing.assert_allclose(npy(cut, "cut"), unit(npy(run, "tiny-a")[:, :8]), atol=1e-6)
+    np.testing.assert_array_equal(npy(cut, "tiny-b"), npy(run, "tiny-b"))
+    assert npy(cut, "fused").shape[1] == 8 + 48
+    assert summary_of(cut)["collections"][0]["verification"]["ok"]
+
+
+def test_GIVEN_a_dimension_that_a_model_was_not_trained_for_WHEN_run_THEN_it_is_refused_before_any_work(
+    tmp_path, root, tiny_a
+):
+    file = toml(tmp_path / "m.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8, 16]}})
+    with pytest.raises(UsageError, match="--dim 12: cut was trained to be cut to 8, 16"):
+        embed(root, tmp_path / "out", file, roster="cut", dim="12")
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_GIVEN_more_rows_than_a_window_WHEN_exported_THEN_all_are_there_in_order(tmp_path, tiny_a):
+    texts = [f"{number % 97} {number % 3}" for number in range(2500)]
+    root = corpus(tmp_path / "in", {"Many": {"m.jsonl": texts}})
+    run = embed(root, tmp_path / "out", roster=str(tiny_a))
+    table = pq.read_table(run / "exports" / "Many" / "points.parquet")
+    assert table["text"].to_pylist() == texts
+    vectors = npy(run, "tiny-a", "Many")
+    np.testing.assert_array_equal(np.asarray(table["tiny-a"].to_pylist(), np.float32), vectors)
+    np.testing.assert_array_equal(vectors[291:], vectors[:-291])  # 97 * 3 texts, over and over
+
+
+def test_GIVEN_two_models_of_one_directory_name_WHEN_run_THEN_they_are_refused_before_any_work(tmp_path, root, tiny_a):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tiny-a").symlink_to(tiny_a)
+    with pytest.raises(UsageError, match="tiny-a"):
+        embed(root, tmp_path / "out", roster=f"{tiny_a},{tmp_path / 'other' / 'tiny-a'}")
+    assert not list(tmp_path.glob("out/*"))

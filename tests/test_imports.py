@@ -1,0 +1,44 @@
+"""What a command loads before it is needed: nothing heavy for help, no screen and no transformers for a run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from console.cli import COMMANDS
+from tests.builders import corpus, environment
+
+HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "numpy"}
+SCREEN = {"textual", "rich", "widgets"}
+CODE = """
+import json, sys
+from console.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as exit:
+    code = exit.code
+print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def loaded(*args, cwd):
+    """The top-level modules that are loaded when the command has ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *map(str, args)], env=environment(), cwd=cwd, capture_output=True, text=True
+    )
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(modules)
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_GIVEN_help_WHEN_asked_for_THEN_nothing_heavy_is_loaded(tmp_path, command):
+    assert loaded(*filter(None, [command]), "--help", cwd=tmp_path) & HEAVY == set()
+
+
+def test_GIVEN_a_packed_model_WHEN_run_headless_THEN_neither_a_screen_nor_transformers_is_loaded(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    modules = loaded("run", root, "--no-ui", "--quiet", "--roster", tiny_a, "--qdrant", "store", cwd=tmp_path)
+    assert {"torch", "pyarrow", "qdrant_edge"} <= modules
+    assert modules & (SCREEN | {"transformers", "sentence_transformers", "qdrant_client"}) == set()

@@ -1,0 +1,218 @@
+"""The journal keeps whole lines: through kills, damage, full disks and second openers."""
+
+import json
+import resource
+import subprocess
+import sys
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InterlockError, UsageError
+from engine.record import events as ev
+from engine.record import journal
+from engine.record.events import Entry
+from engine.record.journal import Journal, decode, encode
+from engine.record.recorder import RING, Recorder
+from tests.builders import ROOT
+
+OPENER = "import sys; from pathlib import Path; from engine.record.journal import Journal; Journal(Path(sys.argv[1]))"
+
+
+def entry(seq, message="something happened"):
+    return Entry(seq=seq, at=1.5, session=0, elapsed=0.25, device_kind="cpu", body=ev.Warned(message=message))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "journal.jsonl"
+
+
+def written(path, count):
+    kept = Journal(path)
+    for seq in range(count):
+        kept.append(entry(seq))
+    kept.close()
+    return path
+
+
+def seqs(path):
+    return [each.seq for each in journal.read(path)]
+
+
+def reopened(path):
+    """The journal as the next session opens it, and the numbers of what it replayed."""
+    kept = Journal(path)
+    return kept, [each.seq for each in kept.replay()]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0), st.floats(0, 1e10))
+def test_GIVEN_any_entry_WHEN_encoded_THEN_it_is_one_line_of_json_that_decodes_to_itself(message, seq, at):
+    whole = Entry(seq=seq, at=at, session=1, elapsed=at, device_kind="cpu", body=ev.Warned(message=message))
+    line = encode(whole)
+    assert decode(line) == whole
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert json.loads(line)["body"]["message"] == message
+
+
+def test_GIVEN_a_line_WHEN_its_checksum_is_reckoned_THEN_it_is_the_crc_of_all_before_it():
+    body, _, tail = encode(entry(3)).rpartition(b',"crc":"')
+    assert int(tail[:8], 16) == zlib.crc32(body)
+
+
+@given(st.data())
+def test_GIVEN_a_line_WHEN_any_bit_of_it_is_turned_THEN_it_is_no_entry(data):
+    line = bytearray(encode(entry(1)))
+    line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert decode(bytes(line)) is None
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"{}\n", b"short", b"\0" * 100])
+def test_GIVEN_what_is_no_line_of_ours_WHEN_decoded_THEN_it_is_no_entry(line):
+    assert decode(line) is None
+
+
+def test_GIVEN_entries_WHEN_read_THEN_they_come_back_in_order(path):
+    assert list(journal.read(written(path, 5))) == [entry(seq) for seq in range(5)]
+
+
+def test_GIVEN_a_torn_tail_of_any_length_WHEN_opened_again_THEN_only_the_torn_line_is_cut_off(path):
+    whole = written(path, 3).read_bytes()
+    begin = len(b"".join(whole.splitlines(keepends=True)[:2]))
+    for end in range(begin, len(whole)):
+        path.write_bytes(whole[:end])
+        kept, replayed = reopened(path)
+        kept.append(entry(2))
+        kept.close()
+        assert replayed == [0, 1]
+        assert path.read_bytes() == whole
+
+
+def test_GIVEN_zeros_at_the_end_WHEN_opened_again_THEN_they_are_cut_off(path):
+    whole = written(path, 2).read_bytes()
+    path.write_bytes(whole + b"\0" * 4096)
+    kept, replayed = reopened(path)
+    kept.close()
+    assert (replayed, path.read_bytes()) == ([0, 1], whole)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 7])
+def test_GIVEN_damage_before_the_end_WHEN_read_THEN_the_error_names_file_and_line(path, damage):
+    lines = written(path, 4).read_bytes().splitlines(keepends=True)
+    lines[1] = damage + lines[1][20:]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(InterlockError, match=r"journal\.jsonl: line 2 is damaged"):
+        list(journal.read(path))
+
+
+def test_GIVEN_damage_before_the_end_WHEN_opened_again_THEN_nothing_is_cut_off(path):
+    lines = written(path, 4).read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"something", b"anything!")
+    path.write_bytes(damaged := b"".join(lines))
+    kept = Journal(path)
+    with pytest.raises(InterlockError):
+        list(kept.replay())
+    kept.close()
+    assert path.read_bytes() == damaged
+
+
+def test_GIVEN_a_session_WHEN_it_is_taken_back_THEN_the_journal_is_as_it_found_it(path):
+    before = written(path, 2).read_bytes()
+    kept, _ = reopened(path)
+    kept.append(entry(2))
+    kept.append(entry(3))
+    kept.rewind()
+    assert path.read_bytes() == before
+    kept.append(entry(2))
+    kept.close()
+    assert seqs(path) == [0, 1, 2]
+
+
+def test_GIVEN_a_journal_that_is_open_WHEN_another_process_opens_it_THEN_it_is_refused_and_nothing_is_lost(path):
+    kept = Journal(path)
+    kept.append(entry(0))
+    done = subprocess.run([sys.executable, "-c", OPENER, path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "UsageError" in done.stderr and "is in use by another interlock process" in done.stderr
+    kept.append(entry(1))
+    kept.close()
+    assert seqs(path) == [0, 1]
+
+
+def test_GIVEN_a_journal_that_was_closed_WHEN_opened_again_THEN_it_is_free(path):
+    written(path, 1)
+    kept, replayed = reopened(path)
+    kept.close()
+    assert replayed == [0]
+    with pytest.raises(UsageError, match="in use"):
+        one, _ = Journal(path), Journal(path)
+        one.close()
+
+
+def test_GIVEN_a_place_that_cannot_be_written_WHEN_opened_THEN_the_error_names_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InterlockError, match=r"cannot write .*journal\.jsonl"):
+        Journal(tmp_path / "file" / "journal.jsonl")
+
+
+@pytest.fixture
+def full_disk(path):
+    """Leaves room for two lines and half of a third."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(2.5 * len(encode(entry(0)))), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_GIVEN_a_disk_that_fills_up_WHEN_a_line_does_not_fit_THEN_the_error_says_so_and_whole_lines_stay(
+    path, full_disk
+):
+    kept = Journal(path)
+    kept.append(entry(0))
+    kept.append(entry(1))
+    with pytest.raises(InterlockError, match=r"cannot write .*journal\.jsonl.*free space and --resume"):
+        kept.append(entry(2))
+    kept.close()
+    assert path.read_bytes() == encode(entry(0)) + encode(entry(1))
+
+
+def test_GIVEN_a_disk_that_was_full_WHEN_there_is_room_again_THEN_the_journal_goes_on(path, full_disk):
+    kept = Journal(path)
+    kept.append(entry(0))
+    with pytest.raises(InterlockError):
+        kept.append(entry(1, "far too long " * 100))
+    kept.append(entry(1))
+    kept.close()
+    assert seqs(path) == [0, 1]
+
+
+def test_GIVEN_events_WHEN_recorded_THEN_journal_state_and_ring_have_them_in_one_order(path):
+    recorder = Recorder(Journal(path), "cpu")
+    for number in range(3):
+        recorder.emit(ev.Warned(message=str(number)))
+    fresh, dropped = recorder.drain(0)
+    assert ([each.seq for each in fresh], dropped) == ([1, 2], 0)
+    assert recorder.look(lambda state: list(state.warnings)) == ["0", "1", "2"]
+    assert list(journal.read(path)) == recorder.drain(-1)[0]
+
+
+def test_GIVEN_more_events_than_the_ring_holds_WHEN_drained_THEN_it_is_told_how_many_were_missed(path):
+    recorder = Recorder(Journal(path), "cpu")
+    for number in range(RING + 5):
+        recorder.emit(ev.Warned(message=str(number)))
+    fresh, dropped = recorder.drain(-1)
+    assert (len(fresh), dropped, fresh[0].seq) == (RING, 5, 5)
+    assert recorder.drain(RING + 4) == ([], 0)
+
+
+def test_GIVEN_an_earlier_session_WHEN_recorded_on_THEN_numbers_go_on_and_the_session_is_the_next(path):
+    first = Recorder(Journal(path), "cpu")
+    first.emit(ev.Warned(message="a"))
+    first.journal.close()
+    second = Recorder(Journal(path), "cpu")
+    made = second.emit(ev.Warned(message="b"))
+    assert (second.first, made.seq, made.session) == (1, 1, 1)
+    assert second.drain(-1)[0] == [made]
+    assert second.look(lambda state: list(state.warnings)) == ["a", "b"]

@@ -1,0 +1,200 @@
+"""A lease is granted to one model at a time, only where it fits, and ends with a receipt whatever happens."""
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.errors import InterlockError, UnavailableError
+from engine.gpu.devices import CpuDevice, choose
+from engine.gpu.lease import RESERVE, Lease, Lessor
+from tests.builders import corpus, interlock, sentences
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+
+
+@dataclass
+class Desk:
+    """A lessor of the host, and the leases that it has seen end."""
+
+    lessor: Lessor
+    ended: list[Lease]
+
+    def lease(self, holder: str = "a", predicted: int = MIB):
+        return self.lessor.lease(holder, predicted, self.ended.append)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(Lessor([CpuDevice()], 1 << 30), [])
+
+
+def network() -> nn.Module:
+    """A network of SIZE bytes whose pages are really there."""
+    return nn.Linear(SIZE // 4 // 1024, 1024, bias=False).requires_grad_(False)
+
+
+def test_GIVEN_a_lease_WHEN_another_model_asks_THEN_it_is_refused_and_told_who_holds_it(desk):
+    with desk.lease("first"), pytest.raises(InterlockError, match="second cannot have the devices: first holds"):
+        desk.lease("second").__enter__()
+
+
+def test_GIVEN_a_refused_second_lease_WHEN_the_first_ends_THEN_it_has_the_only_receipt(desk):
+    with desk.lease("first"), pytest.raises(InterlockError), desk.lease("second"):
+        pass
+    assert [lease.holder for lease in desk.ended] == ["first"]
+
+
+def test_GIVEN_a_released_lease_WHEN_another_model_asks_THEN_it_is_granted_under_the_next_number(desk):
+    for holder in ("first", "second"):
+        with desk.lease(holder):
+            pass
+    assert [(lease.id, lease.holder) for lease in desk.ended] == [("L001", "first"), ("L002", "second")]
+
+
+def test_GIVEN_a_prediction_above_the_ceiling_WHEN_asked_THEN_model_and_sizes_are_named(desk):
+    with pytest.raises(UnavailableError, match=r"^a needs 1\.0 GiB and may have 1\.0 GiB: raise --ceiling"):
+        desk.lease(predicted=(1 << 30) + 1).__enter__()
+    assert desk.ended == []
+
+
+def test_GIVEN_a_prediction_of_the_whole_ceiling_WHEN_asked_THEN_it_is_granted(desk):
+    budget = desk.lessor.budget()
+    with desk.lease(predicted=budget) as lease:
+        assert lease.budget <= budget <= desk.lessor.ceiling
+
+
+def test_GIVEN_a_ceiling_above_what_the_host_has_WHEN_asked_THEN_the_host_is_the_limit():
+    device = CpuDevice()
+    lessor = Lessor([device], 1 << 60)
+    assert lessor.budget() == pytest.approx(device.available() - RESERVE, rel=0.05)
+    with pytest.raises(UnavailableError):
+        lessor.check("a", device.available() + (1 << 30))
+
+
+def test_GIVEN_a_refused_prediction_WHEN_a_smaller_model_asks_THEN_it_is_granted(desk):
+    with pytest.raises(UnavailableError), desk.lease("huge", 1 << 50):
+        pass
+    with desk.lease("small") as lease:
+        assert lease.id == "L001"
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, MemoryError, KeyboardInterrupt, SystemExit])
+def test_GIVEN_an_exception_WHEN_a_lease_is_left_by_it_THEN_it_is_released_with_a_receipt(desk, failure):
+    with pytest.raises(failure), desk.lease():
+        raise failure
+    (lease,) = desk.ended
+    assert [receipt.device for receipt in lease.receipts] == ["cpu"]
+    with desk.lease("next"):
+        pass
+
+
+def test_GIVEN_a_model_that_is_dropped_WHEN_released_THEN_nothing_of_it_stays(desk):
+    with desk.lease() as lease:
+        model = network()
+        lease.hold(model, SIZE)
+        del model
+    (receipt,) = lease.receipts
+    assert receipt.residue_bytes == 0
+    assert receipt.peak.allocated == SIZE
+    assert receipt.before.allocated == receipt.after.allocated == 0
+
+
+def test_GIVEN_a_model_in_a_cycle_WHEN_released_THEN_nothing_of_it_stays(desk):
+    with desk.lease() as lease:
+        model = network()
+        model.itself = [model]
+        lease.hold(model, SIZE)
+        del model
+    assert lease.receipts[0].residue_bytes == 0
+
+
+def test_GIVEN_a_model_that_something_keeps_WHEN_released_THEN_its_bytes_are_the_residue(desk):
+    with desk.lease() as lease:
+        kept = network()
+        lease.hold(kept, SIZE)
+    assert lease.receipts[0].residue_bytes == SIZE
+    assert lease.receipts[0].after.allocated == SIZE
+    del kept
+
+
+def test_GIVEN_a_residue_WHEN_the_next_lease_ends_clean_THEN_it_is_not_blamed_for_it(desk):
+    with desk.lease("first") as first:
+        kept = network()
+        first.hold(kept, SIZE)
+    with desk.lease("second") as second:
+        pass
+    assert second.receipts[0].before.allocated == SIZE
+    assert second.receipts[0].residue_bytes == 0
+    del kept
+
+
+def test_GIVEN_an_exception_whose_traceback_is_handled_WHEN_released_THEN_nothing_stays(desk):
+    def fails(lease: Lease) -> None:
+        model = network()
+        lease.hold(model, SIZE)
+        raise RuntimeError("in the middle of a batch")
+
+    with pytest.raises(RuntimeError), desk.lease() as lease:
+        fails(lease)
+    gc.collect()
+    assert desk.lessor.devices[0].memory().allocated == 0
+
+
+def test_GIVEN_a_model_WHEN_attached_THEN_the_process_occupies_at_least_its_bytes_more(desk):
+    with desk.lease() as lease:
+        before = lease.devices[0].memory().occupied
+        model = network()
+        lease.hold(model, SIZE)
+        held = lease.devices[0].memory()
+        assert held.allocated == SIZE
+        assert held.occupied >= before + SIZE * 0.9
+        del model
+    (receipt,) = lease.receipts
+    assert receipt.peak.occupied >= receipt.before.occupied + SIZE * 0.9
+    assert receipt.after.occupied < receipt.peak.occupied
+
+
+def test_GIVEN_a_first_lease_with_a_high_peak_WHEN_a_second_ends_THEN_the_peak_is_its_own(desk):
+    with desk.lease() as first:
+        torch.ones(SIZE).sum()
+    with desk.lease() as second:
+        pass
+    assert second.receipts[0].peak.occupied < first.receipts[0].peak.occupied - 2 * SIZE
+
+
+def test_GIVEN_a_lease_WHEN_it_has_ended_THEN_it_says_how_long_it_was_held(desk):
+    with desk.lease() as lease:
+        assert lease.held_seconds == 0
+    assert 0 < lease.held_seconds < 10
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cpu"])
+def test_GIVEN_auto_or_cpu_WHEN_devices_are_chosen_THEN_there_is_a_named_kind(wanted):
+    assert all(device.kind in ("cpu", "cuda", "sim") and device.name for device in choose(wanted))
+
+
+def test_GIVEN_an_unknown_device_WHEN_chosen_THEN_it_is_named():
+    with pytest.raises(UnavailableError, match="'quantum'"):
+        choose("quantum")
+
+
+def test_GIVEN_a_ceiling_too_low_for_a_model_WHEN_run_THEN_it_exits_5_before_any_work(tmp_path: Path, tiny_a: Path):
+    chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(3)}})
+    command = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--run-id", "one", "--no-ui"]
+    said = interlock(*command, "--ceiling", "64KiB", check=5).stderr
+    assert "tiny-a needs" in said
+    assert "may have 64.0 KiB" in said
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+def test_GIVEN_a_ceiling_of_10_MiB_WHEN_the_real_minilm_runs_THEN_it_exits_5_naming_it(tmp_path: Path, minilm: Path):
+    chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": ["one text"]}})
+    command = ["run", chunks, "--roster", "all-minilm-l6", "--out", tmp_path / "runs", "--offline", "--no-ui"]
+    said = interlock(*command, "--ceiling", "10MiB", check=5).stderr
+    assert "all-minilm-l6 needs" in said
+    assert "may have 10.0 MiB" in said

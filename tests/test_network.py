@@ -1,0 +1,236 @@
+"""Models come from the caches of this machine; the network is asked only when one is missing or a refresh is wanted."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine.record.events import DownloadRetried, ModelResolved
+from tests.builders import (
+    command,
+    corpus,
+    environment,
+    events_of,
+    hub_snapshot,
+    interlock,
+    summary_of,
+    tiny_model,
+    toml,
+)
+from tests.hub import Hub
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+REPO = "stations/tiny"
+COMMIT, LATER = "1" * 40, "2" * 40
+
+WATCH = """
+import os, socket, sys
+
+EVENTS = {"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.connect", "socket.sendto"}
+
+def watch(event, arguments):
+    if event in EVENTS and getattr(arguments[0], "family", None) != socket.AF_UNIX:
+        with open(os.environ["WATCHED"], "a") as file:
+            file.write(f"{event} {arguments!r}\\n")
+        raise ConnectionRefusedError(f"a test forbids {event}")
+
+sys.addaudithook(watch)
+"""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Every use of the network by a process in `env` is refused and noted."""
+
+    env: dict[str, str]
+    notes: Path
+
+    def seen(self) -> list[str]:
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
+    notes = tmp_path / "watched.txt"
+    return Watch({"PYTHONPATH": str(tmp_path / "watch"), "WATCHED": str(notes)}, notes)
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> Path:
+    return corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": ["a signal at danger", "a clear line", "tea"]}})
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
+    """An HF_HOME that holds the real MiniLM as the hub's client would have put it."""
+    home = tmp_path_factory.mktemp("warm")
+    hub_snapshot(home / "hub", MINILM, minilm, COMMIT)
+    return home
+
+
+@pytest.fixture
+def held(tmp_path: Path, tiny_a: Path) -> Path:
+    """An HF_HOME that holds a tiny model as REPO."""
+    hub_snapshot(tmp_path / "home" / "hub", REPO, tiny_a, COMMIT)
+    return tmp_path / "home"
+
+
+def run_of(chunks: Path, roster: str, *more: object, run: str = "one") -> list[object]:
+    out = chunks.parent / "runs"
+    return ["run", chunks, "--roster", roster, "--out", out, "--run-id", run, "--no-ui", *more]
+
+
+def cache_of(chunks: Path, run: str = "one") -> dict[str, object]:
+    """What the summary says of where the one model came from."""
+    return dict(summary_of(chunks.parent / "runs" / run)["collections"][0]["cache"][0])
+
+
+def test_GIVEN_the_watch_WHEN_a_process_connects_THEN_it_is_refused_and_noted(watch):
+    code = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(watch.env), capture_output=True, text=True)
+    assert "a test forbids socket.getaddrinfo" in done.stderr
+    assert len(watch.seen()) == 1
+
+
+def test_GIVEN_a_warm_cache_and_no_network_WHEN_run_and_searched_THEN_nothing_is_looked_up(watch, warm, chunks):
+    env = watch.env | {"HF_HOME": str(warm)}
+    store = chunks.parent / "store"
+    interlock(*run_of(chunks, "all-minilm-l6", "--qdrant", store), env=env)
+    found = interlock("search", store, "railway signal", "--limit", "1", "--json", env=env).stdout
+    assert json.loads(found)["payload"]["text"] == "a signal at danger"
+    assert watch.seen() == []
+
+
+def test_GIVEN_a_network_namespace_without_network_WHEN_run_THEN_it_completes(warm, chunks):
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
+        pytest.skip("no network namespace can be made here (unshare -rn)")
+    line = ["unshare", "-rn", *command(*run_of(chunks, "all-minilm-l6"))]
+    done = subprocess.run(line, env=environment({"HF_HOME": str(warm)}), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_GIVEN_a_warm_cache_WHEN_run_THEN_the_summary_has_the_commit_and_a_hit(warm, chunks):
+    interlock(*run_of(chunks, "all-minilm-l6"), env={"HF_HOME": str(warm)})
+    cache = cache_of(chunks)
+    assert (cache["source"], cache["outcome"], cache["commit"]) == (f"hf:{MINILM}", "hit", COMMIT)
+    assert summary_of(chunks.parent / "runs" / "one")["collections"][0]["passes"][0]["commit"] == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"), [(["--offline"], {}), ([], {"HF_HUB_OFFLINE": "1"}), ([], {"TRANSFORMERS_OFFLINE": "1"})]
+)
+def test_GIVEN_a_missing_model_offline_WHEN_run_THEN_it_says_what_where_and_how(watch, chunks, tmp_path, flags, env):
+    env = watch.env | env | {"HF_HOME": str(tmp_path / "empty")}
+    said = interlock(*run_of(chunks, f"hf:{REPO}", *flags), env=env, check=5).stderr
+    assert "model tiny is not on this machine" in said
+    assert f"hf:{REPO}: not in {tmp_path}/empty/hub/models--stations--tiny" in said
+    assert f"hf download {REPO} --revision main" in said
+    assert watch.seen() == []
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.mark.parametrize(("variable", "place"), [("HF_HOME", ""), ("HF_HUB_CACHE", "hub")])
+def test_GIVEN_a_cache_that_a_variable_names_WHEN_run_THEN_the_model_comes_from_it(held, chunks, variable, place):
+    interlock(*run_of(chunks, f"hf:{REPO}", "--offline"), env={variable: str(held / place)})
+    assert cache_of(chunks)["outcome"] == "hit"
+
+
+def test_GIVEN_both_variables_WHEN_run_THEN_the_hub_cache_has_the_last_word(held, chunks, tmp_path):
+    env = {"HF_HOME": str(tmp_path / "empty"), "HF_HUB_CACHE": str(held / "hub")}
+    interlock(*run_of(chunks, f"hf:{REPO}", "--offline"), env=env)
+    assert cache_of(chunks)["commit"] == COMMIT
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
+def test_GIVEN_a_link_to_a_missing_blob_WHEN_run_THEN_the_snapshot_is_not_taken(held, chunks, file):
+    link = held / "hub" / "models--stations--tiny" / "snapshots" / COMMIT / file
+    link.resolve().unlink()
+    assert link.is_symlink()
+    said = interlock(*run_of(chunks, f"hf:{REPO}", "--offline"), env={"HF_HOME": str(held)}, check=5).stderr
+    assert "model tiny is not on this machine" in said
+    assert file in said
+
+
+def test_GIVEN_weights_of_another_sha256_WHEN_run_THEN_they_are_refused(held, chunks, tmp_path):
+    config = toml(tmp_path / "interlock.toml", {"tiny": {"source": f"hf:{REPO}", "weights_sha256": "0" * 64}})
+    env = {"HF_HOME": str(held)}
+    said = interlock(*run_of(chunks, "tiny", "--config", config, "--offline"), env=env, check=5).stderr
+    assert "model tiny: the weights in" in said
+    assert f"the registry says {'0' * 64}" in said
+
+
+def test_GIVEN_a_commit_as_revision_WHEN_run_THEN_no_ref_is_needed(held, chunks, tmp_path):
+    shutil.rmtree(held / "hub" / "models--stations--tiny" / "refs")
+    config = toml(tmp_path / "interlock.toml", {"tiny": {"source": f"hf:{REPO}", "revision": COMMIT}})
+    interlock(*run_of(chunks, "tiny", "--config", config, "--offline"), env={"HF_HOME": str(held)})
+    assert cache_of(chunks)["commit"] == COMMIT
+
+
+def test_GIVEN_a_hub_that_fails_at_first_WHEN_run_THEN_the_download_is_retried_and_told(tiny_a, chunks, tmp_path):
+    with Hub(REPO, tiny_a, COMMIT, failures=2).serving() as hub:
+        interlock(*run_of(chunks, f"hf:{REPO}"), env={"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url})
+    retries = events_of(chunks.parent / "runs" / "one", DownloadRetried)
+    assert [(retry.model, retry.attempt) for retry in retries] == [("tiny", 1), ("tiny", 2)]
+    assert all(retry.wait_seconds > 0 and "503" in retry.reason for retry in retries)
+    cache = cache_of(chunks)
+    assert (cache["outcome"], cache["commit"], cache["retries"]) == ("download", COMMIT, 2)
+
+
+def test_GIVEN_a_downloaded_model_WHEN_run_again_THEN_it_is_a_hit_without_a_request(tiny_a, chunks, tmp_path):
+    with Hub(REPO, tiny_a, COMMIT).serving() as hub:
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+        interlock(*run_of(chunks, f"hf:{REPO}"), env=env)
+        assert hub.requests
+        hub.requests.clear()
+        interlock(*run_of(chunks, f"hf:{REPO}", run="two"), env=env)
+        assert hub.requests == []
+    (resolved,) = events_of(chunks.parent / "runs" / "two", ModelResolved)
+    assert (resolved.outcome, resolved.commit) == ("hit", COMMIT)
+
+
+def test_GIVEN_a_model_that_is_not_on_the_hub_WHEN_run_THEN_it_is_not_retried_and_named(tiny_a, chunks, tmp_path):
+    with Hub("stations/other", tiny_a, COMMIT).serving() as hub:
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+        said = interlock(*run_of(chunks, f"hf:{REPO}"), env=env, check=5, timeout=20).stderr
+    assert f"model tiny is not on this machine and cannot be fetched from hf:{REPO}@main" in said
+
+
+@pytest.fixture
+def hub_after(held: Path, tmp_path: Path) -> Hub:
+    """The hub has a newer commit, with other weights, than the cache in `held`."""
+    return Hub(REPO, tiny_model(tmp_path / "tiny", seed=9), LATER)
+
+
+def test_GIVEN_a_newer_commit_WHEN_run_without_refresh_THEN_the_held_one_serves(hub_after, held, chunks):
+    with hub_after.serving() as hub:
+        interlock(*run_of(chunks, f"hf:{REPO}"), env={"HF_HOME": str(held), "HF_ENDPOINT": hub.url})
+        assert hub.requests == []
+    assert cache_of(chunks)["commit"] == COMMIT
+
+
+def test_GIVEN_a_newer_commit_WHEN_refreshed_THEN_it_is_fetched_and_told(hub_after, held, chunks):
+    with hub_after.serving() as hub:
+        env = {"HF_HOME": str(held), "HF_ENDPOINT": hub.url}
+        interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env)
+    cache = cache_of(chunks)
+    assert (cache["outcome"], cache["commit"]) == ("refresh", LATER)
+
+
+def test_GIVEN_nothing_newer_WHEN_refreshed_THEN_it_is_a_hit(tiny_a, held, chunks):
+    with Hub(REPO, tiny_a, COMMIT).serving() as hub:
+        env = {"HF_HOME": str(held), "HF_ENDPOINT": hub.url}
+        interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env)
+        assert any("/revision/main" in request for request in hub.requests)
+    assert cache_of(chunks)["outcome"] == "hit"
+
+
+def test_GIVEN_no_network_WHEN_refreshed_offline_THEN_it_says_so(held, chunks):
+    env = {"HF_HOME": str(held)}
+    said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models", "--offline"), env=env, check=5).stderr
+    assert "model tiny cannot be refreshed offline" in said

@@ -1,0 +1,286 @@
+"""What a run is continued with, what it refuses to be continued with, and what a new run takes over from an old one."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.record import durable
+from engine.record.events import (
+    BatchCommitted,
+    BatchesLost,
+    LeaseReleased,
+    PassPlanned,
+    RunClosed,
+    RunResumed,
+    RunStarted,
+)
+from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
+
+TEXTS = 400
+CHANGED = 3
+
+
+@dataclass(frozen=True)
+class World:
+    """Chunks, a configuration and run directories; copied for every test that changes them."""
+
+    home: Path
+
+    @property
+    def one(self) -> Path:
+        return self.home / "runs" / "one"
+
+    @property
+    def file(self) -> Path:
+        return self.home / "chunks" / "Docs" / "a_chunks.json"
+
+    def command(self, *more: object, roster: str = "a=2,b=1") -> list[object]:
+        common = ["run", self.home / "chunks", "--config", self.home / "interlock.toml", "--roster", roster]
+        return [*common, "--out", self.home / "runs", "--no-ui", *more]
+
+    def resume(self, *more: object, check: int = 0, roster: str = "a=2,b=1") -> str:
+        """Continue run `one`; what was said on stderr."""
+        return interlock(*self.command("--run-id", "one", "--resume", *more, roster=roster), check=check).stderr
+
+    def change(self) -> None:
+        """Another text in place of each of the first few."""
+        records = json.loads(self.file.read_text())
+        for number in range(CHANGED):
+            records[number]["text"] = f"this text is a changed one, number {number}"
+        self.file.write_text(json.dumps(records))
+
+    def copy(self, home: Path) -> "World":
+        shutil.copytree(self.home, home)
+        return World(home)
+
+
+def made(home: Path, *models: Path) -> World:
+    corpus(home / "chunks", {"Docs": {"a_chunks.json": sentences(TEXTS)}})
+    rows = {name: {"source": str(model), "batch_tokens": 16} for name, model in zip("ab", models, strict=True)}
+    toml(home / "interlock.toml", rows)
+    return World(home)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path, tiny_b: Path) -> World:
+    """A world whose run `one` is completed; not to be changed."""
+    world = made(tmp_path_factory.mktemp("resume") / "finished", tiny_a, tiny_b)
+    interlock(*world.command("--run-id", "one"))
+    return world
+
+
+@pytest.fixture
+def world(finished: World, tmp_path: Path) -> World:
+    """A world of one's own whose run `one` is completed."""
+    return finished.copy(tmp_path / "world")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> World:
+    """The same world before any run."""
+    return made(tmp_path / "fresh", tiny_a, tiny_b)
+
+
+@pytest.fixture
+def running(fresh: World) -> Iterator[tuple[World, subprocess.Popen[str]]]:
+    """A world whose run `one` is in the middle of its first pass."""
+    process = start(*fresh.command("--run-id", "one", "--quiet"), stderr=subprocess.PIPE)
+    try:
+        journal = fresh.one / "journal.jsonl"
+        while process.poll() is None and not (journal.exists() and b"batch_committed" in journal.read_bytes()):
+            time.sleep(0.005)
+        yield fresh, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def files_of(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file, by its relative path."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): durable.sha256_of(path) for path in files}
+
+
+def test_GIVEN_a_changed_file_WHEN_resumed_THEN_it_is_named_and_nothing_of_the_run_changes(world):
+    before = files_of(world.one)
+    world.change()
+    said = world.resume(check=2)
+    assert "files.Docs/a_chunks.json was" in said
+    assert f"--reuse {world.one}" in said
+    assert files_of(world.one) == before
+
+
+def test_GIVEN_a_new_file_WHEN_resumed_THEN_it_is_named(world):
+    (world.file.parent / "b_chunks.json").write_text('[{"text": "one more"}]')
+    assert "files.Docs/b_chunks.json is new" in world.resume(check=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "roster", "told"),
+    [
+        (["--fusion", "named"], "a=2,b=1", 'fusion was "concat", is now "named"'),
+        ([], "a=3,b=1", "roster[0].weight was"),
+        ([], "b=1,a=2", 'roster[0].model was "a", is now "b"'),
+        ([], "a=2", "roster was"),
+    ],
+)
+def test_GIVEN_another_configuration_WHEN_resumed_THEN_the_difference_is_told(finished, options, roster, told):
+    before = files_of(finished.one)
+    said = finished.resume(*options, roster=roster, check=2)
+    assert told in said
+    assert files_of(finished.one) == before
+
+
+def test_GIVEN_a_completed_run_WHEN_resumed_THEN_nothing_is_computed_and_exports_are_the_same(world):
+    exports = files_of(world.one / "exports")
+    commits = len(events_of(world.one, BatchCommitted))
+    world.resume()
+    assert len(events_of(world.one, BatchCommitted)) == commits
+    assert files_of(world.one / "exports") == exports
+    assert summary_of(world.one)["sessions"] == 2
+
+
+def test_GIVEN_a_torn_last_line_WHEN_resumed_THEN_it_is_cut_off(world):
+    journal = world.one / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:40])
+    world.resume()
+    assert journal.read_bytes().startswith(whole)
+    assert [entry.seq for entry in entries(world.one)] == list(range(journal.read_bytes().count(b"\n")))
+
+
+def test_GIVEN_a_journal_damaged_in_the_middle_WHEN_resumed_THEN_the_line_is_named_and_kept(world):
+    journal = world.one / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[4] = lines[4].replace(b'"seq":4', b'"seq":5')
+    journal.write_bytes(b"".join(lines))
+    assert "line 5 is damaged" in world.resume(check=1)
+    assert journal.read_bytes() == b"".join(lines)
+
+
+def test_GIVEN_damaged_vectors_WHEN_resumed_THEN_only_their_batches_are_done_again_to_the_same_bytes(world):
+    exports = files_of(world.one / "exports")
+    vectors = world.one / "passes" / "0_a" / "vectors.npy"
+    array = np.load(vectors, mmap_mode="r+")
+    array.view(np.uint32)[[7, 90], 3] ^= 1
+    array.flush()
+    del array
+    world.resume()
+    (lost,) = events_of(world.one, BatchesLost)
+    again = [entry.body for entry in entries(world.one) if entry.session == 1]
+    redone = [(each.model_pass, each.batch_index) for each in again if isinstance(each, BatchCommitted)]
+    assert lost.model_pass == 0
+    assert 1 <= len(lost.batches) <= 2
+    assert redone == [(0, index) for index in sorted(lost.batches)]
+    assert files_of(world.one / "exports") == exports
+    assert summary_of(world.one)["batches_lost"] == len(lost.batches)
+
+
+def test_GIVEN_lost_vectors_WHEN_resumed_THEN_the_whole_pass_is_done_again_to_the_same_bytes(world):
+    exports = files_of(world.one / "exports")
+    (world.one / "passes" / "1_b" / "vectors.npy").unlink()
+    world.resume()
+    batches = {each.batch_index for each in events_of(world.one, BatchCommitted) if each.model_pass == 1}
+    assert [(each.model_pass, set(each.batches)) for each in events_of(world.one, BatchesLost)] == [(1, batches)]
+    assert files_of(world.one / "exports") == exports
+
+
+def test_GIVEN_nothing_to_resume_WHEN_resumed_THEN_a_run_starts(fresh):
+    fresh.resume()
+    assert len(events_of(fresh.one, RunStarted)) == 1
+    assert events_of(fresh.one, RunResumed) == []
+    assert summary_of(fresh.one)["status"] == "completed"
+
+
+def test_GIVEN_no_run_id_WHEN_resumed_THEN_the_newest_run_of_these_chunks_goes_on(fresh):
+    interlock(*fresh.command("--run-id", "older"))
+    interlock(*fresh.command("--run-id", "newer"))
+    interlock(*fresh.command("--resume"))
+    assert [summary_of(fresh.home / "runs" / name)["sessions"] for name in ("older", "newer")] == [1, 2]
+
+
+def test_GIVEN_a_run_id_that_exists_WHEN_run_without_resume_THEN_it_is_refused_and_untouched(finished):
+    before = files_of(finished.one)
+    said = interlock(*finished.command("--run-id", "one"), check=2).stderr
+    assert "add --resume" in said
+    assert files_of(finished.one) == before
+
+
+def test_GIVEN_a_changed_corpus_WHEN_run_with_reuse_THEN_only_changed_texts_are_computed(world):
+    world.change()
+    interlock(*world.command("--run-id", "two", "--reuse", world.one))
+    two = world.home / "runs" / "two"
+    assert [(plan.rows, plan.reused) for plan in events_of(two, PassPlanned)] == [(CHANGED, TEXTS - CHANGED)] * 2
+    assert sum(each.rows for each in events_of(two, BatchCommitted)) == 2 * CHANGED
+    assert [each["rows_reused"] for each in summary_of(two)["collections"][0]["passes"]] == [TEXTS - CHANGED] * 2
+
+
+@pytest.mark.parametrize("file", ["a.npy", "b.npy", "fused.npy"])
+def test_GIVEN_a_changed_corpus_WHEN_run_with_reuse_THEN_unchanged_texts_keep_their_bytes(reused, file):
+    old, new = (np.load(reused.home / "runs" / run / "exports" / "Docs" / file) for run in ("one", "two"))
+    assert old[CHANGED:].tobytes() == new[CHANGED:].tobytes()
+    assert (old[:CHANGED] != new[:CHANGED]).any(axis=1).all()
+
+
+@pytest.fixture(scope="module")
+def reused(finished: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world whose run `two` has taken over from `one` what had not changed."""
+    world = finished.copy(tmp_path_factory.mktemp("reuse") / "world")
+    world.change()
+    interlock(*world.command("--run-id", "two", "--reuse", world.one))
+    return world
+
+
+def test_GIVEN_another_model_of_the_same_name_WHEN_run_with_reuse_THEN_nothing_of_it_is_taken_over(world, tiny_b):
+    rows = {name: {"source": str(tiny_b), "batch_tokens": 16} for name in "ab"}
+    toml(world.home / "interlock.toml", rows)
+    interlock(*world.command("--run-id", "two", "--reuse", world.one, roster="a"))
+    old, new = (np.load(world.home / "runs" / run / "exports" / "Docs" / f"{name}.npy") for run, name in NAMES)
+    np.testing.assert_array_equal(old, new)
+
+
+NAMES = (("one", "b"), ("two", "a"))
+
+
+def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_run_is_left(fresh):
+    said = interlock(*fresh.command("--run-id", "one", "--reuse", fresh.home / "chunks"), check=2).stderr
+    assert "is not a run directory" in said
+    assert not fresh.one.exists()
+
+
+def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_is_in_use(running):
+    world, process = running
+    process.send_signal(signal.SIGSTOP)
+    try:
+        before = (world.one / "journal.jsonl").read_bytes()
+        assert "is in use" in world.resume(check=2)
+        assert (world.one / "journal.jsonl").read_bytes() == before
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_GIVEN_a_run_that_is_going_on_WHEN_asked_to_stop_THEN_it_stops_between_batches_and_resumes(
+    running, finished, number, code
+):
+    world, process = running
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    stopped = summary_of(world.one)
+    assert (stopped["status"], stopped["exit_code"]) == ("stopped", code)
+    ended = [type(each) for each in events_of(world.one, BatchCommitted, LeaseReleased, RunClosed)][-3:]
+    assert ended == [BatchCommitted, LeaseReleased, RunClosed]
+    world.resume()
+    commits = [(each.model_pass, each.batch_index) for each in events_of(world.one, BatchCommitted)]
+    assert len(commits) == len(set(commits)) == len(events_of(finished.one, BatchCommitted))
+    assert files_of(world.one / "exports") == files_of(finished.one / "exports")

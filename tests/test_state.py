@@ -1,0 +1,203 @@
+"""The state is a fold of events, and nothing else: what each fact does to it, a loss and a resumption included."""
+
+import msgspec
+import pytest
+
+from engine.record import events as ev
+from engine.record import verdict
+from engine.record.events import Entry
+from engine.record.state import RunState, fold
+
+
+def folded(*bodies, state=None, session=0):
+    state = state or RunState()
+    for number, body in enumerate(bodies):
+        entry = Entry(seq=number, at=100.0 + number, session=session, elapsed=float(number), device_kind="cpu", body=body)
+        fold(state, entry)
+    return state
+
+
+def read(name="Docs", chunks=4, refused=0):
+    return ev.CollectionRead(
+        collection=name, qdrant_collection=name.lower(), files=1, chunks=chunks, duplicates=0, refused=refused, seconds=1
+    )
+
+
+def planned(model_pass=0, name="Docs", first=0, batches=2, rows=4, plan="p"):
+    return ev.PassPlanned(
+        model_pass=model_pass,
+        model=f"m{model_pass}",
+        collection=name,
+        first_batch=first,
+        batches=batches,
+        rows=rows,
+        reused=0,
+        tokens=40,
+        padding=0,
+        truncated=1,
+        truncated_tokens=9,
+        plan=plan,
+    )
+
+
+def committed(batch, model_pass=0, rows=2):
+    return ev.BatchCommitted(
+        model_pass=model_pass,
+        batch_index=batch,
+        rows=rows,
+        tokens=20,
+        padding=0,
+        seconds=0.5,
+        device="cpu",
+        crc=batch,
+    )
+
+
+def parked(row=1, name="Docs", model_pass=0):
+    return ev.RowParked(
+        model_pass=model_pass, model=f"m{model_pass}", collection=name, row=row, reason="it is not finite"
+    )
+
+
+def failed(model_pass=0):
+    return ev.PassFailed(model_pass=model_pass, model=f"m{model_pass}", reason="out of luck")
+
+
+RESUMED = ev.RunResumed(versions={"torch": "2"})
+
+
+def test_GIVEN_commits_WHEN_folded_THEN_each_counts_for_the_collection_its_batch_belongs_to():
+    state = folded(
+        read("A"), read("B"), planned(name="A"), planned(name="B", first=2, batches=1), committed(0), committed(2)
+    )
+    done = {name: each.shares[0].batches_done for name, each in state.collections.items()}
+    assert done == {"A": 1, "B": 1}
+    assert sorted(state.committed[0]) == [0, 2]
+
+
+def test_GIVEN_a_batch_outside_every_plan_WHEN_looked_up_THEN_it_belongs_to_nobody():
+    state = folded(read(), planned())
+    assert state.share_of(0, 2) is None
+    assert state.share_of(1, 0) is None
+
+
+def test_GIVEN_the_same_plan_again_WHEN_folded_THEN_what_was_done_under_it_stays():
+    state = folded(read(), planned(), committed(0), RESUMED, read(), planned())
+    assert (state.collections["Docs"].shares[0].batches_done, state.collections["Docs"].shares[0].rows_done) == (1, 2)
+
+
+def test_GIVEN_a_lost_batch_WHEN_it_is_done_again_THEN_rows_and_batches_are_counted_once():
+    lost = ev.BatchesLost(model_pass=0, batches=[1])
+    state = folded(read(), planned(), committed(0), committed(1), lost)
+    share = state.collections["Docs"].shares[0]
+    assert (share.batches_done, share.rows_done, state.batches_lost) == (1, 2, 1)
+    folded(committed(1), state=state, session=1)
+    assert (share.batches_done, share.rows_done) == (2, 4)
+
+
+def test_GIVEN_a_lost_batch_WHEN_folded_THEN_its_pass_is_no_longer_complete():
+    complete = ev.EnsemblePassCompleted(
+        model_pass=0, model="m0", device="cpu", dtype="float32", weight=1, rows=4, seconds=1
+    )
+    state = folded(read(), planned(), committed(0), committed(1), complete)
+    assert state.passes_completed == {0}
+    folded(ev.BatchesLost(model_pass=0, batches=[0]), state=state)
+    assert state.passes_completed == set()
+    assert verdict.unfinished(state.collections["Docs"]) == ["m0"]
+
+
+def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_is_forgotten():
+    state = folded(
+        read(refused=1),
+        ev.RecordRefused(collection="Docs", file="a", record=1, reason="r"),
+        ev.Warned(message="w"),
+        ev.Warned(message="v", collection="Docs"),
+        failed(),
+        ev.ArtefactWritten(collection="Docs", path="p", rows=1, bytes=1, sha256="s"),
+        ev.CollectionClosed(collection="Docs", status="failed", reason="r"),
+        ev.RunClosed(status="failed", reason="r", exit_code=1),
+        RESUMED,
+    )
+    docs = state.collections["Docs"]
+    assert (state.status, state.reason, state.exit_code) == (None, "", None)
+    assert (state.failures, state.warnings, docs.refusals, docs.artefacts, docs.warnings) == ({}, [], [], {}, [])
+    assert docs.status is None
+    assert state.versions == {"torch": "2"}
+
+
+def test_GIVEN_two_sessions_WHEN_folded_THEN_their_seconds_are_added():
+    state = folded(read(), read(), read())
+    folded(RESUMED, read(), state=state, session=1)
+    assert state.elapsed == 2 + 1
+
+
+def test_GIVEN_the_folding_of_a_prefix_WHEN_folded_on_THEN_it_equals_folding_all_at_once():
+    bodies = [read(), planned(), committed(0), parked(), RESUMED, read(), planned(), committed(1)]
+    entries = [
+        Entry(seq=n, at=n, session=int(n > 3), elapsed=n, device_kind="cpu", body=body) for n, body in enumerate(bodies)
+    ]
+    whole, parts = RunState(), RunState()
+    for entry in entries:
+        fold(whole, entry)
+    for entry in msgspec.json.decode(msgspec.json.encode(entries), type=list[Entry]):
+        fold(parts, entry)
+    assert parts == whole
+
+
+@pytest.mark.parametrize(
+    ("bodies", "status", "reason"),
+    [
+        ([read(), planned(), committed(0), committed(1)], "completed", ""),
+        ([read(), planned(), committed(0)], "incomplete", "not every row was seen by m0"),
+        ([read(), planned(), committed(0), failed()], "failed", "m0: out of luck"),
+        ([read(), planned(), committed(0), committed(1), failed()], "completed", ""),
+        (
+            [read(), planned(), parked(), committed(0), committed(1)],
+            "incomplete",
+            "1 rows have no vector of m0: it is not finite",
+        ),
+        ([read(chunks=0, refused=2)], "skipped", "none of its records can be embedded"),
+        ([read(chunks=0)], "skipped", "it holds no chunk files"),
+    ],
+)
+def test_GIVEN_what_was_seen_of_a_collection_WHEN_judged_THEN_it_is_complete_only_if_every_model_saw_every_row(
+    bodies, status, reason
+):
+    assert verdict.of_collection(folded(*bodies), "Docs") == (status, reason)
+
+
+def test_GIVEN_a_store_that_does_not_hold_what_was_written_WHEN_judged_THEN_the_collection_failed():
+    wrong = ev.StoreVerified(
+        collection="Docs",
+        qdrant_collection="docs",
+        store="s",
+        points=3,
+        expected=4,
+        stale=0,
+        sampled=3,
+        worst_cosine=1.0,
+        ok=False,
+        detail="one is missing",
+    )
+    state = folded(read(), planned(), committed(0), committed(1), wrong)
+    assert verdict.of_collection(state, "Docs") == (
+        "failed",
+        "the store does not hold what was written: one is missing",
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [
+        (["completed", "skipped"], "completed"),
+        (["completed", "incomplete"], "incomplete"),
+        (["failed", "incomplete"], "failed"),
+    ],
+)
+def test_GIVEN_closed_collections_WHEN_the_run_is_judged_THEN_the_worst_counts(statuses, status):
+    bodies = [
+        body
+        for name, each in zip("AB", statuses, strict=True)
+        for body in (read(name), ev.CollectionClosed(collection=name, status=each, reason=each))
+    ]
+    assert verdict.of_run(folded(*bodies))[0] == status

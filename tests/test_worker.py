@@ -1,0 +1,195 @@
+"""A vector that must not be written is never written: it is tried once more, or parked with its reason."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from engine.config import load
+from engine.errors import ExitCode, InterlockError
+from engine.outlet.qdrant import Store
+from engine.passes import turn
+from engine.passes.vectors import VectorFile, gate, lost
+from engine.record import events as ev
+from engine.run import Run, StopRequest
+from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
+
+POISON = "#"  # a sign that stands in no other text of these tests
+TEXTS = [*sentences(12), f"this has a {POISON} in it", "a last one"]
+BAD = 12
+
+
+def poisoned(directory, seed=1):
+    """`tiny-a` with one token whose embedding is NaN."""
+    model = tiny_model(directory, seed=seed)
+    token = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id(POISON)
+    weights = load_file(model / "model.safetensors")
+    (name,) = [name for name in weights if name.endswith("word_embeddings.weight")]
+    weights[name] = weights[name].clone()
+    weights[name][token] = torch.nan
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+def embed(chunks, out, **flags):
+    run = Run(chunks, load({"out": str(out), **flags}, {}), StopRequest())
+    return run.go(), run.directory.path
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory, tiny_b):
+    """A run of a model that cannot encode one text, and of one that can; the store beside it."""
+    place = tmp_path_factory.mktemp("spoilt")
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    model = poisoned(place / "tiny-a")
+    code, run = embed(root, place / "runs", roster=f"{model},{tiny_b}", qdrant=str(place / "store"))
+    assert code == ExitCode.FAILED
+    return run
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, tiny_a, tiny_b):
+    """The same run with a model whose weights are whole."""
+    place = tmp_path_factory.mktemp("clean")
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    code, run = embed(root, place / "runs", roster=f"{tiny_a},{tiny_b}")
+    assert code == ExitCode.COMPLETED
+    return run
+
+
+def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_reason_and_the_run_is_incomplete(spoilt):
+    said = summary_of(spoilt)
+    (docs,) = said["collections"]
+    assert (said["status"], said["exit_code"], docs["status"]) == ("incomplete", 1, "incomplete")
+    assert docs["parked"] == [{"model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "it is not finite"}]
+    assert docs["reason"] == "1 rows have no vector of tiny-a: it is not finite"
+
+
+def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigation_with_cause_and_cost(spoilt):
+    (step,) = summary_of(spoilt)["collections"][0]["mitigations"]
+    assert step["cause"] == "a vector was refused: it is not finite"
+    assert step["action"] == "encoded the row alone"
+    assert (step["model_pass"], step["rows"]) == (0, 1)
+    assert step["cost_seconds"] > 0
+
+
+def test_GIVEN_a_parked_row_WHEN_delivered_THEN_it_is_nan_in_the_files_and_every_other_row_is_as_without_it(
+    spoilt, clean
+):
+    for name in ("tiny-a", "tiny-b", "fused"):
+        found, wanted = (np.load(run / "exports" / "Docs" / f"{name}.npy") for run in (spoilt, clean))
+        if name != "tiny-b":
+            assert np.isnan(found[BAD]).all()
+            found, wanted = np.delete(found, BAD, 0), np.delete(wanted, BAD, 0)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_GIVEN_a_parked_row_WHEN_delivered_THEN_it_is_null_in_the_parquet_file(spoilt):
+    table = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")
+    assert table["text"][BAD].as_py() == TEXTS[BAD]
+    nulls = {name: np.flatnonzero(table[name].is_null().to_numpy()).tolist() for name in ("tiny-a", "tiny-b", "fused")}
+    assert nulls == {"tiny-a": [BAD], "tiny-b": [], "fused": [BAD]}
+
+
+def test_GIVEN_a_parked_row_WHEN_delivered_THEN_its_point_has_only_the_vectors_that_there_are(spoilt):
+    table = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")
+    ids = [table["id"][row].as_py() for row in (0, BAD)]
+    with Store.open_for_read(spoilt.parents[1] / "store", "docs") as store:
+        first, second = store.retrieve(ids)
+        assert store.count() == len(TEXTS)
+    assert first.vectors.keys() == {"tiny-a", "tiny-b", "fused"}
+    assert second.vectors.keys() == {"tiny-b"}
+    assert second.payload["text"] == TEXTS[BAD]
+
+
+def test_GIVEN_a_parked_row_WHEN_resumed_THEN_the_run_is_still_incomplete(tmp_path):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    model = poisoned(tmp_path / "m")
+    for resume in ("no", "yes"):
+        code, run = embed(root, tmp_path / "out", roster=str(model), resume=resume)
+        assert code == ExitCode.FAILED
+    (docs,) = summary_of(run)["collections"]
+    assert (docs["status"], len(docs["parked"])) == ("incomplete", 1)
+
+
+def test_GIVEN_a_parked_text_that_stands_in_a_second_collection_WHEN_run_THEN_that_one_is_incomplete_too(tmp_path):
+    root = corpus(tmp_path / "in", {"A": {"a_chunks.json": TEXTS}, "B": {"b_chunks.json": [TEXTS[BAD], "other"]}})
+    code, run = embed(root, tmp_path / "out", roster=str(poisoned(tmp_path / "m")))
+    assert code == ExitCode.FAILED
+    assert [each["status"] for each in summary_of(run)["collections"]] == ["incomplete", "incomplete"]
+
+
+def test_GIVEN_a_collection_of_duplicates_WHEN_the_model_fails_on_the_texts_THEN_it_is_not_completed_either(
+    tmp_path, tiny_a
+):
+    root = corpus(tmp_path / "in", {"A": {"a_chunks.json": TEXTS}, "B": {"b_chunks.json": TEXTS[:3]}})
+    save_file({"nothing": torch.ones(1)}, (model := tiny_model(tmp_path / "m")) / "model.safetensors")
+    code, run = embed(root, tmp_path / "out", roster=f"{model},{tiny_a}")
+    assert code == ExitCode.FAILED
+    assert [each["status"] for each in summary_of(run)["collections"]] == ["failed", "failed"]
+
+
+class Flaky:
+    """A real encoder that spoils its first row of a batch, but of no batch of one: what a faulty kernel does."""
+
+    def __init__(self, encoder):
+        self._encoder = encoder
+
+    def encode(self, rows):
+        vectors = self._encoder.encode(rows)
+        if len(rows) > 1:
+            vectors[0] = np.nan
+        return vectors
+
+
+@pytest.mark.parametrize(("strict", "code"), [("no", ExitCode.COMPLETED), ("yes", ExitCode.MITIGATED)])
+def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alone_and_strict_says_so(
+    tmp_path, monkeypatch, tiny_a, clean, strict, code
+):
+    real = turn.encoder_for
+    monkeypatch.setattr(turn, "encoder_for", lambda card, network: Flaky(real(card, network)))
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    ended, run = embed(root, tmp_path / "out", roster=str(tiny_a), strict=strict)
+    assert ended == code
+    assert summary_of(run)["status"] == "completed"
+    assert events_of(run, ev.RowParked) == []
+    assert len(events_of(run, ev.Mitigated)) == 1
+    found, wanted = (np.load(each / "exports" / "Docs" / "tiny-a.npy") for each in (run, clean))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_GIVEN_vectors_WHEN_gated_THEN_what_is_not_finite_or_zero_is_named_by_its_place():
+    vectors = np.ones((5, 3), np.float32)
+    vectors[1, 2], vectors[2], vectors[4, 0] = np.nan, 0, np.inf
+    assert gate(vectors, 3) == {1: "it is not finite", 2: "its norm is zero", 4: "it is not finite"}
+    assert gate(vectors[:1], 3) == {}
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 3, 1)])
+def test_GIVEN_vectors_of_another_shape_WHEN_gated_THEN_the_pass_ends(shape):
+    with pytest.raises(InterlockError, match="3 dimensions were planned"):
+        gate(np.ones(shape, np.float32), 3)
+
+
+def test_GIVEN_committed_batches_WHEN_their_rows_change_on_disk_THEN_just_those_are_lost(tmp_path):
+    file = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
+    batches = [np.array([0, 5]), np.array([2, 1]), np.array([3, 4])]
+    crcs = {index: file.put(rows, np.full((2, 2), index, np.float32)) for index, rows in enumerate(batches)}
+    file.sync()
+    again = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
+    assert lost(again, batches, crcs) == []
+    again.array[1, 0] = 7
+    assert lost(again, batches, crcs) == [1]
+
+
+def test_GIVEN_a_new_vector_file_WHEN_looked_into_THEN_rows_that_were_never_written_are_nan(tmp_path):
+    file = VectorFile(tmp_path / "p" / "vectors.npy", 5000, 2)
+    assert np.isnan(file.array).all()
+
+
+def test_GIVEN_a_vector_file_of_another_shape_WHEN_opened_THEN_it_is_refused(tmp_path):
+    VectorFile(tmp_path / "vectors.npy", 6, 2)
+    with pytest.raises(InterlockError, match="holds"):
+        VectorFile(tmp_path / "vectors.npy", 6, 3)
