@@ -37,7 +37,8 @@ from engine.passes.encoder import Encoder, encoder_for
 SIZES = (32, 4, 8, 16, 64)
 DEFAULT = 32
 FLOAT32_GOALS = {"x default": 1.35, "x best": 1.15, "minimal cosine": 0.99999, "share of GEMM peak": 0.82}
-BFLOAT16_GOALS = {"x float32 default": 2.4, "x own best": 1.2, "minimal cosine": 0.998}
+BFLOAT16_GOALS = {"x float32 default": 2.4, "x own best": 1.2, "minimal cosine": 0.998, "mean cosine": 0.9995}
+PADDING_GOAL = 0.01
 Timed = dict[str, float]
 
 
@@ -71,7 +72,7 @@ class Ours:
                 rows = [store.row(int(row), self.card.max_tokens) for row in batch.rows]
                 self.vectors[batch.rows] = self.encoder.encode(rows)
         ended = time.process_time()
-        self.padding = 0.0 if self.card.packed else planned.padding / planned.tokens
+        self.padding = work.padding(self.card, planned)
         self.batches = len(planned.batches)
         return {"cpu": ended - began, "tokenise": tokenised - began, "encode": ended - tokenised}
 
@@ -135,6 +136,7 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
         "x own best": median[best] / median["interlock"],
         "x float32 default": median.get("st float32 32", median["st 32"]) / median["interlock"],
         "minimal cosine": float(cosine.min()),
+        "mean cosine": float(cosine.mean()),
         "share of GEMM peak": share,
     }
     wanted = BFLOAT16_GOALS if half else FLOAT32_GOALS
@@ -149,13 +151,14 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
             for name, rounds in found.items() if name != "interlock"
         },
         "padding": {
-            "interlock": ours.padding, "st 32": round(work.padding_by_characters(texts, ours.lengths, DEFAULT), 4)
+            "interlock": round(ours.padding, 4),
+            "st 32": round(work.padding_by_characters(texts, ours.lengths, DEFAULT), 4),
         },
         "tokenise_share": round(tokenise / median["interlock"], 4),
-        "mean_cosine": float(cosine.mean()),
         "gemm_gflops": rates,
         "useful_gflops": {name: round(useful / seconds / 1e9, 1) for name, seconds in median.items()},
-        "goals": {name: machine.goal(values[name], limit) for name, limit in wanted.items()},
+        "goals": {name: machine.goal(values[name], limit) for name, limit in wanted.items()}
+        | {"padding": machine.goal(ours.padding, PADDING_GOAL, at_most=True)},
     }  # fmt: skip
 
 

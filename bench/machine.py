@@ -58,7 +58,7 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 def goal(value: float, wanted: float, *, at_most: bool = False) -> dict[str, Any]:
     """A measured value beside its goal."""
     met = value <= wanted if at_most else value >= wanted
-    return {"value": round(value, 4), "goal": f"{'<=' if at_most else '>='} {wanted}", "met": met}
+    return {"value": round(value, 7), "goal": f"{'<=' if at_most else '>='} {wanted}", "met": met}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -74,7 +74,7 @@ def goals(found: Mapping[str, Mapping[str, Any]]) -> None:
     table(
         ["goal", "measured", "wanted", ""],
         [
-            [name, float(each["value"]), each["goal"], "met" if each["met"] else "MISSED"]
+            [name, f"{each['value']:.6g}", each["goal"], "met" if each["met"] else "MISSED"]
             for name, each in found.items()
         ],
     )

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.models import network
 from engine.models.card import ModelCard
+from engine.passes.batches import Plan
 
 
 def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:
@@ -41,6 +43,16 @@ def flops(card: ModelCard, lengths: np.ndarray) -> float:
     inner = int(card.config.get("intermediate_size") or 4 * d)
     linear = float(lengths.sum()) * (8 * d * d + 4 * d * inner)
     return depth * (linear + 4.0 * d * float((lengths.astype(np.float64) ** 2).sum()))
+
+
+def padding(card: ModelCard, planned: Plan) -> float:
+    """Tokens that our encoder computes beside the real ones, as a share of these.
+
+    Packed rows are filled up to a tile once a batch; padded ones each up to the longest.
+    """
+    if card.packed:
+        return sum(-batch.tokens % getattr(network, "_TILE", 1) for batch in planned.batches) / planned.tokens
+    return planned.padding / planned.tokens
 
 
 def padding_by_characters(texts: Sequence[str], lengths: np.ndarray, size: int) -> float:

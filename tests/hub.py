@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(wanted := f"/{hub.repo}/resolve/{hub.commit}/"):
             self._file(hub.model / path.removeprefix(wanted))
         else:
-            self._send(404, b"{}")
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
     def _listed(self, file: Path) -> dict[str, object]:
         name = file.relative_to(self.hub.model).as_posix()

@@ -136,17 +136,18 @@ def test_GIVEN_a_file_that_holds_no_list_WHEN_read_THEN_it_is_refused_as_a_whole
 
 
 def test_GIVEN_brackets_and_quotes_inside_texts_WHEN_a_broken_list_is_cut_THEN_they_end_no_record(tmp_path):
-    tricky = ['a ] , [ b', 'quote " } , {', "backslash \\", "{", "}"]
+    tricky = ["a ] , [ b", 'quote " } , {', "backslash \\", "{", "}"]
     data = b"[" + b",".join(json.dumps({"text": text}).encode() for text in tricky) + b', {"text": NaN}]'
     texts, ((record, _),) = read(tmp_path, data)
     assert texts == tricky
     assert record == len(tricky) + 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(tmp_path):
     root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
-    (root / "Docs" / "a_chunks.json").chmod(0)
+    (closed := root / "Docs" / "a_chunks.json").chmod(0)
+    if os.access(closed, os.R_OK):
+        pytest.skip("this user reads everything")
     refusal, chunk = ChunkReader(discover(root)[0])
     assert (refusal.file, refusal.record, refusal.reason) == (
         "a_chunks.json",
@@ -156,7 +157,9 @@ def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_nei
     assert chunk.text == "b"
 
 
-def test_GIVEN_a_file_that_went_away_after_it_was_found_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(tmp_path):
+def test_GIVEN_a_file_that_went_away_after_it_was_found_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(
+    tmp_path,
+):
     root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
     (found,) = discover(root)
     (root / "Docs" / "a_chunks.json").unlink()
@@ -177,7 +180,7 @@ def all_at_once(root):
         "lines.jsonl": b"\r\n".join(_with_neighbours(HARMLESS, good)),
         "cut_chunks.json": b'{"chunks": [' + _good(good) + b"," + _good(good) + b', {"text": "cu',
         "nul_chunks.json": b'[{"text": "a\\u0000b", "metadata": {"x": "\\u0000"}}]',
-        "repeat_chunks.json": b'[{"text": "r", "metadata": {"chunk_id": "1"}}, {"text": "s", "metadata": {"chunk_id": 1}}]',
+        "repeat_chunks.json": b'[{"text": "r", "metadata": {"chunk_id": 1}},{"text":"s","metadata": {"chunk_id": 1}}]',
         **{f"whole-{name}_chunks.json": data for name, (data, _) in BAD_FILES.items()},
         "dots.._chunks.json": b"[" + GOOD + b"]",
         "esc\x1b[2J_chunks.json": b"[" + GOOD + b"]",

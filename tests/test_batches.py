@@ -101,5 +101,7 @@ def test_GIVEN_a_grid_WHEN_walked_exclusively_THEN_each_pass_has_one_turn_with_w
 def test_GIVEN_any_grid_WHEN_walked_THEN_every_cell_left_is_visited_once(batches, data):
     done = [data.draw(st.sets(st.integers(0, count - 1) if count else st.nothing())) for count in batches]
     walked = [(turn.model_pass, batch) for turn in exclusive(batches, done) for batch in turn.batches]
-    left = [(number, batch) for number, count in enumerate(batches) for batch in range(count) if batch not in done[number]]
+    left = [
+        (number, batch) for number, count in enumerate(batches) for batch in range(count) if batch not in done[number]
+    ]
     assert walked == left

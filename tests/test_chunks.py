@@ -41,7 +41,11 @@ def with_id(text, chunk_id, **metadata):
 
 
 def test_GIVEN_a_list_WHEN_read_THEN_chunks_come_in_its_order(tmp_path):
-    assert [each.text for each in chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["b", "a", "c"]}}))] == ["b", "a", "c"]
+    assert [each.text for each in chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["b", "a", "c"]}}))] == [
+        "b",
+        "a",
+        "c",
+    ]
 
 
 @pytest.mark.parametrize("key", LIST_KEYS)

@@ -1,4 +1,4 @@
-"""Settings: flag, environment, file, default, each with its origin; what cannot be used is named with where it stood."""
+"""Settings: flag, environment, file, default, each with its origin; what cannot be used is named with its place."""
 
 import json
 from pathlib import Path

@@ -52,7 +52,9 @@ def test_GIVEN_older_chunks_WHEN_cut_again_THEN_none_of_them_stays(cut, tmp_path
     assert content(tmp_path / "chunks") == content(cut[0])
 
 
-@pytest.mark.parametrize(("flags", "store"), [({}, "runs/demo-store"), ({"qdrant": "mine"}, "mine"), ({"out": "o"}, "o/demo-store")])
+@pytest.mark.parametrize(
+    ("flags", "store"), [({}, "runs/demo-store"), ({"qdrant": "mine"}, "mine"), ({"out": "o"}, "o/demo-store")]
+)
 def test_GIVEN_no_store_WHEN_the_demo_is_set_up_THEN_one_is_made_beside_the_runs(flags, store):
     assert str(demo.settings(load(flags, {})).settings.qdrant) == store
 

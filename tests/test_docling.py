@@ -12,6 +12,7 @@ from tests.builders import ROOT, interlock, summary_of
 
 CHUNKS = ROOT.parent / "shared" / "data" / "v5-chunks"
 COUNT = 262
+SAMPLED = 4  # every fourth chunk is encoded a second time, the slow way
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def test_GIVEN_docling_WHEN_run_THEN_minilm_agrees_with_sentence_transformers(pl
     texts = pq.read_table(exports / "points.parquet", columns=["text"])["text"].to_pylist()
     model = SentenceTransformer(str(minilm), device="cpu")
     model.max_seq_length = 256
-    theirs = model.encode(texts, normalize_embeddings=True)
-    ours = np.load(exports / f"{minilm.name}.npy")
+    theirs = model.encode(texts[::SAMPLED], normalize_embeddings=True)
+    ours = np.load(exports / f"{minilm.name}.npy")[::SAMPLED]
     assert (ours.astype(np.float64) * theirs).sum(axis=1).min() > 0.99999
 
 

@@ -107,10 +107,10 @@ def test_GIVEN_a_prompt_WHEN_encoded_THEN_it_stands_before_the_text(qwen, tiny_a
 def test_GIVEN_texts_WHEN_encoded_alone_or_together_THEN_each_vector_is_the_same_and_of_unit_length(model, request):
     directory = request.getfixturevalue(model)
     together = ours(directory, TEXTS)
-    alone = np.concatenate([ours(directory, [text]) for text in TEXTS[-6:]])
+    alone = np.concatenate([ours(directory, [text]) for text in TEXTS[-2:]])
     assert together.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
-    assert worst_cosine(together[-6:], alone) > 0.99999
+    assert worst_cosine(together[-2:], alone) > 0.99999
 
 
 def test_GIVEN_a_run_of_qwen3_WHEN_delivered_THEN_batches_mixed_lengths_and_all_it_equals_sentence_transformers(

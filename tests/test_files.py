@@ -57,7 +57,9 @@ def chunks(root):
     return [found for found in ChunkReader(discover(root, ["B"])[0]) if hasattr(found, "text")]
 
 
-def test_GIVEN_a_collection_WHEN_exported_THEN_the_table_has_these_columns_and_a_row_for_every_good_chunk(table, chunks):
+def test_GIVEN_a_collection_WHEN_exported_THEN_the_table_has_these_columns_and_a_row_for_every_good_chunk(
+    table, chunks
+):
     assert table.column_names == ["id", "chunk_id", "source", "text", "payload", "tiny-a", "tiny-b", "fused"]
     assert table.num_rows == len(chunks) == 24
 
@@ -94,7 +96,11 @@ def test_GIVEN_texts_that_stand_several_times_WHEN_exported_THEN_every_chunk_get
 def test_GIVEN_the_same_corpus_WHEN_run_again_THEN_every_file_has_the_same_bytes(tmp_path, root, run, tiny_a, tiny_b):
     again = embed(root, tmp_path, roster=f"{tiny_a},{tiny_b}")
     hashes = [
-        {each["path"]: each["sha256"] for collection in summary_of(one)["collections"] for each in collection["exports"]}
+        {
+            each["path"]: each["sha256"]
+            for collection in summary_of(one)["collections"]
+            for each in collection["exports"]
+        }
         for one in (run, again)
     ]
     assert len(hashes[0]) == 8

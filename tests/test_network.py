@@ -234,3 +234,9 @@ def test_GIVEN_no_network_WHEN_refreshed_offline_THEN_it_says_so(held, chunks):
     env = {"HF_HOME": str(held)}
     said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models", "--offline"), env=env, check=5).stderr
     assert "model tiny cannot be refreshed offline" in said
+
+
+def test_GIVEN_a_hub_out_of_reach_WHEN_refreshed_THEN_it_is_not_called_a_hit(held, chunks):
+    env = {"HF_HOME": str(held), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env, check=5).stderr
+    assert "model tiny is here but cannot be refreshed" in said

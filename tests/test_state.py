@@ -12,14 +12,22 @@ from engine.record.state import RunState, fold
 def folded(*bodies, state=None, session=0):
     state = state or RunState()
     for number, body in enumerate(bodies):
-        entry = Entry(seq=number, at=100.0 + number, session=session, elapsed=float(number), device_kind="cpu", body=body)
+        entry = Entry(
+            seq=number, at=100.0 + number, session=session, elapsed=float(number), device_kind="cpu", body=body
+        )
         fold(state, entry)
     return state
 
 
 def read(name="Docs", chunks=4, refused=0):
     return ev.CollectionRead(
-        collection=name, qdrant_collection=name.lower(), files=1, chunks=chunks, duplicates=0, refused=refused, seconds=1
+        collection=name,
+        qdrant_collection=name.lower(),
+        files=1,
+        chunks=chunks,
+        duplicates=0,
+        refused=refused,
+        seconds=1,
     )
 
 

@@ -7,8 +7,8 @@ from jsonschema import Draft202012Validator
 
 from engine.config import load
 from engine.errors import ExitCode
-from engine.record import journal, summary
 from engine.record import events as ev
+from engine.record import journal, summary
 from engine.record.state import RunState, fold
 from engine.run import Run, StopRequest
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model
@@ -105,7 +105,10 @@ def test_GIVEN_a_run_WHEN_summarised_THEN_every_row_is_accounted_for(finished):
 
 def test_GIVEN_a_run_WHEN_summarised_THEN_each_pass_has_its_lease_with_a_receipt_and_no_residue(finished):
     first = summary_of(finished)["collections"][0]
-    assert [(each["model"], each["weights_bytes"] > 0) for each in first["leases"]] == [("tiny-a", True), ("tiny-b", True)]
+    assert [(each["model"], each["weights_bytes"] > 0) for each in first["leases"]] == [
+        ("tiny-a", True),
+        ("tiny-b", True),
+    ]
     for lease in first["leases"]:
         (receipt,) = lease["receipts"]
         assert receipt["residue_bytes"] == 0
@@ -187,7 +190,10 @@ def test_GIVEN_a_model_that_fails_WHEN_summarised_THEN_the_other_has_its_pass_an
     code, run = embed(root, tmp_path / "runs", roster=f"{broken},{tiny_a}")
     first = summary_of(run)["collections"][0]
     assert code == ExitCode.FAILED
-    assert [(each["model"], each["status"]) for each in first["passes"]] == [("broken", "failed"), ("tiny-a", "completed")]
+    assert [(each["model"], each["status"]) for each in first["passes"]] == [
+        ("broken", "failed"),
+        ("tiny-a", "completed"),
+    ]
     assert "encoder.layer.1" in first["passes"][0]["reason"]
     assert (first["status"], first["exports"]) == ("failed", [])
     validate(run)

@@ -12,9 +12,9 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.errors import UnavailableError
 from engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
+from engine.models.assets import Policy
 from engine.models.registry import find
 from engine.models.roster import cards_of, token_key, tokenisings
-from engine.models.assets import Policy
 from tests.builders import SPECIALS, sentences, tiny_model
 
 TEXTS = [*sentences(40), "a", "unbelievable " * 80, "  spaces  and\nlines  ", "[SEP] inside [PAD] [CLS]", "日本語 ✓"]
@@ -130,7 +130,8 @@ def test_GIVEN_models_of_one_tokenizer_WHEN_planned_THEN_texts_are_tokenised_onc
         ("", 128, ["tiny-a", "short"]),
         ("doc: ", 128, ["prompted"]),
     ]
-    assert [token_key(card) for card in cards] == [list(jobs)[0], list(jobs)[0], list(jobs)[1]]
+    plain, with_prompt = jobs
+    assert [token_key(card) for card in cards] == [plain, plain, with_prompt]
 
 
 def test_GIVEN_rows_WHEN_read_THEN_they_are_what_the_encoder_takes(tmp_path, tiny_a):

@@ -40,8 +40,11 @@ class Device(Protocol):
     def peak(self) -> Memory:
         """The most it held since `start_peak`."""
 
+    def trim(self) -> None:
+        """Give back memory that is cached and free."""
+
     def reclaim(self) -> None:
-        """Give back everything that is cached and no longer used."""
+        """Give back everything that is no longer used, after looking for it."""
 
 
 class CpuDevice:
@@ -84,6 +87,9 @@ class CpuDevice:
 
     def reclaim(self) -> None:
         gc.collect()
+        self.trim()
+
+    def trim(self) -> None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 

@@ -35,10 +35,10 @@ class Lease:
         for device in self.devices:
             device.hold(model, size)
 
-    def reclaim(self) -> None:
+    def trim(self) -> None:
         """Give back what building the model left behind on the devices."""
         for device in self.devices:
-            device.reclaim()
+            device.trim()
 
 
 class Lessor:

@@ -21,8 +21,13 @@ _MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
                 "attention.attn.o", "attention.LayerNorm")  # fmt: skip
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
-_TILE = 64  # rows are filled up to a multiple: oneDNN keeps code and scratch memory for every count it has seen
+_TILE = 32  # rows are filled up to a multiple: ever new sizes fragment the heap and fill oneDNN's caches
 _Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the rows they take, and that length
+
+
+def filling(tokens: int) -> int:
+    """How many rows of nothing the forward pass computes beside `tokens`."""
+    return -tokens % _TILE
 
 
 class PackedEncoder(nn.Module):
@@ -75,7 +80,7 @@ class PackedEncoder(nn.Module):
         self._check(ids, lengths)
         runs = _runs(lengths)
         bias = self._bias(max(lengths))
-        rows = self._embed(F.pad(ids, (0, -len(ids) % _TILE)), runs)
+        rows = self._embed(F.pad(ids, (0, filling(len(ids)))), runs)
         for layer in self.layers:
             assert isinstance(layer, _Layer)
             # two calls, so that the rows before attention are gone when the wide rows are made

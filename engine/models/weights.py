@@ -42,7 +42,7 @@ def attach(card: ModelCard, lease: Lease) -> Attached:
         raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {error}") from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
     lease.hold(network, size)
-    lease.reclaim()
+    lease.trim()
     return Attached(network, size, time.monotonic() - began)
 
 

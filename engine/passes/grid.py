@@ -13,6 +13,7 @@ from engine.gpu.memory import predict_peak
 from engine.intake.corpus import Rows
 from engine.intake.tokens import TokenStore
 from engine.models.card import ModelCard
+from engine.models.network import filling
 from engine.passes.batches import Batch, plan
 from engine.record.events import PassPlanned
 
@@ -30,6 +31,10 @@ class Layout:
         """What the model and its widest batch are predicted to take."""
         widest = max((batch.tokens + batch.padding for batch in self.batches), default=0)
         return predict_peak(self.card.shape, widest)
+
+    def padding(self, batch: Batch) -> int:
+        """Tokens that the model computes for nothing in this batch."""
+        return filling(batch.tokens) if self.card.packed else batch.padding
 
 
 def lay_out(
@@ -52,7 +57,7 @@ def lay_out(
                 rows=len(todo),
                 reused=len(own) - len(todo),
                 tokens=made.tokens,
-                padding=0 if card.packed else made.padding,
+                padding=sum(layout.padding(batch) for batch in made.batches),
                 truncated=int((over[own] > 0).sum()),
                 truncated_tokens=int(over[own].sum()),
                 plan=made.digest(),

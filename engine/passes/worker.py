@@ -86,7 +86,7 @@ class Worker:
                 batch_index=index,
                 rows=len(batch.rows),
                 tokens=batch.tokens,
-                padding=0 if cells.card.packed else batch.padding,
+                padding=cells.layout.padding(batch),
                 seconds=round(seconds, 6),
                 device=self._device,
                 crc=crc,

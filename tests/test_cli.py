@@ -1,0 +1,350 @@
+"""The command line is an interface: exit codes, what goes to stdout, and never an escape from outside to a terminal."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from console.cli import COMMANDS
+from console.main import main
+from engine.errors import ExitCode
+from engine.record import journal, summary
+from tests.builders import command, corpus, environment, interlock, sentences, summary_of, tiny_model, toml
+
+ESC = "\x1b"
+HOSTILE = f"{ESC}[2J{ESC}]0;owned\x07\x9b31m\u202e"
+
+
+@pytest.fixture
+def call(capfdbinary, monkeypatch, tmp_path):
+    """Run the command in this process: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        try:
+            code = main([str(each) for each in args])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return corpus(
+        tmp_path_factory.mktemp("in"),
+        {"Docs": {"a_chunks.json": sentences(12)}, "More": {"m.jsonl": ["about the more", {"text": 1}]}},
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, root, tiny_a):
+    """A store of two collections, written by one run."""
+    place = tmp_path_factory.mktemp("stored")
+    interlock("run", root, "--roster", tiny_a, "--qdrant", "store", "--export", "npy", "--quiet", cwd=place)
+    return place / "store"
+
+
+def files_below(directory):
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_GIVEN_help_WHEN_asked_for_THEN_it_is_on_stdout_and_the_exit_code_is_0(call, name):
+    code, out, err = call(*filter(None, [name]), "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: interlock" + (f" {name}" if name else ""))
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["fly"], ["run"], ["run", "x", "--speed", "3"], ["config"], ["run", "x", "--events", "file"]]
+)
+def test_GIVEN_a_wrong_command_line_WHEN_read_THEN_it_exits_2_and_says_so_on_stderr(call, args):
+    code, out, err = call(*args)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "usage: interlock" in err
+
+
+def test_GIVEN_exit_codes_WHEN_printed_in_the_help_THEN_they_are_those_of_the_program(call):
+    said = call("--help")[1]
+    for code in (0, 1, 2, 3, 4, 5, 130, 143):
+        assert f"  {code} " in said
+        ExitCode(code)
+
+
+def test_GIVEN_a_good_run_WHEN_it_ends_THEN_it_exits_0_and_nothing_is_on_stdout(call, tmp_path, root, tiny_a):
+    code, out, err = call("run", root, "--roster", tiny_a)
+    (run,) = tmp_path.glob("runs/*")
+    assert (code, out) == (0, "")
+    assert "run completed" in err and f"runs/{run.name}/summary.json" in err
+
+
+def test_GIVEN_quiet_WHEN_run_THEN_nothing_is_said(call, root, tiny_a):
+    assert call("run", root, "--roster", tiny_a, "--quiet", "--export", "npy") == (0, "", "")
+
+
+def test_GIVEN_a_model_that_does_not_load_WHEN_run_THEN_it_exits_1_with_a_summary(call, tmp_path, root):
+    model = tiny_model(tmp_path / "broken", layers=1)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    code, _, err = call("run", root, "--roster", model, "--run-id", "r")
+    assert code == ExitCode.FAILED
+    assert "FAILED" in err
+    assert summary_of(tmp_path / "runs" / "r")["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["--roster", "no-such-model"], ExitCode.USAGE),
+        (["--fusion", "sum"], ExitCode.USAGE),
+        (["--config", "missing.toml"], ExitCode.USAGE),
+        (["--reuse", "missing"], ExitCode.USAGE),
+        (["--collections", "Nowhere"], ExitCode.USAGE),
+        (["--roster", "/no/such/model"], ExitCode.UNAVAILABLE),
+        (["--roster", "hf:no/model", "--offline"], ExitCode.UNAVAILABLE),
+        (["--devices", "tpu"], ExitCode.UNAVAILABLE),
+        (["--ceiling", "1KiB"], ExitCode.UNAVAILABLE),
+    ],
+)
+def test_GIVEN_what_cannot_be_run_WHEN_run_THEN_the_exit_code_says_why_and_no_run_is_left(
+    call, tmp_path, root, tiny_a, args, code
+):
+    roster = [] if "--roster" in args else ["--roster", tiny_a]
+    ended, out, err = call("run", root, *roster, *args)
+    assert (ended, out) == (code, "")
+    assert "interlock: " in err and "Traceback" not in err
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_GIVEN_events_on_stdout_WHEN_run_THEN_they_are_the_journal_line_by_line(call, tmp_path, root, tiny_a):
+    code, out, _ = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")
+    lines = out.splitlines(keepends=True)
+    assert code == 0
+    assert out == (tmp_path / "runs" / "r" / "journal.jsonl").read_text()
+    assert [json.loads(line)["seq"] for line in lines] == list(range(len(lines)))
+    assert all(journal.decode(line.encode()) for line in lines)
+
+
+def test_GIVEN_a_resumed_run_WHEN_its_events_are_streamed_THEN_only_the_new_session_is(call, root, tiny_a):
+    first = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")[1]
+    second = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--resume")[1]
+    entries = [json.loads(line) for line in second.splitlines()]
+    assert entries[0]["seq"] == len(first.splitlines())
+    assert {entry["session"] for entry in entries} == {1}
+
+
+def test_GIVEN_a_summary_on_stdout_WHEN_run_THEN_it_is_the_file_and_nothing_else(call, tmp_path, root, tiny_a):
+    _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "-", "--run-id", "r")
+    assert out == (tmp_path / "runs" / "r" / "summary.json").read_text()
+
+
+def test_GIVEN_a_summary_path_WHEN_run_THEN_a_copy_is_there_and_events_still_have_stdout(call, tmp_path, root, tiny_a):
+    _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "x/s.json", "--events", "-", "--run-id", "r")
+    assert (tmp_path / "x" / "s.json").read_bytes() == (tmp_path / "runs" / "r" / "summary.json").read_bytes()
+    assert json.loads(out.splitlines()[-1])["body"]["event"] == "run_closed"
+
+
+@pytest.mark.parametrize("name", ["run", "demo"])
+def test_GIVEN_events_and_summary_both_on_stdout_WHEN_run_THEN_it_is_refused_before_any_work(
+    call, tmp_path, root, name
+):
+    code, out, err = call(name, *([root] if name == "run" else []), "--events", "-", "--summary", "-")
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "both want stdout" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_GIVEN_a_reader_that_goes_away_WHEN_events_are_streamed_THEN_the_run_still_completes(tmp_path, root, tiny_a):
+    line = command("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--quiet")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        done = subprocess.run(line, env=environment(), cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
+
+
+def test_GIVEN_a_plan_WHEN_asked_for_THEN_it_tells_what_a_run_would_do_and_writes_nothing(
+    call, tmp_path, root, tiny_a, tiny_b, monkeypatch
+):
+    (scratch := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    before = files_below(tmp_path)
+    code, out, err = call("plan", root, "--roster", f"{tiny_a},{tiny_b}", "--qdrant", "store")
+    rows = [line.split() for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert ["Docs", "1", "12", "12", "0", "0", "docs"] in rows
+    assert ["More", "1", "1", "1", "0", "1", "more"] in rows
+    assert [row[:4] for row in rows if row[:1] in (["1"], ["2"])] == [
+        ["1", "tiny-a", "float32", "32"],
+        ["2", "tiny-b", "float32", "48"],
+    ]
+    assert "fused vectors: 80" in out
+    assert files_below(tmp_path) == before
+
+
+def test_GIVEN_a_plan_that_does_not_fit_WHEN_asked_for_THEN_it_is_shown_and_exits_5(call, root, tiny_a):
+    code, out, err = call("plan", root, "--roster", tiny_a, "--ceiling", "1KiB")
+    assert code == ExitCode.UNAVAILABLE
+    assert "does not fit" in out and "raise --ceiling" in err
+
+
+def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_chosen(call, store):
+    code, _, err = call("search", store, "text 3")
+    assert code == ExitCode.USAGE
+    assert "holds 2 collections (docs, more): choose one with --collection" in err
+    code, out, _ = call("search", store, "text 3", "--collection", "more")
+    assert code == 0 and "about the more" in out
+
+
+def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_score_of_one(call, store):
+    code, out, _ = call("search", store, sentences(12)[7], "--collection", "docs", "--limit", "2", "--json")
+    hits = [json.loads(line) for line in out.splitlines()]
+    assert (code, len(hits)) == (0, 2)
+    assert hits[0]["payload"]["text"] == sentences(12)[7]
+    assert hits[0]["score"] == pytest.approx(1, abs=1e-5)
+    assert hits[0].keys() == {"id", "score", "payload"}
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["nowhere", "q"], "holds 0 collections"),
+        (["STORE", "q", "--collection", "other"], "no collection 'other'.*docs, more"),
+        (["STORE", "q", "--collection", "docs", "--limit", "0"], "limit of at least 1"),
+        (["STORE", "q", "--collection", "../docs"], "no collection"),
+    ],
+)
+def test_GIVEN_a_search_that_cannot_be_WHEN_made_THEN_it_exits_2_and_says_why(call, store, args, why):
+    code, out, err = call("search", *(store if each == "STORE" else each for each in args))
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "interlock: " in err
+    assert re.search(why, err)
+
+
+def test_GIVEN_a_store_of_another_model_WHEN_searched_THEN_it_is_refused(call, tmp_path, store, tiny_b):
+    file = toml(tmp_path / "c.toml", {"tiny-a": {"source": str(tiny_b)}})
+    code, _, err = call("search", store, "q", "--collection", "docs", "--config", file)
+    assert code == ExitCode.USAGE
+    assert "was written with another tiny-a" in err
+
+
+def test_GIVEN_a_store_whose_model_is_gone_WHEN_searched_THEN_it_exits_5(call, tmp_path, store):
+    file = toml(tmp_path / "c.toml", {"tiny-a": {"source": "/no/such/model"}})
+    assert call("search", store, "q", "--collection", "docs", "--config", file)[0] == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("fusion", ["named", "mean"])
+def test_GIVEN_another_fusion_WHEN_searched_THEN_the_store_knows_it(call, root, tiny_a, tiny_b, fusion):
+    call("run", root, "--roster", f"{tiny_a}=3,{tiny_b}", "--fusion", fusion, "--qdrant", "s", "--export", "npy")
+    code, out, _ = call("search", "s", sentences(12)[5], "--collection", "docs", "--limit", "1", "--json")
+    hit = json.loads(out)
+    assert (code, hit["payload"]["text"]) == (0, sentences(12)[5])
+    assert hit["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_GIVEN_a_matryoshka_store_WHEN_searched_THEN_the_query_is_cut_as_well(call, tmp_path, root, tiny_a):
+    file = toml(tmp_path / "c.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8]}})
+    call("run", root, "--roster", "cut", "--dim", "8", "--qdrant", "s", "--config", file)
+    code, out, _ = call("search", "s", sentences(12)[5], "--collection", "docs", "--config", file, "--json")
+    assert (code, json.loads(out.splitlines()[0])["score"]) == (0, pytest.approx(1, abs=1e-5))
+
+
+def test_GIVEN_the_registry_WHEN_listed_THEN_every_model_says_whether_it_is_here(call, tmp_path, tiny_a):
+    file = toml(tmp_path / "c.toml", {"mine": {"source": str(tiny_a)}, "absent": {"source": "/no/such/model"}})
+    code, out, _ = call("models", "--json", "--config", file)
+    rows = {row["model"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows["mine"]["cached"].startswith("yes")
+    assert rows["absent"]["cached"] == "no"
+    assert {"all-minilm-l6", "bge-m3"} <= rows.keys()
+    assert "all-mpnet-base-v2" in call("models")[1]
+
+
+def test_GIVEN_a_named_model_WHEN_listed_or_fetched_THEN_only_that_one_is(call, tiny_a):
+    assert [row["model"] for row in json.loads(call("models", "list", "bge-m3", "--json")[1])] == ["bge-m3"]
+    code, out, _ = call("models", "fetch", tiny_a)
+    assert (code, out.splitlines()[-1]) == (0, f"tiny-a: {tiny_a}")
+    assert call("models", "list", "no-such-model")[0] == ExitCode.USAGE
+
+
+def test_GIVEN_a_machine_that_can_run_WHEN_examined_THEN_doctor_exits_0_else_5(call, tmp_path, tiny_a):
+    code, out, _ = call("doctor", "--roster", tiny_a)
+    assert code == 0
+    assert "!!" not in out and "model tiny-a" in out
+    code, out, _ = call("doctor", "--roster", "/no/such/model")
+    assert code == ExitCode.UNAVAILABLE
+    assert "!!" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_GIVEN_the_schema_WHEN_printed_THEN_it_is_the_committed_one(call):
+    assert call("schema") == (0, summary.committed_schema(), "")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Everything that a corpus can name, named to steer a terminal."""
+    root = tmp_path_factory.mktemp("in") / f"root{ESC}[31m"
+    good = {"text": f"text {HOSTILE}", "metadata": {"chunk_id": HOSTILE, "source_path": HOSTILE, HOSTILE: HOSTILE}}
+    bad = {"text": "x", "metadata": {"chunk_id": HOSTILE, "source_path": HOSTILE}}
+    return corpus(
+        root,
+        {
+            "Docs": {"a_chunks.json": [good, bad, {"text": 1}], f"b{ESC}[2J_chunks.json": ["x"], "\u202eb.jsonl": [3]},
+            f"Evil{ESC}[2J": {"c_chunks.json": ["x"]},
+        },
+    )
+
+
+def test_GIVEN_hostile_names_WHEN_run_planned_and_searched_THEN_no_escape_reaches_a_terminal(call, hostile, tiny_a):
+    model = ["--roster", tiny_a]
+    said = [
+        call("run", hostile, *model, "--qdrant", "s", "--run-id", "r"),
+        call("run", hostile, *model, "--run-id", "s", "--events", "-"),
+        call("run", hostile, *model, "--run-id", "t", "--summary", "-"),
+        call("plan", hostile, *model),
+        call("search", "s", HOSTILE, "--json"),
+        call("search", "s", HOSTILE),
+    ]
+    assert [code for code, _, _ in said] == [0] * 6
+    for _, out, err in said:
+        assert ESC not in out + err
+    for _, out, err in (said[0], said[3], said[5]):
+        assert not set("\x07\x9b\u202e") & set(out + err)
+    assert "\\x1b[2J" in said[0][2] and "\\x1b[2J" in said[5][1]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "ROOT", "--roster", "MODEL", "--out", f"out{ESC}[31m"],
+        ["run", "ROOT", "--roster", f"no{ESC}[31m"],
+        ["run", "ROOT", "--roster", f"/no{ESC}[31m/model"],
+        ["run", "ROOT", "--collections", f"x{ESC}[31m"],
+        ["run", f"missing{ESC}[31m"],
+        ["run", "ROOT", "--config", f"missing{ESC}[31m"],
+        ["run", "ROOT", f"--flag{ESC}[31m"],
+        ["run", "ROOT", "--events", f"x{ESC}[31m"],
+        [f"fly{ESC}[31m"],
+        ["search", f"missing{ESC}[31m", "q"],
+        ["config", "show", "--out", f"x{ESC}[31m"],
+        ["doctor", "--roster", "MODEL", "--out", f"x{ESC}[31m"],
+        ["models", "fetch", "EVIL"],
+        ["models", "list", "EVIL"],
+        ["models", "list", "EVIL", "--json"],
+    ],
+    ids=lambda args: " ".join(args).replace(ESC, "ESC"),
+)
+def test_GIVEN_hostile_arguments_WHEN_told_again_THEN_no_escape_reaches_a_terminal(call, tmp_path, root, tiny_a, args):
+    evil = shutil.copytree(tiny_a, tmp_path / f"e{ESC}[31m" / "m")
+    places = {"ROOT": root, "MODEL": tiny_a, "EVIL": evil}
+    _, out, err = call(*(places.get(each, each) for each in args))
+    assert out + err
+    assert ESC not in out + err
