@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from console.safe import safe
 from engine import __version__, config
 from engine.config import Configuration, flag_of, knobs, variable_of
 
@@ -27,6 +28,13 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line without letting it steer the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(safe(message))
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command and its options; `command` is its name. Exits with 2 on a wrong command line."""
     return parser().parse_args(arguments)
@@ -34,7 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         "interlock",
         description="Embed document collections with an ensemble of models, one at a time under a memory lease.",
         epilog=EPILOG,

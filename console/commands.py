@@ -38,7 +38,7 @@ def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -
     code = watcher.watch()
     headless.deliver_summary(embedding, options.summary)
     if not options.quiet:
-        print(f"summary: {embedding.directory.summary}", file=sys.stderr)
+        print(f"summary: {safe(embedding.directory.summary)}", file=sys.stderr)
     return code
 
 
@@ -115,7 +115,7 @@ def demo(options: argparse.Namespace) -> int:
     settings = demo_corpus.settings(configuration(options))
     chunks = settings.settings.out / "demo-chunks"
     count = demo_corpus.write(chunks, everything=options.all)
-    print(f"cut {count} docstrings of Python {sys.version.split()[0]} into {chunks}", file=sys.stderr)
+    print(f"cut {count} docstrings of Python {sys.version.split()[0]} into {safe(chunks)}", file=sys.stderr)
     code = _embed(chunks, settings, options)
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
@@ -159,7 +159,7 @@ def models(options: argparse.Namespace) -> int:
         for spec in find(registry, options.names):
             policy = assets.Policy(refresh=settings.settings.refresh_models)
             found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event, lambda _: ""))))
-            print(f"{spec.key}: {found.path}")
+            print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []
     for spec in specs:

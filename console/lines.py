@@ -86,11 +86,9 @@ def _resumed(state: RunState) -> str:
 
 
 def _begins(state: RunState, event: ev.LeaseGranted) -> str:
-    shares = [share for share in state.shares() if share.model_pass == event.model_pass]
-    rows, batches = sum(s.rows - s.rows_done for s in shares), sum(s.batches - s.batches_done for s in shares)
-    reused = sum(share.reused for share in shares)
+    reused = sum(share.reused for share in state.shares() if share.model_pass == event.model_pass)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
-    text = f"{place}: lease {event.lease} on {','.join(event.devices)}, {rows} rows in {batches} batches"
+    text = f"{place}: lease {event.lease} on {','.join(event.devices)}, {event.rows} rows in {event.batches} batches"
     return text + (f", {reused} reused" if reused else "")
 
 

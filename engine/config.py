@@ -211,7 +211,7 @@ def _parsed(item: Field[Any], text: Any, origin: str) -> Any:
         text = ",".join(f"{name}={weight}" for name, weight in text.items())
     try:
         return item.metadata["parse"](str(text))
-    except ValueError as error:
+    except (ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: `~name` of nobody
         raise UsageError(f"{origin}: {item.name} = {text!r}: {error}") from None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from engine.config import Configuration, shown
 from engine.errors import ExitCode, InterlockError, Stopped, UsageError
@@ -112,7 +113,8 @@ class Run:
     def _outcome(self) -> tuple[ev.Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
         try:
-            return self._work()
+            with self.directory.scratch() as scratch:
+                return self._work(Path(scratch))
         except Stopped as stopped:
             return "stopped", str(stopped)
         except InterlockError as error:
@@ -120,7 +122,7 @@ class Run:
                 raise
             return "failed", str(error)
 
-    def _work(self) -> tuple[ev.Status, str]:
+    def _work(self, scratch: Path) -> tuple[ev.Status, str]:
         settings = self.settings
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -128,7 +130,7 @@ class Run:
         policy = Policy(settings.offline, settings.refresh_models)
         cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)
-        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), self.directory.tokens, self._emit)
+        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), scratch, self._emit)
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
@@ -239,13 +241,22 @@ class Run:
     def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
-        seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state.collections[name]))
+        seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
+        self._park_shared(rows)
         if len(rows.texts) and seen_by_all:
             vectors = [cells.file.array for cells in grid]
             fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
             deliver(rows, vectors, roster, fusion, formats, store, self.directory, self._emit)
         status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
+
+    def _park_shared(self, rows: Rows) -> None:
+        """A text that was parked where it first stood is missing in every collection that shares it."""
+        name, texts = rows.collection.name, set(rows.texts.tolist())
+        parked = self.recorder.look(lambda state: [row for rows in state.parked.values() for row in rows.values()])
+        for row in parked:
+            if row.row in texts and row.collection != name:
+                self._emit(replace(row, collection=name))
 
     def _code(self, status: ev.Status) -> ExitCode:
         if status == "stopped":

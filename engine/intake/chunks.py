@@ -19,12 +19,16 @@ from engine.intake.collections import Collection, Refusal
 from engine.record import durable
 
 MAX_RECORD_BYTES = 4 << 20
+MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 LIST_KEYS = ("chunks", "data", "records", "items")
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{},]', re.DOTALL)
-_OPENING = re.compile(rb'\s*(?:\{\s*"(?:' + "|".join(LIST_KEYS).encode() + rb')"\s*:\s*)?\[')
-S = TypeVar("S", bound=Struct)
+_QUOTED_KEYS = {f'"{key}"'.encode() for key in LIST_KEYS}
+_BEGIN = re.compile(rb"\s*([\[{])")
+_LIST = re.compile(rb"\s*:\s*\[")
+_TOO_DEEP = "it is nested too deeply"
+T = TypeVar("T")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -88,8 +92,7 @@ class ChunkReader:
         record = _decode(data, _Record)
         if not record.text.strip():
             raise _Refused("the text is empty")
-        payload = _payload(record)
-        known = _decode(payload, _Known)
+        payload, known = _payload(record)
         source = known.source_path or known.source_file or known.filename or file
         chunk_id, point_id = self._identity(source, known.chunk_id, record.text)
         return Chunk(record.text, payload, chunk_id, source, point_id)
@@ -121,24 +124,40 @@ class _Refused(Exception):
     """Why a record is left out."""
 
 
-def _decode(data: bytes, kind: type[S]) -> S:
+def _decode(data: bytes, kind: type[T]) -> T:
+    """Raises _Refused, in words, for whatever JSON and the kind do not allow."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
-        raise _Refused("it is nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _Refused(f"{error}") from None
+        raise _Refused(_TOO_DEEP) from None
+    except ValueError as error:  # msgspec's own errors, and what Python says of bytes and of endless numbers
+        raise _Refused(str(error).split(";")[0]) from None
 
 
-def _payload(record: _Record) -> bytes:
-    if record.metadata is UNSET:
-        return b"{}"
-    data = bytes(record.metadata)
-    if data == b"null":
-        return b"{}"
+def _payload(record: _Record) -> tuple[bytes, _Known]:
+    """The metadata as it stands in the file, once it is known that every reader can take it."""
+    data = b"{}" if record.metadata is UNSET else bytes(record.metadata)
+    data = b"{}" if data == b"null" else data
     if not data.startswith(b"{"):
         raise _Refused("the metadata is not an object")
-    return data
+    known = _decode(data, _Known)
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+        raise _Refused(_TOO_DEEP)
+    _decode(data, dict)
+    return data, known
+
+
+def _depth(data: bytes) -> int:
+    """How deep brackets nest in a JSON text."""
+    depth = deepest = 0
+    for token in _TOKEN.finditer(data):
+        depth += _step(token[0])
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _step(token: bytes) -> int:
+    return (token in (b"[", b"{")) - (token in (b"]", b"}"))
 
 
 def _lines(data: mmap.mmap, start: int) -> Iterator[tuple[int | None, bytes | str]]:
@@ -155,39 +174,41 @@ def _lines(data: mmap.mmap, start: int) -> Iterator[tuple[int | None, bytes | st
 def _members(data: mmap.mmap, start: int) -> Iterator[tuple[int | None, bytes | str]]:
     """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not."""
     try:
-        members = _list(memoryview(data)[start:])
+        members, unread = _list(memoryview(data)[start:])
     except _Refused as refused:
         yield None, str(refused)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        yield from _salvaged(data, start, error)
+    except (ValueError, RecursionError) as error:
+        yield from _salvaged(data, start, _TOO_DEEP if isinstance(error, RecursionError) else str(error))
     else:
         for number, raw in enumerate(members, 1):
             view = memoryview(raw)
             yield number, _bounded(view, 0, len(view))
+        if unread:
+            yield None, f"only its {unread[0]} are read, not its {', '.join(unread[1:])}"
 
 
-def _list(body: memoryview) -> list[Raw]:
-    """The raw members of the list that the file is, or holds under one of LIST_KEYS."""
+def _list(body: memoryview) -> tuple[list[Raw], list[str]]:
+    """The raw members of the list that the file is, or holds under one of LIST_KEYS; all keys, if there are several."""
     top = msgspec.json.decode(body, type=Raw)
     first = bytes(memoryview(top)[:1])
     if first == b"[":
-        return msgspec.json.decode(top, type=list[Raw])
+        return msgspec.json.decode(top, type=list[Raw]), []
     if first != b"{":
         raise _Refused("the file is neither a list of chunks nor an object that holds one")
     held = msgspec.json.decode(top, type=dict[str, Raw])
-    for key in LIST_KEYS:
-        if key in held:
-            return msgspec.json.decode(held[key], type=list[Raw])
-    raise _Refused(f"the file's object holds none of {', '.join(LIST_KEYS)}")
+    keys = [key for key in LIST_KEYS if key in held]
+    if not keys:
+        raise _Refused(f"the file's object holds none of {', '.join(LIST_KEYS)}")
+    return msgspec.json.decode(held[keys[0]], type=list[Raw]), keys if len(keys) > 1 else []
 
 
-def _salvaged(data: mmap.mmap, start: int, error: Exception) -> Iterator[tuple[int | None, bytes | str]]:
+def _salvaged(data: mmap.mmap, start: int, error: str) -> Iterator[tuple[int | None, bytes | str]]:
     """The members of a broken list, cut where its brackets say they end."""
-    opening = _OPENING.match(data, start)
-    if opening is None:
-        yield None, "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    begin = _opening(data, start)
+    if begin is None:
+        yield None, error
         return
-    number, start, depth = 0, opening.end(), 0
+    number, start, depth = 0, begin, 0
     for token in _TOKEN.finditer(data, start):
         sign = token[0]
         if depth == 0 and sign in (b",", b"]"):
@@ -195,9 +216,25 @@ def _salvaged(data: mmap.mmap, start: int, error: Exception) -> Iterator[tuple[i
             yield number, _bounded(data, start, token.start())
             start = token.end()
             if sign == b"]":
+                if bytes(data[start:]).strip() not in (b"", b"}"):
+                    yield None, f"what stands behind its list is not read: {error}"
                 return
-        depth += (sign in (b"[", b"{")) - (sign in (b"]", b"}"))
+        depth += _step(sign)
     yield number + 1, "the file ends within this record"
+
+
+def _opening(data: mmap.mmap, start: int) -> int | None:
+    """Where the list of a broken file begins: the file's own, or that of a key of its object."""
+    begin = _BEGIN.match(data, start)
+    if begin is None or begin[1] == b"[":
+        return begin.end() if begin else None
+    depth = 1
+    for token in _TOKEN.finditer(data, begin.end()):
+        opening = _LIST.match(data, token.end()) if depth == 1 and token[0] in _QUOTED_KEYS else None
+        if opening:
+            return opening.end()
+        depth += _step(token[0])
+    return None
 
 
 def _bounded(data: mmap.mmap | memoryview, start: int, end: int) -> bytes | str:

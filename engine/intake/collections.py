@@ -82,10 +82,11 @@ def _collections(root: Path) -> list[Collection]:
 def _collection(directory: Path, root: Path) -> Collection:
     refusal = _refuse_path(directory, root)
     if refusal:
-        return Collection(directory.name, "", directory, (), (Refusal(printable(directory.name), None, refusal),))
+        name = printable(directory.name)
+        return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
     files: list[str] = []
     refusals: list[Refusal] = []
-    for path in _walk(directory):
+    for path in _walk(directory, refusals):
         relative = path.relative_to(directory).as_posix()
         reason = _refuse_path(path, root)
         if reason:
@@ -96,9 +97,14 @@ def _collection(directory: Path, root: Path) -> Collection:
     return Collection(directory.name, name, directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)))
 
 
-def _walk(directory: Path) -> Iterator[Path]:
+def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:
     """Chunk files, and every link to a directory (for `_refuse_path` to judge), below `directory`."""
-    for folder, folders, names in os.walk(directory):
+
+    def refuse(error: OSError) -> None:
+        name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
+        refusals.append(Refusal(printable(name), None, f"the directory cannot be read: {error.strerror}"))
+
+    for folder, folders, names in os.walk(directory, onerror=refuse):
         for name in folders:
             if (path := Path(folder, name)).is_symlink():
                 yield path
@@ -114,14 +120,15 @@ def _refuse_path(path: Path, root: Path) -> str | None:
         return "its name holds '..'"
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
         return "its name holds a control character or is not UTF-8"
-    if path.is_symlink():
-        return _refuse_link(path, root)
-    return None
+    if path.is_symlink() and (reason := _refuse_link(path, root)):
+        return reason
+    return None if path.is_file() or path.is_dir() else "it is not a regular file"
 
 
 def _refuse_link(path: Path, root: Path) -> str | None:
-    target = path.resolve()
-    if not target.exists():
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: a link to itself, before Python 3.13
         return "it is a link to nothing"
     if not target.is_relative_to(root):
         return "it is a link that leaves the root"

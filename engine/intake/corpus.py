@@ -50,6 +50,14 @@ class Corpus:
     def chunks(self) -> int:
         return sum(len(rows.texts) for rows in self.rows)
 
+    def owners(self, rows: Rows) -> list[str]:
+        """The earlier collections in which texts of `rows` stood first."""
+        earlier = rows.texts[rows.texts < rows.first_text]
+        owned = [
+            (other, other.first_text, other.first_text + other.own_texts) for other in self.rows if other is not rows
+        ]
+        return [other.collection.name for other, start, end in owned if ((earlier >= start) & (earlier < end)).any()]
+
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of every file, by `collection/file`."""
         return {f"{rows.collection.name}/{name}": digest for rows in self.rows for name, digest in rows.hashes.items()}

@@ -29,14 +29,17 @@ class Tokenising:
 def read_and_tokenise(
     collections: Sequence[Collection],
     wanted: Mapping[str, Tokenising],
-    store_path: Callable[[str], Path],
+    directory: Path,
     emit: Callable[[AnyEvent], object],
 ) -> tuple[Corpus, dict[str, TokenStore]]:
-    """The corpus and a token store for each key of `wanted`. Raises UsageError when no chunk is good."""
+    """The corpus, and in `directory` a token store for each key of `wanted`.
+
+    Raises UsageError when no chunk is good.
+    """
     spent = dict.fromkeys(wanted, 0.0)
     with ExitStack() as stack:
         stores = {
-            key: stack.enter_context(TokenStore(store_path(key), load_tokenizer(job.tokenizer), job.prompt, job.cap))
+            key: stack.enter_context(TokenStore(directory / key, load_tokenizer(job.tokenizer), job.prompt, job.cap))
             for key, job in wanted.items()
         }
 
@@ -48,7 +51,7 @@ def read_and_tokenise(
 
         corpus = read_corpus(collections, take)
     for rows in corpus.rows:
-        _tell(rows, emit)
+        _tell(rows, corpus.owners(rows), emit)
     for key, store in stores.items():
         emit(
             CorpusTokenised(
@@ -63,7 +66,7 @@ def read_and_tokenise(
     return corpus, stores
 
 
-def _tell(rows: Rows, emit: Callable[[AnyEvent], object]) -> None:
+def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:
     name = rows.collection.name
     for refusal in rows.refusals:
         emit(RecordRefused(collection=name, file=refusal.file, record=refusal.record, reason=refusal.reason))
@@ -75,6 +78,7 @@ def _tell(rows: Rows, emit: Callable[[AnyEvent], object]) -> None:
             chunks=len(rows.texts),
             duplicates=rows.duplicates,
             refused=len(rows.refusals),
+            borrows=borrows,
             seconds=round(rows.seconds, 3),
         )
     )

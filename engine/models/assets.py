@@ -155,10 +155,20 @@ def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def _snapshot(repo: str, revision: str) -> Path:
+    """Bring `repo@revision` into the hub's cache. The library itself would answer with an older copy offline."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    commit = HfApi().model_info(repo, revision=revision).sha
+    path = Path(snapshot_download(repo, revision=revision, allow_patterns=list(PATTERNS)))
+    if path.name != commit:
+        raise OSError(f"the hub has commit {commit}, but only {path.name} could be had")
+    return path
+
+
 def _download(
     spec: ModelSpec, repo: str, before: str | None, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str, Outcome]:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import (
         RetryCallState,
@@ -190,7 +200,7 @@ def _download(
         reraise=True,
     )
     try:
-        path = Path(retrying(snapshot_download, repo, revision=spec.revision, allow_patterns=list(PATTERNS)))
+        path = retrying(_snapshot, repo, spec.revision)
         check_complete(path)
     except Exception as error:  # the hub, its transport and the disk each raise their own
         detail = (str(error) or type(error).__name__).splitlines()[0]

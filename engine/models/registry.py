@@ -7,11 +7,16 @@ limits and prompts counts unless a row says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from engine.errors import UsageError
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Limit = Annotated[int, msgspec.Meta(ge=8)]
+Precision = Literal["float32", "float16", "bfloat16"]
 VECTOR_NAME_SIGNS = '/\\:*?"<>|'
 
 
@@ -25,19 +30,19 @@ class ModelSpec:
     """Where its files may come from, in the order in which they are asked."""
     revision: str = "main"
     """Branch, tag or commit of a Hugging Face source; the commit it stood for is recorded."""
-    dim: int | None = None
+    dim: Positive | None = None
     """Width of its vectors; None reads it from the model."""
-    max_tokens: int | None = None
+    max_tokens: Limit | None = None
     """Longest input in tokens; None reads it from the model."""
     document_prompt: str | None = None
     """Put before every chunk; None takes the model's own `document` or `passage` prompt, if it has one."""
     query_prompt: str | None = None
     """Put before every query; None takes the model's own `query` prompt, if it has one."""
-    dtype: Mapping[str, str] = field(default_factory=lambda: {"cpu": "float32", "cuda": "float16"})
+    dtype: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": "float32", "cuda": "float16"})
     """Precision by kind of device."""
-    batch_tokens: int = 2048
+    batch_tokens: Positive = 2048
     """Tokens in a batch on a CPU: past it the activations leave the cache and throughput falls."""
-    matryoshka: tuple[int, ...] = ()
+    matryoshka: tuple[Positive, ...] = ()
     """Dimensions that the model was trained to be cut to; empty where it was not."""
     licence: str = "unknown"
     weights_sha256: str | None = None
@@ -129,19 +134,31 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
         known = {item.name for item in fields(ModelSpec)} - {"key"} | {"source"}
         if unknown := sorted(set(table) - known):
             raise UsageError(f"[models.{key}] has no field {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
-        values = dict(table)
+        values = {item: getattr(registry[key], item) for item in known - {"source"}} if key in registry else {}
+        values |= {"key": key} | dict(table)
         if "source" in values:
             values["sources"] = [values.pop("source")]
-        if key not in registry and "sources" not in values:
+        if isinstance(table.get("sources"), str):
+            raise UsageError(f"[models.{key}] sources is a text where a list is needed; a single one is called source")
+        if not values.get("sources"):
             raise UsageError(f'[models.{key}] needs source = "hf:org/name", "pkg:dist" or "/a/directory"')
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        registry[key] = replace(registry[key], **values) if key in registry else ModelSpec(key, **values)
+        try:
+            registry[key] = msgspec.convert(values, ModelSpec)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"[models.{key}] {error}") from None
     return registry
 
 
 def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelSpec]:
-    """The rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory)."""
-    return [registry[name] if name in registry else _adhoc(name, registry) for name in names]
+    """The rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory).
+
+    Raises UsageError for a name that is none of these, and for two models with one key.
+    """
+    specs = [registry[name] if name in registry else _adhoc(name, registry) for name in names]
+    keys = [spec.key for spec in specs]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise UsageError(f"two models of the roster are called {twice[0]!r}: name one in a [models.*] table")
+    return specs
 
 
 def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
@@ -155,6 +172,8 @@ def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
 
 
 def _check_key(key: str) -> None:
+    if key == "fused":
+        raise UsageError("no model can be called 'fused': that is the name of the fused vectors")
     if not key or key.startswith(".") or any(sign in VECTOR_NAME_SIGNS or not sign.isprintable() for sign in key):
         raise UsageError(
             f"{key!r} cannot name a model: it becomes a file's and a vector's name, so none of / \\ : * ? \" < > |"

@@ -27,7 +27,7 @@ def take(
     with lessor.lease(
         cells.card.key, cells.layout.predicted_bytes(), lambda lease: emit(_released(cells, lease))
     ) as lease:
-        emit(_granted(cells, lease))
+        emit(_granted(cells, turn, lease))
         _compute(cells, turn, lease, emit, sync, stop)
     emit(completed(cells, weight, lease.devices[0].name, time.monotonic() - began))
 
@@ -55,7 +55,7 @@ def _compute(
     Worker(cells, encoder, lease.devices[0].name, emit, sync, stop).run(turn.batches)
 
 
-def _granted(cells: Cells, lease: Lease) -> LeaseGranted:
+def _granted(cells: Cells, turn: Turn, lease: Lease) -> LeaseGranted:
     return LeaseGranted(
         lease=lease.id,
         model_pass=cells.model_pass,
@@ -64,6 +64,8 @@ def _granted(cells: Cells, lease: Lease) -> LeaseGranted:
         device_kind=lease.devices[0].kind,
         budget_bytes=lease.budget,
         predicted_bytes=lease.predicted,
+        batches=len(turn.batches),
+        rows=sum(len(cells.batches[index].rows) for index in turn.batches),
     )
 
 

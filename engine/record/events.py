@@ -102,12 +102,15 @@ class RecordRefused(Event, frozen=True, tag="record_refused"):
 
 
 class CollectionRead(Event, frozen=True, tag="collection_read"):
+    """What a collection holds; some of its texts stood in the collections of `borrows` before, and are theirs."""
+
     collection: str
     qdrant_collection: str
     files: int
     chunks: int
     duplicates: int
     refused: int
+    borrows: list[str]
     seconds: float
 
 
@@ -150,6 +153,8 @@ class LeaseGranted(Event, frozen=True, tag="lease_granted"):
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
+    batches: int
+    rows: int
 
 
 class ModelAttached(Event, frozen=True, tag="model_attached"):

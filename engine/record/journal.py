@@ -46,7 +46,7 @@ def read(path: Path) -> Iterator[Entry]:
 
 def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
     """Every whole entry with the offset of its end."""
-    end, torn = 0, 0
+    end, torn, expected = 0, 0, 0
     with path.open("rb") as handle:
         for number, line in enumerate(handle, 1):
             if torn:
@@ -54,9 +54,11 @@ def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
             entry = decode(line)
             if entry is None:
                 torn = number
-            else:
-                end += len(line)
-                yield entry, end
+                continue
+            if entry.seq != expected:
+                raise InterlockError(f"{path}: lines before line {number} are missing; the run cannot be trusted")
+            end, expected = end + len(line), expected + 1
+            yield entry, end
 
 
 class Journal:

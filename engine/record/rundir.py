@@ -4,16 +4,19 @@
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine.errors import InterlockError, UsageError
 from engine.record import durable
 from engine.record.compare import differences, few
 
+SCRATCH = ".tokens-"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 
 
@@ -35,9 +38,11 @@ class RunDirectory:
     def summary(self) -> Path:
         return self.path / SUMMARY
 
-    def tokens(self, key: str) -> Path:
-        """The token ids of one tokenizer and prompt."""
-        return self.path / "tokens" / f"{key}.u32"
+    def scratch(self) -> TemporaryDirectory[str]:
+        """A place for one session's token ids, gone when it ends; what a killed session left is cleared."""
+        for left in self.path.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
     def vectors(self, model_pass: int, model: str) -> Path:
         """The vectors of a pass, a row for each distinct text."""

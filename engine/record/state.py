@@ -41,6 +41,7 @@ class Collection:
     chunks: int = 0
     duplicates: int = 0
     refused: int = 0
+    borrows: list[str] = field(default_factory=list)
     refusals: list[ev.RecordRefused] = field(default_factory=list)
     shares: dict[int, Share] = field(default_factory=dict)
     mitigations: list[ev.Mitigated] = field(default_factory=list)
@@ -87,7 +88,7 @@ class RunState:
     collections: dict[str, Collection] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
-    parked: dict[int, dict[int, ev.RowParked]] = field(default_factory=dict)
+    parked: dict[int, dict[tuple[str, int], ev.RowParked]] = field(default_factory=dict)
     plans: dict[tuple[int, str], str] = field(default_factory=dict)
     passes_completed: set[int] = field(default_factory=set)
     failures: dict[int, ev.PassFailed] = field(default_factory=dict)
@@ -170,6 +171,7 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
             collection.qdrant_collection = event.qdrant_collection
             collection.files, collection.chunks = event.files, event.chunks
             collection.duplicates, collection.refused = event.duplicates, event.refused
+            collection.borrows = event.borrows
         case ev.ArtefactWritten():
             _collection(state, event.collection).artefacts[event.path] = event
         case ev.StoreVerified():
@@ -212,7 +214,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             if found := state.share_of(event.model_pass, event.batch_index):
                 found[0].mitigations.append(event)
         case ev.RowParked():
-            state.parked.setdefault(event.model_pass, {})[event.row] = event
+            state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
         case ev.EnsemblePassCompleted():
             state.passes_completed.add(event.model_pass)
             for collection in state.collections.values():

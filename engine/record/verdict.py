@@ -4,14 +4,16 @@ A collection is completed only when every model saw every row; anything less say
 """
 
 from engine.record.events import Status
-from engine.record.state import Collection, RunState
+from engine.record.state import RunState
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")
 
 
-def unfinished(collection: Collection) -> list[str]:
-    """The models that have not seen every row of the collection."""
-    return [share.model for share in collection.shares.values() if share.batches_done < share.batches]
+def unfinished(state: RunState, name: str) -> list[str]:
+    """The models that have not seen every text of the collection, those it shares with earlier ones included."""
+    owners = [state.collections[owner] for owner in (name, *state.collections[name].borrows)]
+    shares = [share for owner in owners for share in owner.shares.values()]
+    return list(dict.fromkeys(share.model for share in shares if share.batches_done < share.batches))
 
 
 def of_collection(state: RunState, name: str) -> tuple[Status, str]:
@@ -22,10 +24,11 @@ def of_collection(state: RunState, name: str) -> tuple[Status, str]:
             "skipped",
             "none of its records can be embedded" if collection.refused else "it holds no chunk files",
         )
-    failed = [failure for failure in state.failures.values() if failure.model in unfinished(collection)]
+    missing = unfinished(state, name)
+    failed = [failure for failure in state.failures.values() if failure.model in missing]
     if failed:
         return "failed", "; ".join(f"{failure.model}: {failure.reason}" for failure in failed)
-    if missing := unfinished(collection):
+    if missing:
         return "incomplete", f"not every row was seen by {', '.join(missing)}"
     if collection.verification and not collection.verification.ok:
         return "failed", f"the store does not hold what was written: {collection.verification.detail}"
