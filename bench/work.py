@@ -51,7 +51,7 @@ def padding(card: ModelCard, planned: Plan) -> float:
     Packed rows are filled up to a tile once a batch; padded ones each up to the longest.
     """
     if card.packed:
-        return sum(-batch.tokens % getattr(network, "_TILE", 1) for batch in planned.batches) / planned.tokens
+        return sum(network.filling(batch.tokens) for batch in planned.batches) / planned.tokens
     return planned.padding / planned.tokens
 
 

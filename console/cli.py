@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 from console.safe import safe
 from engine import __version__, config
-from engine.config import Configuration, flag_of, knobs, variable_of
+from engine.config import Configuration, flag_of, knobs
+from engine.errors import MEANINGS
 
-EPILOG = """exit codes:
-  0 completed   1 failed   2 usage or configuration   3 completed with mitigations under --strict
-  4 stopped by the operator, resumable   5 no usable device or model   130 interrupted   143 terminated
+EPILOG = f"""exit codes:
+{chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}
 
 Every setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
 `interlock config show` prints each value with where it came from."""
@@ -134,7 +134,8 @@ def _models(commands: Any) -> None:
     command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
     command.add_argument("--json", action="store_true", help="machine-readable")
     _config_file(command)
-    _setting(command, "refresh_models")
+    for name in ("offline", "refresh_models"):
+        _setting(command, name)
 
 
 def _config(commands: Any) -> None:
@@ -199,11 +200,3 @@ def _setting(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument(
         "--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=argparse.SUPPRESS
     )
-
-
-def environment_table() -> list[tuple[str, str, str, str]]:
-    """Flag, variable, default and help of every setting, for README."""
-    return [
-        (flag_of(item.name), variable_of(item.name), item.metadata["default"], item.metadata["help"])
-        for item in knobs()
-    ]

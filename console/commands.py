@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 from console import demo as demo_corpus
-from console import headless
 from console.cli import configuration
 from console.lines import line_of
 from console.safe import safe
 from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
-from engine.errors import ExitCode, UnavailableError
+from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.models import assets
 from engine.models.registry import extended, find
 from engine.record.durable import human_bytes
@@ -24,12 +23,15 @@ from engine.record.durable import human_bytes
 
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks."""
+    from console import headless
+
     headless.check_outputs(options.events, options.summary)
     return _embed(options.chunks, configuration(options), options)
 
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
     _limit_threads(settings)
+    from console import headless
     from engine.run import Run, StopRequest
 
     stop = StopRequest()
@@ -38,7 +40,7 @@ def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -
     code = watcher.watch()
     headless.deliver_summary(embedding, options.summary)
     if not options.quiet:
-        print(f"summary: {safe(embedding.directory.summary)}", file=sys.stderr)
+        headless.say(f"summary: {safe(embedding.directory.summary)}")
     return code
 
 
@@ -111,11 +113,13 @@ def plan(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
+    from console import headless
+
     headless.check_outputs(options.events, options.summary)
     settings = demo_corpus.settings(configuration(options))
     chunks = settings.settings.out / "demo-chunks"
     count = demo_corpus.write(chunks, everything=options.all)
-    print(f"cut {count} docstrings of Python {sys.version.split()[0]} into {safe(chunks)}", file=sys.stderr)
+    headless.say(f"cut {count} docstrings of Python {sys.version.split()[0]} into {safe(chunks)}")
     code = _embed(chunks, settings, options)
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
@@ -156,8 +160,10 @@ def models(options: argparse.Namespace) -> int:
     registry = extended(settings.models)
     specs = find(registry, options.names or list(registry))
     if options.action == "fetch":
-        for spec in find(registry, options.names):
-            policy = assets.Policy(refresh=settings.settings.refresh_models)
+        if not options.names:
+            raise UsageError("interlock models fetch: name the models to fetch")
+        for spec in specs:
+            policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models)
             found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event, lambda _: ""))))
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED

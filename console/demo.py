@@ -32,7 +32,7 @@ def settings(configuration: Configuration) -> Configuration:
 
 def write(directory: Path, *, everything: bool) -> int:
     """Write the chunk files under `directory`, in place of older ones; how many chunks."""
-    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory / COLLECTION, ignore_errors=True)
     root, total = Path(sysconfig.get_path("stdlib")), 0
     for file in _files(root):
         if not everything and total >= FEW:

@@ -10,24 +10,13 @@ from pathlib import Path
 
 from console.cli import COMMANDS
 from engine.config import flag_of, knobs, variable_of
-from engine.errors import ExitCode
+from engine.errors import MEANINGS
 from engine.models.assets import label
 from engine.models.registry import REGISTRY
 from engine.record import summary
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
-MEANINGS = {
-    ExitCode.COMPLETED: "completed",
-    ExitCode.FAILED: "failed, or a collection is incomplete; `--resume` goes on",
-    ExitCode.USAGE: "usage, configuration or input that cannot be used; nothing was written",
-    ExitCode.MITIGATED: "completed with mitigations under `--strict`",
-    ExitCode.STOPPED: "stopped by the operator, resumable",
-    ExitCode.UNAVAILABLE: "no usable device or model",
-    ExitCode.HANGUP: "hang-up (reserved for the console)",
-    ExitCode.INTERRUPTED: "interrupted, resumable",
-    ExitCode.TERMINATED: "terminated, resumable",
-}
 
 
 def models() -> str:
@@ -55,7 +44,7 @@ def settings() -> str:
 
 def exit_codes() -> str:
     """What the process says when it ends."""
-    return _table(["code", "means"], [[int(code), MEANINGS[code]] for code in ExitCode])
+    return _table(["code", "means"], [[int(code), meaning] for code, meaning in MEANINGS.items()])
 
 
 def commands() -> str:

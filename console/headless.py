@@ -12,16 +12,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from console.lines import line_of, progress
 from console.safe import safe
 from engine.errors import ExitCode, UsageError
 from engine.record import durable, journal
-from engine.record.events import Entry
+from engine.record.events import Entry, RecordRefused
 from engine.run import Run, StopRequest
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10.0
+REFUSALS_TOLD = 20
 
 
 class Headless:
@@ -34,6 +36,7 @@ class Headless:
         self._quiet = quiet
         self._seen = run.recorder.first - 1
         self._spoke = time.monotonic()
+        self._refusals = 0
         self._failure: BaseException | None = None
         self._code = ExitCode.FAILED
 
@@ -59,14 +62,30 @@ class Headless:
 
     def _poll(self) -> None:
         entries, dropped = self._run.recorder.drain(self._seen)
-        if dropped:
-            entries = [entry for entry in journal.read(self._run.directory.journal) if entry.seq > self._seen]
+        if dropped and self._events:
+            entries = self._read_again(entries)
         for entry in entries:
             self._seen = entry.seq
             self._stream(entry)
-            if text := line_of(entry.body, self._run.recorder.look):
-                self._say(text)
+            self._tell(entry)
         if time.monotonic() - self._spoke >= LINE_SECONDS and (text := self._run.recorder.look(progress)):
+            self._say(text)
+
+    def _read_again(self, entries: list[Entry]) -> list[Entry]:
+        """Everything that is not yet streamed, from the journal where the ring was too short for it."""
+        with suppress(OSError):
+            return [entry for entry in journal.read(self._run.directory.journal) if entry.seq > self._seen]
+        return entries
+
+    def _tell(self, entry: Entry) -> None:
+        """One line for what people want to know, and not a thousand for a thousand refusals."""
+        if isinstance(entry.body, RecordRefused):
+            self._refusals += 1
+            if self._refusals > REFUSALS_TOLD:
+                if self._refusals == REFUSALS_TOLD + 1:
+                    self._say("more was refused: the journal names all of it, the summary the first thousand")
+                return
+        if text := line_of(entry.body, self._run.recorder.look):
             self._say(text)
 
     def _stream(self, entry: Entry) -> None:
@@ -77,12 +96,20 @@ class Headless:
             sys.stdout.buffer.flush()
         except OSError:
             self._events = False  # whoever read it has gone; the journal has it all
+            silence(sys.stdout)
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
         if not self._quiet:
-            with suppress(OSError, ValueError):
-                print(f"{time.strftime('%H:%M:%S')} {safe(text)}", file=sys.stderr, flush=True)
+            say(f"{time.strftime('%H:%M:%S')} {safe(text)}")
+
+
+def say(line: str) -> None:
+    """Put a line on stderr; nothing happens when the terminal is gone."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)
 
 
 def _signals(stop: StopRequest) -> Callable[[], None]:
@@ -93,7 +120,7 @@ def _signals(stop: StopRequest) -> Callable[[], None]:
             os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
         stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         with suppress(OSError):
-            print("stopping after this batch; once more to stop now", file=sys.stderr, flush=True)
+            os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
 
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
@@ -109,11 +136,24 @@ def _signals(stop: StopRequest) -> Callable[[], None]:
 
 
 def deliver_summary(run: Run, target: str | None) -> None:
-    """Copy the run's summary where `--summary` wants it. Raises InterlockError when it cannot be written."""
+    """Copy the run's summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
+
+    That nobody reads stdout any more changes nothing of how the run ended.
+    """
     if target == "-":
-        sys.stdout.write(run.directory.summary.read_text())
+        try:
+            sys.stdout.write(run.directory.summary.read_text())
+            sys.stdout.flush()
+        except OSError:
+            silence(sys.stdout)
     elif target:
         durable.write_bytes(Path(target), run.directory.summary.read_bytes())
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is still to come to nowhere, so that a reader who left is not missed at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def check_outputs(events: str | None, summary: str | None) -> None:

@@ -63,10 +63,16 @@ def _line_of_work(event: ev.AnyEvent, look: Look) -> str:
 
 
 def progress(state: RunState) -> str:
-    """How far the pass that is computing has come; nothing when none is."""
+    """What is being done and how far it has come."""
     number = state.current_pass
-    if number is None or number in state.passes_completed or state.status:
+    if state.status:
         return ""
+    if not state.roster:
+        return "checking the models' files"
+    if not state.plans:
+        return "reading and tokenising chunks"
+    if number is None or number in state.passes_completed or number in state.failures:
+        return "writing files and points" if number is not None else "preparing the passes"
     shares = [share for share in state.shares() if share.model_pass == number]
     done, total = sum(share.rows_done for share in shares), sum(share.rows for share in shares)
     batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)

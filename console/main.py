@@ -6,6 +6,7 @@ Nothing heavy is imported before the command is known: `--help` loads neither to
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.COMPLETED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except Exception:
+        for line in ["internal error; please report what follows:", *traceback.format_exc().splitlines()]:
+            print(f"interlock: {safe(line)}", file=sys.stderr)
+        return ExitCode.FAILED
 
 
 def _call(options: argparse.Namespace) -> int:

@@ -51,6 +51,8 @@ def _bytes(text: str) -> int:
 
 
 def _count(text: str) -> int:
+    if not text.strip().lstrip("-").isdigit():
+        raise ValueError("a whole number is needed")
     value = int(text)
     if value < 0:
         raise ValueError("it cannot be negative")
@@ -197,7 +199,7 @@ def variable_of(name: str) -> str:
 def shown(value: Any) -> Any:
     """A value as the summary and `config show` give it: plain JSON."""
     if isinstance(value, Path):
-        return str(value)
+        return str(value).encode(errors="backslashreplace").decode()
     if isinstance(value, tuple):
         return [list(item) if isinstance(item, tuple) else item for item in value]
     return value

@@ -21,6 +21,19 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+MEANINGS = {
+    ExitCode.COMPLETED: "completed",
+    ExitCode.FAILED: "failed, or a collection is incomplete",
+    ExitCode.USAGE: "usage, configuration or input that cannot be used; nothing was done",
+    ExitCode.MITIGATED: "completed with mitigations under --strict",
+    ExitCode.STOPPED: "stopped by the operator, resumable",
+    ExitCode.UNAVAILABLE: "no usable device or model",
+    ExitCode.HANGUP: "hang-up (reserved for the console)",
+    ExitCode.INTERRUPTED: "interrupted, resumable",
+    ExitCode.TERMINATED: "terminated, resumable",
+}
+
+
 class InterlockError(Exception):
     """A run cannot go on; `exit_code` says how the process ends."""
 

@@ -52,7 +52,9 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
-        corpus, stores = read_and_tokenise(collections, tokenisings(cards), Path(scratch), lambda _: None)
+        corpus, stores = read_and_tokenise(
+            collections, tokenisings(cards), Path(scratch), lambda _: None, lambda: False
+        )
         layouts = [
             lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(settings.reuse, card, corpus))
             for number, card in enumerate(cards)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from engine.config import Configuration, shown
+from engine.config import Configuration, Settings, shown
 from engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from engine.gpu.devices import choose as choose_devices
 from engine.gpu.devices import describe_host
@@ -27,7 +27,7 @@ from engine.models.assets import Policy
 from engine.models.card import ModelCard
 from engine.models.registry import extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
-from engine.outlet.delivery import deliver
+from engine.outlet.delivery import check_store, deliver
 from engine.outlet.fusion import Fusion, fused_width, shares
 from engine.passes import reuse, turn
 from engine.passes.grid import lay_out
@@ -60,12 +60,22 @@ class StopRequest:
         return self.code is not None
 
 
+def _refuse(settings: Settings, chunks: Path) -> None:
+    """Raises UsageError for settings that no run can have."""
+    if not settings.exclusive:
+        raise UsageError("--no-exclusive: this version has only the exclusive schedule")
+    for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
+        if path and path.resolve().is_relative_to(chunks.resolve()):
+            raise UsageError(f"{flag} {path} lies inside {chunks}, and what is written there would be read as chunks")
+
+
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
     def __init__(self, chunks: Path, configuration: Configuration, stop: StopRequest) -> None:
         """Find the collections, the devices and the run's directory. Raises before anything is computed."""
         self.settings = configuration.settings
+        _refuse(self.settings, chunks)
         self._configuration = configuration
         self._chunks = chunks
         self._stop = stop
@@ -73,7 +83,6 @@ class Run:
         self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
         self._collections = discover(chunks, self.settings.collections)
         self._devices = choose_devices(self.settings.devices)
-        self._lessor = Lessor(self._devices, self.settings.ceiling)
         self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
         self.directory = rundir.choose(self.settings.out, self.settings.run_id, chunks, self.settings.resume)
         self._working = False
@@ -81,6 +90,8 @@ class Run:
         self._journal = Journal(self.directory.journal)
         self.recorder = Recorder(self._journal, self._devices[0].kind)
         self._emit = self.recorder.emit
+        leases_before = self.recorder.look(lambda state: len(state.leases))
+        self._lessor = Lessor(self._devices, self.settings.ceiling, leases_before)
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
@@ -115,12 +126,13 @@ class Run:
         try:
             with self.directory.scratch() as scratch:
                 return self._work(Path(scratch))
-        except Stopped as stopped:
-            return "stopped", str(stopped)
         except InterlockError as error:
+            stopped = isinstance(error, Stopped)
+            if stopped:
+                error.exit_code = self._code("stopped")
             if not self._working:
                 raise
-            return "failed", str(error)
+            return "stopped" if stopped else "failed", str(error)
 
     def _work(self, scratch: Path) -> tuple[ev.Status, str]:
         settings = self.settings
@@ -130,7 +142,7 @@ class Run:
         policy = Policy(settings.offline, settings.refresh_models)
         cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)
-        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), scratch, self._emit)
+        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), scratch, self._emit, self._stop)
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
@@ -138,7 +150,9 @@ class Run:
         for step in steps:
             cells = grid[step.model_pass]
             self._lessor.check(cells.card.key, cells.layout.predicted_bytes())
+        self._check_store(roster)
         self._working = True
+        summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         for step in steps:
             self._take(grid[step.model_pass], step)
         self._complete_without_a_turn(grid)
@@ -153,7 +167,12 @@ class Run:
         if begun is None:
             self._emit(self._started(versions))
             return
-        self._emit(ev.RunResumed(versions=versions))
+        started = self._started(versions)
+        self._emit(
+            ev.RunResumed(
+                versions=versions, chunks=started.chunks, config=started.config, environment=started.environment
+            )
+        )
         for name in sorted(name for name in versions if begun.get(name) != versions[name]):
             message = f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"
             self._emit(ev.Warned(message=message))
@@ -176,6 +195,10 @@ class Run:
         fused_width(Fusion(self.settings.fusion), dims, [card.key for card in cards])
         roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
         self._emit(ev.RosterResolved(roster=roster))
+        if self.settings.dim and not any(spec.matryoshka for spec in self._specs):
+            self._emit(
+                ev.Warned(message=f"--dim {self.settings.dim}: no model of the roster declares Matryoshka; none is cut")
+            )
         if self.settings.fusion == Fusion.MEAN:
             message = "fusion mean mixes unrelated spaces and was below concat wherever measured; kept for parity"
             self._emit(ev.Warned(message=message))
@@ -228,8 +251,9 @@ class Run:
             turn.take(cells, step, weight, self._lessor, self._emit, self._journal.sync, self._stop)
         except Stopped:
             raise
-        except (InterlockError, RuntimeError, MemoryError) as error:
-            self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=str(error)))
+        except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
+            reason = str(error) if isinstance(error, InterlockError) else f"{type(error).__name__}: {error}"
+            self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=reason))
 
     def _complete_without_a_turn(self, grid: list[Cells]) -> None:
         """A pass whose last batch an earlier session committed, or whose rows were all reused, is complete too."""
@@ -241,21 +265,38 @@ class Run:
     def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
+        if self._stop():
+            raise Stopped("stopped by the operator before everything was delivered; --resume continues")
         seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
         self._park_shared(rows)
-        if len(rows.texts) and seen_by_all:
-            vectors = [cells.file.array for cells in grid]
-            fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-            deliver(rows, vectors, roster, fusion, formats, store, self.directory, self._emit)
-        status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
+        status: ev.Status = "failed"
+        try:
+            if len(rows.texts) and seen_by_all:
+                self._deliver(rows, grid, roster)
+            status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
+        except InterlockError as error:
+            reason = str(error)
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
+
+    def _deliver(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+        vectors = [cells.file.array for cells in grid]
+        fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
+        deliver(rows, vectors, roster, fusion, formats, store, self.directory, self._emit)
+
+    def _check_store(self, roster: list[ev.RosterEntry]) -> None:
+        """What a store would refuse after all the work, it refuses now."""
+        if self.settings.qdrant:
+            for name in (each.qdrant_collection for each in self._collections if each.files):
+                check_store(name, roster, Fusion(self.settings.fusion), self.settings.qdrant, self.directory.id)
 
     def _park_shared(self, rows: Rows) -> None:
         """A text that was parked where it first stood is missing in every collection that shares it."""
         name, texts = rows.collection.name, set(rows.texts.tolist())
         parked = self.recorder.look(lambda state: [row for rows in state.parked.values() for row in rows.values()])
+        known = {(row.model_pass, row.collection, row.row) for row in parked}
         for row in parked:
-            if row.row in texts and row.collection != name:
+            if row.row in texts and (row.model_pass, name, row.row) not in known:
+                known.add((row.model_pass, name, row.row))
                 self._emit(replace(row, collection=name))
 
     def _code(self, status: ev.Status) -> ExitCode:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.config import flag_of, knobs, load, shown, variable_of
 from engine.errors import UsageError
-from engine.models.registry import REGISTRY, extended, find
+from engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from tests.builders import interlock
 
 
@@ -263,9 +263,16 @@ def test_GIVEN_two_models_that_would_share_a_name_WHEN_found_THEN_they_are_refus
         find(REGISTRY, ["/a/name", "hf:org/name"])
 
 
-def test_GIVEN_a_model_called_as_the_fused_vectors_are_WHEN_found_THEN_it_is_refused():
-    with pytest.raises(UsageError, match="fused"):
-        find(REGISTRY, ["/models/fused"])
+@pytest.mark.parametrize("name", RESERVED)
+def test_GIVEN_a_model_called_as_a_column_of_the_points_WHEN_found_THEN_it_is_refused(name):
+    with pytest.raises(UsageError, match=f"'{name}'"):
+        find(REGISTRY, [f"/models/{name}"])
+
+
+def test_GIVEN_a_key_of_200_bytes_WHEN_checked_THEN_it_is_taken_and_a_longer_one_is_refused():
+    check_key("ü" * 100)
+    with pytest.raises(UsageError, match="200 bytes"):
+        check_key("ü" * 100 + "a")
 
 
 def test_GIVEN_flags_environment_and_file_WHEN_the_configuration_is_shown_THEN_each_value_stands_with_its_origin(

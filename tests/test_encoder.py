@@ -1,21 +1,26 @@
 """Both ways of encoding give what sentence-transformers gives, and a model's own code is never run."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Dense
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
 
 from engine.config import load
-from engine.errors import ExitCode, UnavailableError
+from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.gpu.devices import CpuDevice
 from engine.gpu.lease import Lessor
-from engine.models.assets import Policy, resolve
+from engine.models.assets import Policy, cached, resolve
 from engine.models.card import read_card
-from engine.models.registry import find
+from engine.models.registry import extended, find
+from engine.models.roster import token_key
 from engine.passes.encoder import encode_texts
 from engine.run import Run, StopRequest
 from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
@@ -24,8 +29,8 @@ TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\
 SEP = SPECIALS.index("[SEP]")
 
 
-def card_of(directory):
-    (spec,) = find({}, [str(directory)])
+def card_of(directory, **row):
+    (spec,) = find(extended({"m": {"source": str(directory)} | row}), ["m"]) if row else find({}, [str(directory)])
     return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
 
 
@@ -201,3 +206,113 @@ def test_GIVEN_a_model_that_lacks_a_file_WHEN_resolved_THEN_the_error_names_it(t
     (model / missing).unlink()
     with pytest.raises(UnavailableError, match=missing.split("/")[-1].replace(".", r"\.")):
         card_of(model)
+
+
+def with_dense(directory):
+    """The model with a layer of its own behind the pooling, 16 numbers wide."""
+    torch.manual_seed(3)
+    dense = Dense(32, 16)
+    (directory / "2_Dense").mkdir()
+    dense.save(str(directory / "2_Dense"))
+    modules = json.loads((directory / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (directory / "modules.json").write_text(json.dumps(modules))
+    return directory
+
+
+def test_GIVEN_a_dense_module_WHEN_its_weights_change_THEN_the_fingerprint_does_and_the_card_knows_its_width(tmp_path):
+    model = with_dense(tiny_model(tmp_path / "m"))
+    before = card_of(model)
+    weights = load_file(model / "2_Dense" / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "2_Dense" / "model.safetensors")
+    assert before.dim == 16
+    assert card_of(model).snapshot.fingerprint != before.snapshot.fingerprint
+    assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
+
+
+def test_GIVEN_a_dense_module_without_safetensors_WHEN_resolved_THEN_it_is_refused_unopened(tmp_path):
+    model = with_dense(tiny_model(tmp_path / "m"))
+    (model / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(UnavailableError, match=r"2_Dense has no model\.safetensors"):
+        card_of(model)
+    (model / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UnavailableError, match="2_Dense holds its weights as pickle only"):
+        card_of(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"hidden_size": "wide"}'),
+        ("config.json", "{}"),
+        ("modules.json", "?"),
+        ("modules.json", '{"a": 1}'),
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense", "path": 5}]'),
+        ("modules.json", '[{"path": ""}]'),
+        ("model.safetensors.index.json", "{}"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../x"}}'),
+        ("model.safetensors", "short"),
+        ("2_Dense/config.json", "{}"),
+        ("2_Dense/model.safetensors", ""),
+        ("sentence_bert_config.json", "[1]"),
+        ("tokenizer_config.json", '{"model_max_length": "long"}'),
+        ("config_sentence_transformers.json", '{"prompts": {"query": 5}}'),
+    ],
+)
+def test_GIVEN_a_damaged_file_WHEN_the_card_is_read_THEN_the_error_names_it_and_looking_does_not_fail(
+    tmp_path, file, content
+):
+    model = with_dense(tiny_model(tmp_path / "m"))
+    (model / file).write_text(content)
+    with pytest.raises(UnavailableError, match=re.escape(str(model / file))):
+        card_of(model)
+    cached(*find({}, [str(model)]))
+
+
+def test_GIVEN_weights_cut_short_WHEN_resolved_THEN_the_file_is_named_and_the_model_counts_as_missing(tmp_path):
+    file = tiny_model(tmp_path / "m") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(UnavailableError, match=re.escape(f"{file} is damaged")):
+        card_of(file.parent)
+    assert cached(*find({}, [str(file.parent)])) is None
+
+
+@pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}, {"kind": "roberta"}], ids=["qwen3", "bert", "roberta"])
+def test_GIVEN_a_limit_above_the_models_positions_WHEN_the_card_is_read_THEN_both_numbers_are_told(tmp_path, kind):
+    model = tiny_model(tmp_path / "m", **kind)
+    assert card_of(model, max_tokens=128).max_tokens == 128
+    with pytest.raises(UsageError, match=r"max_tokens is 129.*128 tokens"):
+        card_of(model, max_tokens=129)
+
+
+def test_GIVEN_a_model_with_lowering_of_its_own_WHEN_encoded_THEN_it_equals_sentence_transformers(tmp_path):
+    model, plain = (tiny_model(tmp_path / name) for name in ("m", "plain"))
+    for directory in (model, plain):
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.normalizer = BertNormalizer(lowercase=False)
+        tokenizer.save(str(directory / "tokenizer.json"))
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 128, "do_lower_case": true}')
+    texts = ["The SIGNAL is Red", "PLAIN"]
+    assert worst_cosine(ours(model, texts), theirs(model, texts)) > 0.99999
+    assert worst_cosine(ours(model, texts), ours(plain, texts)) < 0.999
+    assert token_key(card_of(model)) != token_key(card_of(plain))
+
+
+def test_GIVEN_pooling_without_the_prompt_WHEN_a_prompt_is_in_use_THEN_the_model_is_refused(tmp_path):
+    model = tiny_model(tmp_path / "m", prompts={"query": "find: "})
+    pooling = json.loads((model / "1_Pooling" / "config.json").read_text()) | {"include_prompt": False}
+    (model / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    with pytest.raises(UnavailableError, match="include_prompt"):
+        card_of(model)
+    assert card_of(model, query_prompt="").query_prompt == ""
+
+
+def test_GIVEN_a_configuration_with_the_words_of_gpt_WHEN_the_card_is_read_THEN_it_is_understood(tmp_path):
+    model = tiny_model(tmp_path / "m")
+    (model / "config.json").write_text('{"model_type": "nomic_bert", "n_embd": 32, "n_inner": 48, "n_positions": 64}')
+    card = card_of(model)
+    assert (card.dim, card.max_tokens) == (32, 64)
+    (model / "config.json").write_text('{"model_type": "nomic_bert"}')
+    assert card_of(model, dim=24).dim == 24

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import UnavailableError
+from engine.models.assets import Policy, cached, resolve
+from engine.models.registry import ModelSpec
 from engine.record.events import DownloadRetried, ModelResolved
 from tests.builders import (
     command,
@@ -240,3 +243,54 @@ def test_GIVEN_a_hub_out_of_reach_WHEN_refreshed_THEN_it_is_not_called_a_hit(hel
     env = {"HF_HOME": str(held), "HF_ENDPOINT": "http://127.0.0.1:9"}
     said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env, check=5).stderr
     assert "model tiny is here but cannot be refreshed" in said
+
+
+@pytest.fixture
+def parts(tmp_path: Path, tiny_a: Path) -> list[str]:
+    """Packages that are installed (their directory has to be on the path) and hold a model's zip in two parts."""
+    zipped = Path(shutil.make_archive(str(tmp_path / "whole"), "zip", tiny_a.parent, tiny_a.name)).read_bytes()
+    half = len(zipped) // 2
+    for number, piece in enumerate((zipped[:half], zipped[half:]), 1):
+        file, about = f"part{number}/model.zip.00{number}", f"part{number}-1.dist-info"
+        for name, content in {
+            file: piece,
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: part{number}\nVersion: 1\n".encode(),
+            f"{about}/RECORD": f"{file},,\n".encode(),
+        }.items():
+            (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "site" / name).write_bytes(content)
+    return ["part1", "part2"]
+
+
+@pytest.fixture
+def site(tmp_path: Path, parts: list[str], monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "joined"))
+    return ModelSpec("parted", ("pkg:" + "+".join(parts),))
+
+
+def test_GIVEN_a_model_in_parts_WHEN_only_looked_at_THEN_it_is_there_and_nothing_is_unpacked(site, tmp_path):
+    assert cached(site) == (tmp_path / "site" / "part1", site.sources[0], None)
+    assert not (tmp_path / "joined").exists()
+    snapshot = resolve(site, Policy(offline=True), lambda _: None)
+    assert cached(site) == (snapshot.path, site.sources[0], None)
+    assert {path.name for path in (tmp_path / "joined" / "parted").iterdir()} == {"lock", snapshot.path.name}
+
+
+def test_GIVEN_a_model_in_parts_WHEN_several_processes_want_it_at_once_THEN_each_gets_it(site, tmp_path):
+    code = (
+        "from engine.models.registry import ModelSpec; from engine.models.sources import local; "
+        f"print(local({site.sources[0]!r}, ModelSpec('parted', ()))[0])"
+    )
+    env = environment({"PYTHONPATH": str(tmp_path / "site"), "INTERLOCK_CACHE": str(tmp_path / "joined")})
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) for _ in range(4)]
+    said = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 4
+    assert len(set(said)) == 1
+
+
+def test_GIVEN_parts_that_make_no_zip_WHEN_resolved_THEN_it_says_so_and_leaves_no_archive(site, tmp_path):
+    (tmp_path / "site" / "part2" / "model.zip.002").write_bytes(b"no zip")
+    with pytest.raises(UnavailableError, match="do not make a zip"):
+        resolve(site, Policy(offline=True), lambda _: None)
+    assert [path.name for path in (tmp_path / "joined" / "parted").iterdir()] == ["lock"]

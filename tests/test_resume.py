@@ -1,6 +1,7 @@
 """What a run is continued with, what it refuses to be continued with, and what a new run takes over from an old one."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -254,6 +255,37 @@ def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_
     said = interlock(*fresh.command("--run-id", "one", "--reuse", fresh.home / "chunks"), check=2).stderr
     assert "is not a run directory" in said
     assert not fresh.one.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "why"),
+    [
+        ("run.json", lambda path: path.write_text("{"), "is damaged"),
+        ("run.json", lambda path: path.write_text("[1]"), "is damaged"),
+        ("run.json", lambda path: path.write_text('{"threads": 1}'), "no roster"),
+        ("passes/texts.npy", lambda path: os.truncate(path, 20), "is damaged"),
+        ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "not 16 bytes a text"),
+        ("passes/0_a/vectors.npy", lambda path: os.truncate(path, 4096), "is damaged"),
+        ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), "400 texts of 32"),
+    ],
+)
+def test_GIVEN_a_damaged_file_WHEN_its_run_is_reused_THEN_it_is_named_and_no_run_is_left(world, file, damage, why):
+    damage(world.one / file)
+    said = interlock(*world.command("--run-id", "two", "--reuse", world.one), check=2).stderr
+    assert str(world.one / file) in said
+    assert why in said
+    assert "Traceback" not in said
+    assert not (world.home / "runs" / "two").exists()
+
+
+def test_GIVEN_rows_that_are_no_unit_vectors_WHEN_reused_THEN_only_those_are_computed_again(world):
+    vectors = np.load(world.one / "passes" / "0_a" / "vectors.npy", mmap_mode="r+")
+    vectors[3, 0], vectors[5], vectors[7, 2] = np.nan, 0, 4
+    vectors.flush()
+    interlock(*world.command("--run-id", "two", "--reuse", world.one))
+    two = world.home / "runs" / "two"
+    assert [(plan.rows, plan.reused) for plan in events_of(two, PassPlanned)] == [(3, TEXTS - 3), (0, TEXTS)]
+    assert np.isfinite(np.load(two / "exports" / "Docs" / "a.npy")).all()
 
 
 def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_is_in_use(running):

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 from uuid import UUID
 
@@ -14,8 +15,12 @@ import pytest
 
 from engine.errors import InterlockError, UsageError
 from engine.outlet import shard
+from engine.outlet.delivery import check_store
+from engine.outlet.fusion import Fusion
+from engine.outlet.manifest import manifest_of
 from engine.outlet.qdrant import Point, Store
 from engine.outlet.shard import check_name, collections
+from engine.record.events import RosterEntry
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
@@ -143,3 +148,60 @@ def test_GIVEN_a_parent_that_is_a_file_WHEN_opened_for_write_THEN_the_path_is_na
     (tmp_path / "file").write_text("")
     with pytest.raises(InterlockError, match="file/docs failed while writing manifest"):
         open_store(tmp_path / "file")
+
+
+def check(directory, manifest=MANIFEST, dim=8, name="docs"):
+    shard.check(directory, name, {"small": dim}, manifest)
+
+
+def test_GIVEN_a_new_an_own_or_a_half_made_collection_WHEN_checked_THEN_it_passes_and_nothing_is_written(tmp_path):
+    check(tmp_path / "not" / "yet")
+    assert not (tmp_path / "not").exists()
+    open_store(tmp_path, {**MANIFEST, "run": "one"}).close()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "manifest.json").write_text(json.dumps(MANIFEST))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    check(tmp_path, {**MANIFEST, "run": "two"})
+    check(tmp_path, name="half")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"manifest": {**MANIFEST, "fusion": "mean"}}, "another meaning: fusion was"),
+        ({"dim": 9}, "other dimensions: small was 8, is now 9"),
+        ({"name": "../up"}, "collection name"),
+        ({"name": "foreign"}, "not an Interlock collection"),
+        ({"name": "file"}, "not a directory"),
+        ({"name": "damaged"}, "is damaged"),
+    ],
+)
+def test_GIVEN_what_would_be_refused_when_opened_for_write_WHEN_checked_THEN_it_is_refused_now(tmp_path, asked, why):
+    open_store(tmp_path).close()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match=why):
+        check(tmp_path, **asked)
+
+
+def test_GIVEN_an_open_collection_WHEN_checked_by_another_process_THEN_it_is_in_use_until_it_is_closed(tmp_path):
+    code = OPEN + f"from engine.outlet import shard\nshard.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
+    with open_store(tmp_path):
+        refused = run_python(code, tmp_path)
+    assert "in use by another process" in refused.stderr
+    assert run_python(code, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("fusion", "refused"), [(Fusion.CONCAT, False), (Fusion.NAMED, True)])
+def test_GIVEN_a_store_of_a_run_WHEN_checked_for_a_run_THEN_only_another_meaning_is_refused(tmp_path, fusion, refused):
+    shared = {"weight": 0.5, "source": "/m", "commit": None, "fingerprint": "f", "max_tokens": 9, "batch_tokens": 9}
+    text = {"dtype": "float32", "document_prompt": "", "query_prompt": ""}
+    roster = [RosterEntry(model=name, dim=dim, **shared, **text) for name, dim in (("a", 8), ("b", 4))]
+    manifest = manifest_of("docs", Fusion.CONCAT, roster, "one")
+    Store.open_for_write(tmp_path, "docs", {"a": 8, "b": 4, "fused": 12}, manifest).close()
+    with pytest.raises(UsageError, match="fusion was") if refused else nullcontext():
+        check_store("docs", roster, fusion, tmp_path, "two")

@@ -27,6 +27,7 @@ def read(name="Docs", chunks=4, refused=0):
         chunks=chunks,
         duplicates=0,
         refused=refused,
+        borrows=[],
         seconds=1,
     )
 
@@ -71,7 +72,7 @@ def failed(model_pass=0):
     return ev.PassFailed(model_pass=model_pass, model=f"m{model_pass}", reason="out of luck")
 
 
-RESUMED = ev.RunResumed(versions={"torch": "2"})
+RESUMED = ev.RunResumed(versions={"torch": "2"}, chunks="in", config={}, environment={})
 
 
 def test_GIVEN_commits_WHEN_folded_THEN_each_counts_for_the_collection_its_batch_belongs_to():
@@ -111,7 +112,7 @@ def test_GIVEN_a_lost_batch_WHEN_folded_THEN_its_pass_is_no_longer_complete():
     assert state.passes_completed == {0}
     folded(ev.BatchesLost(model_pass=0, batches=[0]), state=state)
     assert state.passes_completed == set()
-    assert verdict.unfinished(state.collections["Docs"]) == ["m0"]
+    assert verdict.unfinished(state, "Docs") == ["m0"]
 
 
 def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_is_forgotten():

@@ -132,7 +132,7 @@ def test_GIVEN_a_run_WHEN_summarised_THEN_each_setting_stands_with_its_origin(fi
 
 
 def test_GIVEN_a_stopped_run_WHEN_summarised_THEN_it_says_what_is_missing(tmp_path, root, tiny_a):
-    code, run = embed(root, tmp_path, StopAfter(1), roster=str(tiny_a))
+    code, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a))
     said = summary_of(run)
     assert (code, said["status"], said["exit_code"]) == (ExitCode.STOPPED, "stopped", 4)
     assert {each["status"] for each in said["collections"]} == {"stopped"}
@@ -143,7 +143,7 @@ def test_GIVEN_a_stopped_run_WHEN_summarised_THEN_it_says_what_is_missing(tmp_pa
 def test_GIVEN_a_run_that_was_stopped_and_resumed_WHEN_summarised_THEN_both_sessions_make_one_whole(
     tmp_path, root, tiny_a, finished
 ):
-    _, run = embed(root, tmp_path, StopAfter(1), roster=str(tiny_a))
+    _, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a))
     code, again = embed(root, tmp_path, roster=str(tiny_a), resume="yes")
     assert (code, again) == (ExitCode.COMPLETED, run)
     said = summary_of(run)

@@ -16,6 +16,7 @@ from engine.record import durable
 from engine.record.events import Memory, Receipt
 
 RESERVE = 64 << 20
+RESIDUE_ALARM = 1 << 20
 
 
 @dataclass
@@ -40,17 +41,30 @@ class Lease:
         for device in self.devices:
             device.trim()
 
+    def overruns(self) -> list[str]:
+        """What the receipts show that should not be: a peak over the budget, or bytes left behind."""
+        said = []
+        for receipt in self.receipts:
+            grown = receipt.peak.occupied - receipt.before.occupied
+            if grown > self.budget:
+                over = f"took {durable.human_bytes(grown)} of {durable.human_bytes(self.budget)} granted"
+                said.append(f"{self.holder} {over} on {receipt.device}")
+            if receipt.residue_bytes > RESIDUE_ALARM:
+                left = durable.human_bytes(receipt.residue_bytes)
+                said.append(f"{self.holder} left {left} behind on {receipt.device}")
+        return said
+
 
 class Lessor:
     """Grants leases on a set of devices, one holder at a time."""
 
-    def __init__(self, devices: Sequence[Device], ceiling: int) -> None:
-        """`ceiling` is the most memory in bytes that a lease may occupy on one device."""
+    def __init__(self, devices: Sequence[Device], ceiling: int, granted: int = 0) -> None:
+        """`ceiling` is the most memory in bytes that a lease may occupy on one device; ids go on from `granted`."""
         self.devices = devices
         self.ceiling = ceiling
         self._lock = threading.Lock()
         self._holder: str | None = None
-        self._granted = 0
+        self._granted = granted
 
     @contextmanager
     def lease(self, holder: str, predicted: int, released: Callable[[Lease], object]) -> Iterator[Lease]:
@@ -60,20 +74,22 @@ class Lessor:
         the devices.
         """
         lease = self._grant(holder, predicted)
-        before = [device.memory() for device in self.devices]
-        for device in self.devices:
-            device.start_peak()
-        began = time.monotonic()
         try:
-            yield lease
-        finally:
-            peaks = [device.peak() for device in self.devices]
+            before = [device.memory() for device in self.devices]
             for device in self.devices:
-                device.reclaim()
-            lease.held_seconds = time.monotonic() - began
-            lease.receipts = [_receipt(*measured) for measured in zip(self.devices, before, peaks, strict=True)]
+                device.start_peak()
+            began = time.monotonic()
+            try:
+                yield lease
+            finally:
+                peaks = [device.peak() for device in self.devices]
+                for device in self.devices:
+                    device.reclaim()
+                lease.held_seconds = time.monotonic() - began
+                lease.receipts = [_receipt(*measured) for measured in zip(self.devices, before, peaks, strict=True)]
+                released(lease)
+        finally:
             self._holder = None
-            released(lease)
 
     def budget(self) -> int:
         """Bytes that a lease may have on each device now."""

@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.errors import UsageError
@@ -60,13 +60,21 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     """
     if not root.is_dir():
         raise UsageError(f"{root} is not a directory of chunk files")
+    if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
+        raise UsageError(f"{printable(str(root))}: a path that is not UTF-8 cannot be recorded; rename it")
     found = _collections(root.resolve())
     if not any(collection.files or collection.refusals for collection in found):
         raise UsageError(f"{root} holds no chunk files (*_chunks.json or *.jsonl, at any depth)")
     _check_wanted(wanted, found)
-    chosen = [collection for collection in found if not wanted or collection.name in wanted]
+    chosen = [_named(collection) for collection in found if not wanted or collection.name in wanted]
     _check_collisions(chosen)
     return chosen
+
+
+def _named(collection: Collection) -> Collection:
+    """The collection with what Qdrant will call it, if there is anything to call."""
+    name = qdrant_name(collection.name) if collection.files else ""
+    return replace(collection, qdrant_collection=name)
 
 
 def _collections(root: Path) -> list[Collection]:
@@ -93,8 +101,7 @@ def _collection(directory: Path, root: Path) -> Collection:
             refusals.append(Refusal(printable(relative), None, reason))
         elif path.name.endswith(SUFFIXES):
             files.append(relative)
-    name = qdrant_name(directory.name) if files else ""
-    return Collection(directory.name, name, directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)))
+    return Collection(directory.name, "", directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)))
 
 
 def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:

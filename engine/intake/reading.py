@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import UsageError
+from engine.errors import Stopped, UsageError
 from engine.intake.collections import Collection
 from engine.intake.corpus import Corpus, Rows, read_corpus
 from engine.intake.tokens import TokenStore, load_tokenizer
@@ -31,10 +31,11 @@ def read_and_tokenise(
     wanted: Mapping[str, Tokenising],
     directory: Path,
     emit: Callable[[AnyEvent], object],
+    stop: Callable[[], bool],
 ) -> tuple[Corpus, dict[str, TokenStore]]:
     """The corpus, and in `directory` a token store for each key of `wanted`.
 
-    Raises UsageError when no chunk is good.
+    Raises UsageError when no chunk is good, Stopped when `stop` says so.
     """
     spent = dict.fromkeys(wanted, 0.0)
     with ExitStack() as stack:
@@ -44,6 +45,8 @@ def read_and_tokenise(
         }
 
         def take(texts: list[str]) -> None:
+            if stop():
+                raise Stopped("stopped by the operator while reading; --resume begins again")
             for key, store in stores.items():
                 began = time.monotonic()
                 store.add(texts)

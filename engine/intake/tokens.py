@@ -4,6 +4,7 @@ Stored without special tokens and cut at the longest limit of the models that sh
 length kept, so that every model knows exactly what it truncates.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import IO, Self
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Sequenced
 
 from engine.errors import UnavailableError
 from engine.record import durable
@@ -35,14 +38,27 @@ class Specials:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, with its own truncation and padding off."""
+    """The tokenizer of a `tokenizer.json`, with its own truncation and padding off, and lowering where asked for."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UnavailableError(f"{path} is not a tokenizer that can be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if lowercases(path):
+        own = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = Sequenced([Lowercase(), *own])
     return tokenizer
+
+
+def lowercases(path: Path) -> bool:
+    """Whether `sentence_bert_config.json` beside a `tokenizer.json` wants every text in small letters."""
+    file = path.with_name("sentence_bert_config.json")
+    try:
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return bool(said.get("do_lower_case"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise UnavailableError(f"{file} cannot be read: {error}") from error
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:

@@ -8,18 +8,21 @@ weights are checked against the registry. Code that a model brings along is neve
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UnavailableError
+from engine.models.layout import check_complete, weights_of
 from engine.models.registry import ModelSpec
-from engine.models.sources import PATTERNS, Missing, check_complete, local, weights_of
+from engine.models.sources import PATTERNS, Missing, local, seen
 from engine.record import durable
 from engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
 
 ATTEMPTS = 5
+_SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")
 _IDENTITY = ("config.json", "modules.json", "tokenizer.json", "sentence_bert_config.json", "*/config.json")
 
 
@@ -59,7 +62,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     began = time.monotonic()
     path, source, commit, outcome = _locate(spec, policy, emit)
     weights = tuple(weights_of(path))
-    hashes = {file.name: durable.sha256_of(file) for file in weights}
+    hashes = {str(file.relative_to(path)): durable.sha256_of(file) for file in weights}
     _check_sha(spec, path, hashes)
     snapshot = Snapshot(
         path,
@@ -85,8 +88,12 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
 
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
-    """Path, source and commit of a complete local snapshot, without hashing it; None where there is none."""
-    return _held(spec)[0]
+    """Path, source and commit of a complete local copy, only looked at: neither hashed nor unpacked.
+
+    None where there is none, or where what there is cannot be used; a model whose packages are still to be unpacked
+    is there, at the directory of its parts.
+    """
+    return _held(spec, seen)[0]
 
 
 def label(source: str) -> str:
@@ -111,7 +118,7 @@ def _locate(
     spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str | None, Outcome]:
     repo = next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
-    held, looked = _held(spec)
+    held, looked = _held(spec, local)
     if held and not (policy.refresh and repo):
         return *held, "hit"
     if repo and not policy.offline and not is_offline():
@@ -122,12 +129,14 @@ def _locate(
     raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
 
 
-def _held(spec: ModelSpec) -> tuple[tuple[Path, str, str | None] | None, list[str]]:
+def _held(
+    spec: ModelSpec, look: Callable[[str, ModelSpec], tuple[Path, str | None]]
+) -> tuple[tuple[Path, str, str | None] | None, list[str]]:
     """The first complete local snapshot (path, source, commit), and what the sources before it lacked."""
     looked: list[str] = []
     for source in spec.sources:
         try:
-            path, commit = local(source, spec)
+            path, commit = look(source, spec)
         except Missing as missing:
             looked.append(f"  {source}: {missing}")
             continue
@@ -166,6 +175,12 @@ def _snapshot(repo: str, revision: str) -> Path:
     return path
 
 
+def _reason(error: BaseException) -> str:
+    """The first line of what a transport said, without passwords in addresses or tokens."""
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return _SECRET.sub("***", line)
+
+
 def _download(
     spec: ModelSpec, repo: str, before: str | None, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str, Outcome]:
@@ -181,14 +196,14 @@ def _download(
     final = (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError)
 
     def say(state: RetryCallState) -> None:
-        reason = str(state.outcome.exception()) if state.outcome else ""
+        error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
         emit(
             DownloadRetried(
                 model=spec.key,
                 attempt=state.attempt_number,
                 wait_seconds=round(wait, 1),
-                reason=reason.splitlines()[0] if reason else "no answer",
+                reason=_reason(error) if error else "no answer",
             )
         )
 
@@ -203,10 +218,9 @@ def _download(
         path = retrying(_snapshot, repo, spec.revision)
         check_complete(path)
     except Exception as error:  # the hub, its transport and the disk each raise their own
-        detail = (str(error) or type(error).__name__).splitlines()[0]
         held = "is here but cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
-            f"model {spec.key} {held} from hf:{repo}@{spec.revision}: {detail}\n" + "\n".join(_advice(spec))
+            f"model {spec.key} {held} from hf:{repo}@{spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
         ) from error
     outcome: Outcome = "download" if before is None else "hit" if path.name == before else "refresh"
     return path, f"hf:{repo}", path.name, outcome

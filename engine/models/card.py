@@ -3,18 +3,16 @@
 Reads JSON and the header of the weights, never the weights. The registry's row has the last word.
 """
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from engine.errors import UnavailableError, UsageError
 from engine.gpu.memory import Shape, packed_values, padded_values
 from engine.models.assets import Snapshot
+from engine.models.layout import Module, modules_of, read_object, values_in
 from engine.models.network import packable
 from engine.models.registry import ModelSpec
 
@@ -24,6 +22,9 @@ POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+POSITIONS = 512  # where neither the model nor its row says
+PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+Config = Mapping[str, Any]
 _GATED = ("qwen", "modernbert", "nomic", "llama", "mistral", "gemma")
 
 
@@ -33,7 +34,7 @@ class ModelCard:
 
     key: str
     snapshot: Snapshot
-    config: Mapping[str, Any]
+    config: Config
     dim: int
     max_tokens: int
     pooling: str | None
@@ -50,67 +51,65 @@ class ModelCard:
 
 
 def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCard:
-    """The card of a snapshot. Raises UnavailableError for a model that cannot run without its own code."""
+    """The card of a snapshot.
+
+    Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,
+    and UsageError for a row of the registry that asks for what the model does not have.
+    """
     path = snapshot.path
-    config = _json(path / "config.json")
-    modules = _modules(path)
-    pooling = _pooling(path)
+    config, modules = read_object(path / "config.json"), modules_of(path)
+    pooling = _pooling(path, modules)
+    packed = _is_plain(path, modules) and pooling in ("cls", "mean") and packable(config)
+    if not packed:
+        _refuse_own_code(spec, path, config)
     dtype = spec.dtype.get(device_kind, "float32")
     if dtype not in BYTES:
         raise UsageError(f"[models.{spec.key}] dtype {dtype!r} is not one of {', '.join(BYTES)}")
-    prompts = {**_json(path / "config_sentence_transformers.json").get("prompts", {})}
-    document = prompts.get("document") or prompts.get("passage") or ""
-    plain = modules in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    packed = plain and pooling in ("cls", "mean") and packable(config)
-    if not packed and config.get("auto_map") and not _known_to_transformers(config):
-        raise UnavailableError(
-            f"model {spec.key} brings code of its own ({path / 'config.json'}: auto_map), which is never run; "
-            "use a model that loads without it"
-        )
+    document, query = _prompts(spec, path)
+    _check_prompts(spec, _pooling_file(path, modules), document + query)
     return ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
-        dim=_dim(spec, path, config),
-        max_tokens=spec.max_tokens or _max_tokens(path, config),
+        dim=_dim(spec, path, config, modules),
+        max_tokens=_max_tokens(spec, path, config),
         pooling=pooling,
         packed=packed,
         dtype=dtype,
-        document_prompt=document if spec.document_prompt is None else spec.document_prompt,
-        query_prompt=prompts.get("query") or "" if spec.query_prompt is None else spec.query_prompt,
+        document_prompt=document,
+        query_prompt=query,
         batch_tokens=spec.batch_tokens,
-        shape=_shape(snapshot, config, BYTES[dtype], packed=packed),
+        shape=_shape(snapshot, config, _width(spec, path, config), BYTES[dtype], packed=packed),
     )
 
 
-def _known_to_transformers(config: Mapping[str, Any]) -> bool:
-    """Whether the library has the architecture itself, so that the code in the model's repository is not needed."""
+def _is_plain(path: Path, modules: Sequence[Module]) -> bool:
+    """Whether nothing stands between the encoder, its pooling and unit length; foreign modules are refused."""
+    if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
+        raise UnavailableError(f"{path / 'modules.json'} names {foreign[0]}, which is code of its own and never run")
+    kinds = [module.kind for module in modules]
+    return kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+
+
+def _refuse_own_code(spec: ModelSpec, path: Path, config: Config) -> None:
+    """Unless the library has the architecture itself, so that the code in the model's repository is not needed."""
     from transformers import CONFIG_MAPPING
 
-    return config.get("model_type") in CONFIG_MAPPING
+    if config.get("auto_map") and str(config.get("model_type")) not in CONFIG_MAPPING:
+        raise UnavailableError(
+            f"model {spec.key} brings code of its own ({path / 'config.json'}: auto_map), which is never run; "
+            "use a model that loads without it"
+        )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
-    except (ValueError, OSError) as error:
-        raise UnavailableError(f"{path} cannot be read: {error}") from error
+def _pooling_file(path: Path, modules: Sequence[Module]) -> Path:
+    folder = next((module.path for module in modules if module.kind == "Pooling"), "1_Pooling")
+    return path / folder / "config.json"
 
 
-def _modules(path: Path) -> list[str]:
-    """The kinds of a sentence-transformers model's modules; only that library's own kinds are accepted."""
-    file = path / "modules.json"
-    if not file.is_file():
-        return ["Transformer", "Pooling", "Normalize"]
-    kinds = [str(module["type"]) for module in json.loads(file.read_text())]
-    if foreign := [kind for kind in kinds if not kind.startswith("sentence_transformers.")]:
-        raise UnavailableError(f"{file} names {foreign[0]}, which is code of its own and never run")
-    return [kind.rsplit(".", 1)[-1] for kind in kinds]
-
-
-def _pooling(path: Path) -> str | None:
+def _pooling(path: Path, modules: Sequence[Module]) -> str | None:
     """`cls`, `mean` or `lasttoken`; None for a mixture, which sentence-transformers pools itself."""
-    config = _json(path / "1_Pooling" / "config.json")
+    config = read_object(_pooling_file(path, modules))
     if not config:
         return "mean"
     if isinstance(mode := config.get("pooling_mode"), str):
@@ -122,38 +121,93 @@ def _pooling(path: Path) -> str | None:
     return chosen[0] if len(chosen) == 1 and not others else None
 
 
-def _dim(spec: ModelSpec, path: Path, config: Mapping[str, Any]) -> int:
-    dense = sorted(path.glob("*_Dense/config.json"))
-    read = _json(dense[-1])["out_features"] if dense else config.get("hidden_size")
+def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
+    """What is put before documents and before queries."""
+    file = path / "config_sentence_transformers.json"
+    said = read_object(file).get("prompts") or {}
+    if not isinstance(said, dict) or not all(isinstance(text, str | None) for text in said.values()):
+        raise UnavailableError(f"{file}: prompts is not an object of texts")
+    document = said.get("document") or said.get("passage") or ""
+    query = said.get("query") or ""
+    return (
+        document if spec.document_prompt is None else spec.document_prompt,
+        query if spec.query_prompt is None else spec.query_prompt,
+    )
+
+
+def _check_prompts(spec: ModelSpec, file: Path, prompts: str) -> None:
+    if prompts and read_object(file).get("include_prompt") is False:
+        raise UnavailableError(
+            f"model {spec.key} leaves its prompt out of the pooling ({file}: include_prompt), which is not supported; "
+            f'set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it without prompts'
+        )
+
+
+def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module]) -> int:
+    dense = [path / module.path / "config.json" for module in modules if module.kind == "Dense"]
+    read = _whole(dense[-1], read_object(dense[-1]), "out_features") if dense else _width(spec, path, config)
     if read is None:
-        raise UnavailableError(f"{path / 'config.json'} does not say the width of its vectors (hidden_size)")
+        raise UnavailableError(f"{dense[-1]} does not say the width of its vectors (out_features)")
     if spec.dim is not None and spec.dim != read:
         raise UnavailableError(f"model {spec.key} has {read} dimensions, the registry says {spec.dim}: {path}")
-    return int(read)
+    return read
 
 
-def _max_tokens(path: Path, config: Mapping[str, Any]) -> int:
-    positions = int(config.get("max_position_embeddings", 512))
-    if config.get("model_type") in ("roberta", "xlm-roberta", "mpnet"):
-        positions -= 2  # the first positions belong to padding
-    said = _json(path / "sentence_bert_config.json").get("max_seq_length")
-    limit = _json(path / "tokenizer_config.json").get("model_max_length")
-    return min([positions, *(int(value) for value in (said, limit) if value and not math.isinf(value))])
+def _width(spec: ModelSpec, path: Path, config: Config) -> int:
+    """Numbers that the model itself keeps of each token."""
+    width = _whole(path / "config.json", config, "hidden_size", "n_embd") or spec.dim
+    if width is None:
+        raise UnavailableError(f"{path / 'config.json'} does not say the width of its vectors (hidden_size)")
+    return width
 
 
-def _shape(snapshot: Snapshot, config: Mapping[str, Any], bytes_per_value: int, *, packed: bool) -> Shape:
-    width = int(config["hidden_size"])
-    feed_forward = int(config.get("intermediate_size") or 4 * width)
+def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
+    positions = _positions(path, config)
+    if spec.max_tokens and positions and spec.max_tokens > positions:
+        raise UsageError(
+            f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model has positions for {positions} tokens "
+            f"({path / 'config.json'})"
+        )
+    said = _limit(path / "sentence_bert_config.json", "max_seq_length")
+    limit = _limit(path / "tokenizer_config.json", "model_max_length")
+    return spec.max_tokens or min(value for value in (positions or POSITIONS, said, limit) if value)
+
+
+def _positions(path: Path, config: Config) -> int | None:
+    """The longest input that the model has positions for, absolute or rotary; None where it does not say."""
+    file = path / "config.json"
+    positions = _whole(file, config, "max_position_embeddings", "n_positions")
+    if positions is None:
+        return None
+    kind = config.get("model_type")
+    if kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
+        pad = 1 if kind == "mpnet" else config.get("pad_token_id")
+        positions -= (pad if isinstance(pad, int) else 1) + 1
+    return positions
+
+
+def _limit(file: Path, key: str) -> int | None:
+    """A limit in tokens; None where there is none, which some tokenizers write as a number beyond all bounds."""
+    value = read_object(file).get(key)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return _whole(file, {key: int(value) if isinstance(value, float) else value}, key)
+
+
+def _shape(snapshot: Snapshot, config: Config, width: int, bytes_per_value: int, *, packed: bool) -> Shape:
+    feed_forward = _whole(snapshot.path / "config.json", config, "intermediate_size", "n_inner") or 4 * width
     gated = str(config.get("model_type", "")).startswith(_GATED)
     values = packed_values(width, feed_forward) if packed else padded_values(width, feed_forward, gated=gated)
-    return Shape(_values(snapshot) * bytes_per_value, values, bytes_per_value)
+    held = sum(values_in(file) for file in snapshot.weights)
+    return Shape(held * bytes_per_value, values, bytes_per_value)
 
 
-def _values(snapshot: Snapshot) -> int:
-    """How many numbers the weights hold, from the headers of their files."""
-    total = 0
-    for file in snapshot.weights:
-        with safe_open(file, framework="np") as header:
-            for name in header.keys():  # noqa: SIM118 - the file is not a mapping
-                total += math.prod(header.get_slice(name).get_shape())
-    return total
+def _whole(file: Path, config: Config, *names: str) -> int | None:
+    """The first of these settings that is given: a whole number; 0 and -1 stand for none."""
+    for name in names:
+        value = config.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UnavailableError(f"{file}: {name} is {value!r}; a whole number is needed")
+        if value is not None and value > 0:
+            return value
+    return None

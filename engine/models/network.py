@@ -218,9 +218,9 @@ class _Shape:
         # RoBERTa's kin give the pad token no position and begin after its id; BERT counts every token
         fixed = {"bert": -1, "mpnet": 1}
         self.padding = fixed[self.kind] if self.kind in fixed else _count(config, "pad_token_id")
-        self.head = self.width // self.heads
-        if self.width % self.heads:
+        if self.heads < 1 or self.width % self.heads:
             raise ValueError(f"config.json: hidden_size {self.width} is not a multiple of {self.heads} heads")
+        self.head = self.width // self.heads
 
 
 def _count(config: Mapping[str, object], key: str) -> int:

@@ -17,7 +17,9 @@ from engine.errors import UsageError
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
-VECTOR_NAME_SIGNS = '/\\:*?"<>|'
+FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
+RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
+"""The other columns of `points.parquet`, and the fused vectors."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class ModelSpec:
     licence: str = "unknown"
     weights_sha256: str | None = None
     """SHA-256 of `model.safetensors`, checked where it is given."""
-    note: str = ""
 
 
 REGISTRY: dict[str, ModelSpec] = {
@@ -60,7 +61,6 @@ REGISTRY: dict[str, ModelSpec] = {
             max_tokens=256,
             licence="Apache-2.0",
             weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            note="demo roster",
         ),
         ModelSpec(
             "all-mpnet-base-v2",
@@ -72,7 +72,6 @@ REGISTRY: dict[str, ModelSpec] = {
             max_tokens=384,
             licence="Apache-2.0",
             weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-            note="demo roster",
         ),
         ModelSpec(
             "bge-m3",
@@ -99,28 +98,36 @@ REGISTRY: dict[str, ModelSpec] = {
             matryoshka=(128, 256, 512, 1024, 1536),
             licence="CC-BY-NC-4.0",
         ),
-        ModelSpec(
+        ModelSpec(  # its repository loads through code of its own, which is never run here
             "jina-embeddings-v4",
             ("hf:jinaai/jina-embeddings-v4",),
             dim=2048,
             max_tokens=32768,
             matryoshka=(128, 256, 512, 1024, 2048),
             licence="non-commercial: see its card",
-            note="its repository loads through code of its own, which is never run here",
         ),
-        ModelSpec(
+        ModelSpec(  # loads where transformers has the architecture itself
             "nomic-coderank",
             ("hf:nomic-ai/CodeRankEmbed",),
             dim=768,
             max_tokens=8192,
             query_prompt="Represent this query for searching relevant code: ",
             licence="MIT",
-            note="loads where transformers has the architecture itself; its repository's code is never run",
         ),
     )
 }
 
-DEMO_ROSTER = ("all-minilm-l6", "all-mpnet-base-v2")
+
+def check_key(key: str) -> None:
+    """UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
+    if key in RESERVED:
+        raise UsageError(f"no model can be called {key!r}: that is a column of its own; name it in a [models.*] table")
+    unfit = not key or key.startswith(".") or not key.isprintable() or any(sign in FORBIDDEN for sign in key)
+    if unfit or len(key.encode()) > 200:
+        raise UsageError(
+            f"{key!r} cannot name a model, because it names a file and a vector too: 1 to 200 bytes, no leading dot, "
+            r'none of / \ : * ? " < > | and no control characters'
+        )
 
 
 def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
@@ -130,7 +137,7 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
     """
     registry = dict(REGISTRY)
     for key, table in tables.items():
-        _check_key(key)
+        check_key(key)
         known = {item.name for item in fields(ModelSpec)} - {"key"} | {"source"}
         if unknown := sorted(set(table) - known):
             raise UsageError(f"[models.{key}] has no field {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
@@ -167,14 +174,5 @@ def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
             f"no model {name!r}; there are: {', '.join(registry)} (or hf:org/name, pkg:dist, a directory with a /)"
         )
     key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
-    _check_key(key)
+    check_key(key)
     return ModelSpec(key, (name,))
-
-
-def _check_key(key: str) -> None:
-    if key == "fused":
-        raise UsageError("no model can be called 'fused': that is the name of the fused vectors")
-    if not key or key.startswith(".") or any(sign in VECTOR_NAME_SIGNS or not sign.isprintable() for sign in key):
-        raise UsageError(
-            f"{key!r} cannot name a model: it becomes a file's and a vector's name, so none of / \\ : * ? \" < > |"
-        )

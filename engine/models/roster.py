@@ -7,6 +7,7 @@ from msgspec.structs import asdict
 
 from engine.errors import UsageError
 from engine.intake.reading import Tokenising
+from engine.intake.tokens import lowercases
 from engine.models.assets import Policy, resolve
 from engine.models.card import ModelCard, read_card
 from engine.models.registry import ModelSpec
@@ -68,7 +69,8 @@ def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
 
 def token_key(card: ModelCard) -> str:
     """Names a tokenizer together with a prompt: equal keys mean equal ids."""
-    content = durable.sha256_of(card.tokenizer_file) + "\0" + card.document_prompt
+    lower = "\0lower" if lowercases(card.tokenizer_file) else ""
+    content = durable.sha256_of(card.tokenizer_file) + lower + "\0" + card.document_prompt
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

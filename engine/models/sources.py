@@ -4,17 +4,21 @@ Nothing here touches the network or runs code that a model brings along. A place
 every file that loading reads is there, through its links, with weights in safetensors.
 """
 
+import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from engine.errors import UnavailableError
+from engine.models.layout import check_complete
 from engine.models.registry import ModelSpec
 from engine.record import durable
 
@@ -44,10 +48,38 @@ def model_cache() -> Path:
 
 
 def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """The complete snapshot that `source` has of `spec`, and its commit. Raises Missing, saying what lacks."""
-    path, commit = _place(source, spec)
-    check_complete(path)
-    return path, commit
+    """The complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked.
+
+    Raises Missing, saying what lacks.
+    """
+    with _as_missing():
+        parts = _parts(source)
+        path, commit = (_joined(parts, model_cache() / spec.key), None) if parts else _place(source, spec)
+        check_complete(path)
+        return path, commit
+
+
+def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
+    """What `local` would find, without writing: parts not yet unpacked count as there, at the directory they are in.
+
+    Raises Missing, saying what lacks.
+    """
+    with _as_missing():
+        parts = _parts(source)
+        if parts and not _is_joined(_target(parts, model_cache() / spec.key)):
+            return parts[0].parent, None
+        path, commit = (_target(parts, model_cache() / spec.key), None) if parts else _place(source, spec)
+        check_complete(path)
+        return path, commit
+
+
+@contextmanager
+def _as_missing() -> Iterator[None]:
+    """A place that cannot be read or used lacks the model; the next source is asked."""
+    try:
+        yield
+    except (UnavailableError, OSError) as error:
+        raise Missing(str(error)) from error
 
 
 def _place(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
@@ -55,7 +87,7 @@ def _place(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     if kind == "hf":
         return _from_hub_cache(name, spec.revision)
     if kind == "pkg":
-        return _from_packages(name.split("+"), spec), None
+        return _from_package(name), None
     path = Path(source).expanduser()
     if not path.is_dir():
         raise Missing("is not a directory")
@@ -69,7 +101,7 @@ def _from_hub_cache(repo: str, revision: str) -> tuple[Path, str]:
     if not COMMIT.fullmatch(revision):
         try:
             commit = (home / "refs" / revision).read_text().strip()
-        except OSError:
+        except (OSError, ValueError):
             raise Missing(f"not in {home}") from None
     path = home / "snapshots" / commit
     if not path.is_dir():
@@ -77,37 +109,80 @@ def _from_hub_cache(repo: str, revision: str) -> tuple[Path, str]:
     return path, commit
 
 
-def _from_packages(names: Sequence[str], spec: ModelSpec) -> Path:
-    """A model inside an installed package, located by its metadata; no code of the package runs."""
+def _files_of(names: Sequence[str]) -> list[Path]:
+    """The files of installed packages, by their metadata; no code of the packages runs."""
     try:
-        files = [file for name in names for file in metadata.distribution(name).files or ()]
+        return [Path(str(file.locate())) for name in names for file in metadata.distribution(name).files or ()]
     except metadata.PackageNotFoundError as error:
         raise Missing(f"package {error.name} is not installed") from None
-    if len(names) == 1:
-        configs = [Path(str(file.locate())) for file in files if file.name in ("modules.json", "config.json")]
-        if not configs:
-            raise Missing("the package holds no model")
-        return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve()
-    parts = sorted((Path(str(file.locate())) for file in files if ".zip." in file.name), key=lambda path: path.name)
+    except ValueError:
+        raise Missing("a package without a name") from None
+
+
+def _from_package(name: str) -> Path:
+    """A model that lies unpacked inside one installed package."""
+    configs = [file for file in _files_of([name]) if file.name in ("modules.json", "config.json")]
+    if not configs:
+        raise Missing("the package holds no model")
+    return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve()
+
+
+def _parts(source: str) -> list[Path]:
+    """The pieces of one zip that the packages of `pkg:a+b+...` hold, in order; none for any other source."""
+    kind, _, name = source.partition(":")
+    names = name.split("+")
+    if kind != "pkg" or len(names) == 1:
+        return []
+    parts = sorted((file for file in _files_of(names) if ".zip." in file.name), key=lambda path: path.name)
     if len(parts) != len(names):
         raise Missing(f"the packages hold {len(parts)} of {len(names)} parts")
-    return _joined(parts, model_cache() / spec.key)
+    if lacking := [part for part in parts if not part.is_file()]:
+        raise Missing(f"{lacking[0]} is not there")
+    return parts
+
+
+def _target(parts: Sequence[Path], home: Path) -> Path:
+    """Where in `home` the model that `parts` make is unpacked."""
+    sizes = "".join(f"{part.name}:{part.stat().st_size}" for part in parts)
+    return home / hashlib.sha256(sizes.encode()).hexdigest()[:16]
+
+
+def _is_joined(target: Path) -> bool:
+    return (target / "complete").exists()
 
 
 def _joined(parts: Sequence[Path], home: Path) -> Path:
-    """The one zip that `parts` make, unpacked once into `home`."""
-    digest = hashlib.sha256("".join(f"{part.name}:{part.stat().st_size}" for part in parts).encode()).hexdigest()[:16]
-    target = home / digest
-    if not (target / "complete").exists():
-        archive = home / f"{digest}.zip"
+    """The one zip that `parts` make, unpacked once into `home`, whoever else wants it at the same time."""
+    target = _target(parts, home)
+    if not _is_joined(target):
+        with _alone(home):
+            if not _is_joined(target):
+                _join(parts, target)
+    return target
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Wait until no other process works in `home`; the system lets go of the lock if this one dies."""
+    with ExitStack() as stack:
+        with durable.explaining(home / "lock"):
+            home.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((home / "lock").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _join(parts: Sequence[Path], target: Path) -> None:
+    archive = target.with_name(f"{target.name}.zip")
+    try:
         with durable.replacing(archive) as whole, whole.open("wb") as joined:
             for part in parts:
                 with part.open("rb") as piece:
                     shutil.copyfileobj(piece, joined, BLOCK)
         _unpack(archive, target)
-        archive.unlink()
-        durable.write_bytes(target / "complete", b"")
-    return target
+    finally:
+        archive.unlink(missing_ok=True)
+    durable.write_bytes(target / "complete", b"")
 
 
 def _unpack(archive: Path, target: Path) -> None:
@@ -123,45 +198,10 @@ def _unpack(archive: Path, target: Path) -> None:
                 if member.filename.startswith(root) and not member.is_dir() and wanted:
                     with durable.replacing(target / path) as partial:
                         _copy(bundle.open(member), partial)
-    except (zipfile.BadZipFile, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise Missing(f"the parts do not make a zip that holds a model ({error})") from None
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
     with source, target.open("wb") as out:
         shutil.copyfileobj(source, out, BLOCK)
-
-
-def check_complete(path: Path) -> None:
-    """Raise Missing unless everything that loading reads is there, through its links."""
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise Missing(f"{path} has no {name}")
-    for weights in weights_of(path):
-        if not weights.is_file():
-            raise Missing(f"{path} lacks {weights.name}")
-    for folder in _module_folders(path):
-        if folder.name.endswith("_Normalize"):
-            continue
-        if not (folder / "config.json").is_file():
-            raise Missing(f"{path} lacks {folder.name}/config.json")
-
-
-def weights_of(path: Path) -> Iterator[Path]:
-    """The weight files of a snapshot."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        yield from (path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values())))
-    elif (path / "model.safetensors").is_file():
-        yield path / "model.safetensors"
-    elif any(path.glob("*.bin")):
-        raise Missing(f"{path} holds its weights as pickle only; use a revision with safetensors")
-    else:
-        raise Missing(f"{path} has no model.safetensors")
-
-
-def _module_folders(path: Path) -> list[Path]:
-    modules = path / "modules.json"
-    if not modules.is_file():
-        return []
-    return [path / module["path"] for module in json.loads(modules.read_text()) if module["path"]]

@@ -4,15 +4,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.intake.corpus import Rows
-from engine.outlet import files, store
+from engine.outlet import files, shard, store
 from engine.outlet.files import Delivery, Source, Vectors
-from engine.outlet.fusion import Fusion
+from engine.outlet.fusion import Fusion, fused_width
 from engine.outlet.manifest import manifest_of
 from engine.record import durable
 from engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
 from engine.record.rundir import RunDirectory
 
 Emit = Callable[[AnyEvent], object]
+
+
+def check_store(collection: str, roster: Sequence[RosterEntry], fusion: Fusion, directory: Path, run_id: str) -> None:
+    """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing."""
+    widths = {entry.model: entry.dim for entry in roster}
+    fused = fused_width(fusion, list(widths.values()), list(widths))
+    dims = files.with_fused(widths, fused)
+    shard.check(directory, collection, dims, manifest_of(collection, fusion, roster, run_id))
 
 
 def deliver(
@@ -39,11 +47,7 @@ def deliver(
 
 
 def _write_files(delivery: Delivery, formats: Sequence[str], run: RunDirectory, emit: Emit) -> None:
-    target = run.exports(delivery.rows.collection.name)
-    paths = files.write_npy(delivery, target) if "npy" in formats else []
-    if "parquet" in formats:
-        paths.append(files.write_parquet(delivery, target))
-    for path in paths:
+    for path in files.write(delivery, formats, run.exports(delivery.rows.collection.name)):
         emit(
             ArtefactWritten(
                 collection=delivery.rows.collection.name,

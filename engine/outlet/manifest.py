@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.errors import UsageError
+from engine.models.registry import Precision
 from engine.outlet.fusion import Fusion
 from engine.record.events import RosterEntry
 
@@ -17,7 +18,7 @@ class Member(Struct, frozen=True, kw_only=True):
     weight: float
     fingerprint: str
     dim: int
-    dtype: str
+    dtype: Precision
     max_tokens: int
     query_prompt: str
     document_prompt: str

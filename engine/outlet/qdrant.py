@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from engine.errors import InterlockError, UsageError
 from engine.outlet.fusion import shares
 from engine.outlet.shard import (
-    check_name,
+    check_names,
     claim,
     find,
     load,
@@ -96,9 +96,7 @@ class Store:
 
         `manifest` is JSON-able and kept as it is; on re-use all of it but the key "run" must be the same.
         """
-        check_name("collection", collection)
-        for name in dims:
-            check_name("vector", name)
+        check_names(collection, dims)
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
         claim(path, wanted)
         shard = load(path, dims)

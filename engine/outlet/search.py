@@ -1,14 +1,14 @@
 """Search in an embedded store: the query is encoded as the store's manifest says, or not at all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from engine.errors import UsageError
+from engine.errors import UnavailableError, UsageError
 from engine.gpu.lease import Lessor
-from engine.models.assets import Policy, resolve
+from engine.models.assets import Policy, Snapshot, cached, resolve
 from engine.models.card import ModelCard, read_card
 from engine.models.registry import ModelSpec
 from engine.outlet import shard
@@ -70,14 +70,61 @@ def _encode(
 def _card(
     member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
 ) -> ModelCard:
-    source = manifest.run.sources[member.model]
-    commit = manifest.run.commits[member.model]
-    spec = registry.get(member.model) or ModelSpec(member.model, (source,), revision=commit or "main")
-    snapshot = resolve(spec, policy, lambda _: None)
-    if snapshot.fingerprint != member.fingerprint:
-        raise UsageError(
-            f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, here "
-            f"{snapshot.fingerprint[:12]} from {snapshot.source}): bring that one, or deliver again"
-        )
-    card = read_card(spec, snapshot, lessor.devices[0].kind)
-    return replace(card, max_tokens=member.max_tokens)
+    kind = lessor.devices[0].kind
+    spec = _spec(member, manifest, registry, kind)
+    return read_card(spec, _snapshot(member, spec, registry, policy), kind)
+
+
+def _spec(member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec], kind: str) -> ModelSpec:
+    """The model as the store's vectors were encoded; the registry only adds where else its files may lie."""
+    known = registry.get(member.model)
+    written_from = manifest.run.sources[member.model]
+    others = known.sources if known else ()
+    return ModelSpec(
+        member.model,
+        tuple(dict.fromkeys((written_from, *others))),
+        revision=manifest.run.commits[member.model] or (known.revision if known else "main"),
+        max_tokens=member.max_tokens,
+        document_prompt=member.document_prompt,
+        query_prompt=member.query_prompt,
+        dtype={kind: member.dtype},
+    )
+
+
+def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec], policy: Policy) -> Snapshot:
+    """The store's own model: what lies here before what has to be fetched, another one with its key never."""
+    others: list[Snapshot] = []
+    here = [each for each in _alone(spec, registry) if cached(each)]
+    for each in here:
+        snapshot = resolve(each, policy, lambda _: None)
+        if snapshot.fingerprint == member.fingerprint:
+            return snapshot
+        others.append(snapshot)
+    held = {source for each in here for source in each.sources}
+    absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
+    try:
+        fetched = resolve(absent, policy, lambda _: None)
+    except UnavailableError:
+        if not others:
+            raise
+        raise _another(member, others) from None
+    if fetched.fingerprint != member.fingerprint:
+        raise _another(member, [*others, fetched])
+    return fetched
+
+
+def _alone(spec: ModelSpec, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
+    """Each source by itself: at the store's commit, and as the registry has it."""
+    known = registry.get(spec.key)
+    alone = [replace(spec, sources=(source,)) for source in spec.sources]
+    if known and known.revision != spec.revision:
+        alone += [replace(each, revision=known.revision) for each in alone if each.sources[0] in known.sources]
+    return alone
+
+
+def _another(member: Member, found: Sequence[Snapshot]) -> UsageError:
+    here = ", ".join(f"{each.fingerprint[:12]} from {each.source}" for each in found)
+    return UsageError(
+        f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, here {here}): "
+        "bring that one, or deliver again"
+    )

@@ -6,10 +6,12 @@ engine's errors leave here as ours: UsageError for what cannot be opened, Interl
 """
 
 import errno
+import fcntl
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard
 
 MANIFEST = "manifest.json"
+CONFIG = "edge_config.json"  # the engine's own
+LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
 PARTIAL = f".{MANIFEST}.partial"  # what a killed write of the manifest leaves behind
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
@@ -50,17 +54,32 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+def check_names(collection: str, dims: Iterable[str]) -> None:
+    """UsageError unless the collection and all its vectors can be called so."""
+    check_name("collection", collection)
+    for name in dims:
+        check_name("vector", name)
+
+
+def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: Mapping[str, object]) -> None:
+    """Raise now, and write nothing, what opening this collection for write would raise later.
+
+    UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that another
+    process has open, and a place where no directory can be made.
+    """
+    check_names(collection, dims)
+    path = directory / collection
+    _check_place(path)
+    if not _is_ours(path, json.loads(json.dumps(manifest))):
+        return
+    _check_free(path)
+    if (path / CONFIG).exists() and (found := list(differences(read_dims(path), dict(dims)))):
+        raise UsageError(f"{path} holds vectors of other dimensions: {few(found)}. {_elsewhere(path)}")
+
+
 def claim(path: Path, wanted: Mapping[str, object]) -> None:
     """Make the directory this collection's, by its manifest; UsageError if it already is something else."""
-    if (path / MANIFEST).exists():
-        if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
-            raise UsageError(
-                f"{path} holds vectors of another meaning: {few(found)}. "
-                f"Choose another --qdrant DIR, or delete the directory {path}"
-            )
-    elif path.is_dir() and any(child.name != PARTIAL for child in path.iterdir()):
-        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
-    else:
+    if not _is_ours(path, wanted):
         write_manifest(path, wanted)
 
 
@@ -75,7 +94,7 @@ def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
 def read_dims(path: Path) -> dict[str, int]:
     """The vectors of a shard, by name, and their dimensions."""
     with opening(path):
-        vectors = json.loads((path / "edge_config.json").read_text(encoding="utf-8"))["vectors"]
+        vectors = json.loads((path / CONFIG).read_text(encoding="utf-8"))["vectors"]
         return {name: int(params["size"]) for name, params in vectors.items()}
 
 
@@ -120,6 +139,42 @@ def working(path: Path, doing: str) -> Iterator[None]:
         yield
 
 
+def _is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
+    """Whether the directory is this collection's already, not a new one; UsageError if it is something else."""
+    if (path / MANIFEST).exists():
+        if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
+            raise UsageError(f"{path} holds vectors of another meaning: {few(found)}. {_elsewhere(path)}")
+        return True
+    if path.is_dir() and any(child.name != PARTIAL for child in path.iterdir()):
+        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
+    return False
+
+
+def _check_place(path: Path) -> None:
+    """UsageError unless `path` is a directory that can be written, or one could be made there."""
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise UsageError(f"{path} cannot be made: {there} is not a directory; choose another --qdrant DIR")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: {there} is read-only for you; choose another --qdrant DIR")
+
+
+def _check_free(path: Path) -> None:
+    """UsageError if another process has the shard open."""
+    if not (path / LOCKED).is_dir():
+        return
+    with opening(path):
+        handle = os.open(path / LOCKED, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(handle)
+
+
+def _elsewhere(path: Path) -> str:
+    return f"Choose another --qdrant DIR, or delete the directory {path}"
+
+
 def _comparable(manifest: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in manifest.items() if key != "run"}
 
@@ -146,7 +201,7 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
 
 
 def _unopenable(path: Path, cause: BaseException) -> InterlockError:
-    if "WouldBlock" in str(cause):
+    if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
         return UsageError(f"{path} is in use by another process: wait for it, or choose another --qdrant DIR")
     if _disk_error(cause):
         return _failed(path, "opening", cause)

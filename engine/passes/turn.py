@@ -8,7 +8,7 @@ from engine.models.weights import attach
 from engine.passes.encoder import encoder_for
 from engine.passes.schedule import Turn
 from engine.passes.worker import Cells, Worker
-from engine.record.events import AnyEvent, EnsemblePassCompleted, LeaseGranted, LeaseReleased, ModelAttached
+from engine.record.events import AnyEvent, EnsemblePassCompleted, LeaseGranted, LeaseReleased, ModelAttached, Warned
 
 Emit = Callable[[AnyEvent], object]
 
@@ -29,6 +29,8 @@ def take(
     ) as lease:
         emit(_granted(cells, turn, lease))
         _compute(cells, turn, lease, emit, sync, stop)
+    for overrun in lease.overruns():
+        emit(Warned(message=f"lease {lease.id}: {overrun}"))
     emit(completed(cells, weight, lease.devices[0].name, time.monotonic() - began))
 
 

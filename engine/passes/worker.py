@@ -128,6 +128,7 @@ class Worker:
                 collection=cells.layout.collections[index],
                 row=row,
                 reason=reason,
+                batch_index=index,
             )
         )
 

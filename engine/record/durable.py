@@ -4,6 +4,7 @@ Every artefact of a run goes through `replacing`, so that a killed process or a 
 file or none, never half of one.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ def explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise InterlockError(f"cannot write {path}: {reason}; make room there and do it again") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room there and do it again" if full else "mend that, or write elsewhere"
+        raise InterlockError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
 @contextmanager

@@ -67,7 +67,12 @@ class RunStarted(Event, frozen=True, tag="run_started"):
 
 
 class RunResumed(Event, frozen=True, tag="run_resumed"):
+    """A new session; what it was called with counts from now on."""
+
     versions: dict[str, str]
+    chunks: str
+    config: dict[str, Setting]
+    environment: dict[str, str]
 
 
 class ModelResolved(Event, frozen=True, tag="model_resolved"):
@@ -110,8 +115,8 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
     chunks: int
     duplicates: int
     refused: int
-    borrows: list[str]
     seconds: float
+    borrows: list[str] = []
 
 
 class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
@@ -153,8 +158,8 @@ class LeaseGranted(Event, frozen=True, tag="lease_granted"):
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
-    batches: int
-    rows: int
+    batches: int = 0
+    rows: int = 0
 
 
 class ModelAttached(Event, frozen=True, tag="model_attached"):
@@ -194,6 +199,7 @@ class RowParked(Event, frozen=True, tag="row_parked"):
     collection: str
     row: int
     reason: str
+    batch_index: int | None = None
 
 
 class LeaseReleased(Event, frozen=True, tag="lease_released"):

@@ -28,14 +28,17 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(line: bytes) -> Entry | None:
-    """The entry of a whole, undamaged line; None for any other."""
+    """The entry of a whole, undamaged line; None for a torn or damaged one.
+
+    Raises InterlockError for a whole line that this version does not understand.
+    """
     body = line[:-_CRC_LENGTH]
     if line[-_CRC_LENGTH:] != _CRC % zlib.crc32(body):
         return None
     try:
         return msgspec.json.decode(body + b"}", type=Entry)
-    except msgspec.MsgspecError:
-        return None
+    except msgspec.MsgspecError as error:
+        raise InterlockError(f"the journal was written by another version of interlock: {error}") from error
 
 
 def read(path: Path) -> Iterator[Entry]:

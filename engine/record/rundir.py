@@ -42,7 +42,8 @@ class RunDirectory:
         """A place for one session's token ids, gone when it ends; what a killed session left is cleared."""
         for left in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
-        return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
+        with durable.explaining(self.path):
+            return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
     def vectors(self, model_pass: int, model: str) -> Path:
         """The vectors of a pass, a row for each distinct text."""
@@ -70,16 +71,15 @@ class RunDirectory:
 def choose(out: Path, run_id: str, chunks: Path, resume: bool) -> RunDirectory:
     """The directory that these flags mean: a new one, or with `resume` the one to continue.
 
-    Raises UsageError for a run that exists and is not to be resumed.
+    Raises UsageError for a run that exists and is not to be resumed, and for a directory of something else.
     """
-    if not resume:
-        found = RunDirectory(out / (run_id or _fresh_id(out)))
-        if found.journal.exists():
-            raise UsageError(f"run {found.id} exists in {out}: add --resume to continue it, or choose another --run-id")
-        return found
-    if run_id:
-        return RunDirectory(out / run_id)
-    return _newest(out, chunks) or RunDirectory(out / _fresh_id(out))
+    named = RunDirectory(out / run_id) if run_id else None
+    found = named or (_newest(out, chunks) if resume else None) or RunDirectory(out / _fresh_id(out))
+    if found.journal.exists() and not resume:
+        raise UsageError(f"run {found.id} exists in {out}: add --resume to continue it, or choose another --run-id")
+    if not found.journal.exists() and found.path.exists() and any(found.path.iterdir()):
+        raise UsageError(f"{found.path} holds something that is no run: choose another --run-id or --out")
+    return found
 
 
 def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:

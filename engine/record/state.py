@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from engine.record import events as ev
 from engine.record.events import Entry, Receipt, Status
 
@@ -150,6 +152,10 @@ def fold(state: RunState, entry: Entry) -> None:
 def _reopen(state: RunState, event: ev.RunResumed) -> None:
     """A new session reads, resolves and delivers afresh; only what was committed stays."""
     state.versions = event.versions
+    if state.started:
+        told = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
+        state.started = replace(state.started, **told)
+    state.retries.clear()
     state.status, state.reason, state.exit_code = None, "", None
     state.failures.clear()
     state.models.clear()
@@ -202,12 +208,12 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                 event.budget_bytes,
                 event.predicted_bytes,
             )
-        case ev.ModelAttached():
-            state.leases[event.lease].weights_bytes = event.bytes
-            state.leases[event.lease].attach_seconds = event.seconds
-        case ev.LeaseReleased():
-            state.leases[event.lease].held_seconds = event.held_seconds
-            state.leases[event.lease].receipts = event.receipts
+        case ev.ModelAttached(lease=lease) if lease in state.leases:
+            state.leases[lease].weights_bytes = event.bytes
+            state.leases[lease].attach_seconds = event.seconds
+        case ev.LeaseReleased(lease=lease) if lease in state.leases:
+            state.leases[lease].held_seconds = event.held_seconds
+            state.leases[lease].receipts = event.receipts
         case ev.BatchCommitted():
             _commit(state, event)
         case ev.Mitigated():
@@ -262,6 +268,9 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
     state.batches_lost += len(event.batches)
     state.passes_completed.discard(event.model_pass)
+    parked = state.parked.get(event.model_pass, {})
+    for key in [key for key, row in parked.items() if row.batch_index in event.batches]:
+        del parked[key]
     for batch_index in event.batches:
         gone = state.committed[event.model_pass].pop(batch_index)
         if found := state.share_of(event.model_pass, batch_index):

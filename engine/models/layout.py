@@ -1,0 +1,122 @@
+"""What a model's directory holds: its JSON files, modules and weights, each read with care.
+
+Every failure is an UnavailableError that names the file. Reads JSON and the headers of weights, never the weights;
+weights are safetensors or refused, and code that a model brings along is only named here.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import UnavailableError
+
+WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
+SETTINGS = ("sentence_bert_config.json", "tokenizer_config.json", "config_sentence_transformers.json")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One row of `modules.json`: a part of a sentence-transformers model and its folder, '' for the model's own."""
+
+    type: str
+    path: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.type.rsplit(".", 1)[-1]
+
+
+def check_complete(path: Path) -> None:
+    """Raise UnavailableError unless everything that loading reads is there, through its links, and can be read."""
+    for name in ("config.json", "tokenizer.json"):
+        _require(path, name)
+    for name in ("config.json", *SETTINGS):
+        read_object(path / name)
+    for weights in weights_of(path):
+        values_in(weights)
+    for module in modules_of(path):
+        if module.path and module.kind != "Normalize":
+            _require(path, f"{module.path}/config.json")
+            read_object(path / module.path / "config.json")
+
+
+def read_object(file: Path) -> dict[str, object]:
+    """The object in a JSON file; empty where there is no such file."""
+    if not file.is_file():
+        return {}
+    found = _read(file)
+    if not isinstance(found, dict):
+        raise UnavailableError(f"{file} is not a JSON object")
+    return found
+
+
+def modules_of(path: Path) -> list[Module]:
+    """The rows of `modules.json`; none where there is no such file."""
+    file = path / "modules.json"
+    if not file.is_file():
+        return []
+    try:
+        modules = msgspec.convert(_read(file), list[Module])
+    except msgspec.ValidationError as error:
+        raise UnavailableError(f"{file} cannot be used: {error}") from None
+    for module in modules:
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise UnavailableError(f"{file} names {module.path}, which is outside the model's directory")
+    return modules
+
+
+def weights_of(path: Path) -> list[Path]:
+    """The weight files of a model: its own, then those of its modules' folders."""
+    files = list(_indexed(path) if (path / "model.safetensors.index.json").is_file() else _single(path, needed=True))
+    for module in modules_of(path):
+        if module.path:
+            files += _single(path / module.path, needed=module.kind in WEIGHTED)
+    return files
+
+
+def values_in(file: Path) -> int:
+    """How many numbers a safetensors file holds, from its header; refuses a file that was cut short."""
+    if not file.is_file():
+        raise UnavailableError(f"{file.parent} lacks {file.name}")
+    try:
+        with safe_open(file, framework="np") as header:
+            names = header.keys()
+            return sum(math.prod(header.get_slice(name).get_shape()) for name in names)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UnavailableError(f"{file} is damaged: {error}; remove that copy and fetch it again") from error
+
+
+def _require(path: Path, name: str) -> None:
+    if not (path / name).is_file():
+        raise UnavailableError(f"{path} has no {name}")
+
+
+def _read(file: Path) -> object:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UnavailableError(f"{file} cannot be read: {error}") from error
+
+
+def _indexed(path: Path) -> Iterator[Path]:
+    """The parts of weights that are spread over several files."""
+    file = path / "model.safetensors.index.json"
+    table = read_object(file).get("weight_map")
+    names = list(table.values()) if isinstance(table, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UnavailableError(f"{file} has no weight_map that names the files of the weights")
+    yield from (path / name for name in sorted(set(names)))
+
+
+def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
+    if (folder / "model.safetensors").is_file():
+        yield folder / "model.safetensors"
+    elif any(folder.glob("*.bin")):
+        raise UnavailableError(f"{folder} holds its weights as pickle only; use a revision with safetensors")
+    elif needed:
+        raise UnavailableError(f"{folder} has no model.safetensors")

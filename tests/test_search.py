@@ -1,0 +1,117 @@
+"""A store is searched with the model that wrote it, wherever that lies now, encoding as it did then, or not at all."""
+
+import json
+import shutil
+
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode, UnavailableError, UsageError
+from engine.gpu.devices import choose
+from engine.gpu.lease import Lessor
+from engine.models.assets import Policy
+from engine.models.registry import ModelSpec
+from engine.outlet import search as searching
+from engine.run import Run, StopRequest
+from tests.builders import corpus, hub_snapshot, sentences, toml
+
+TEXTS = sentences(12)
+COMMIT, MOVED = "a" * 40, "b" * 40
+
+
+def written(place, source, dtype="float32", **model):
+    """A store of `TEXTS` by the model at `source`, called `mine` and set by a configuration file alone."""
+    chunks = corpus(place / "chunks", {"Docs": {"a_chunks.json": TEXTS}})
+    file = toml(place / "c.toml", {"mine": {"source": str(source), **model}})
+    file.write_text(file.read_text() + f'dtype = {{ cpu = "{dtype}" }}\n')
+    flags = {"roster": "mine", "out": str(place / "runs"), "qdrant": str(place / "store"), "export": "npy"}
+    assert Run(chunks, load(flags, {}, file), StopRequest()).go() == ExitCode.COMPLETED
+    return place / "store"
+
+
+def best(store, *sources, **registered):
+    """The best hit for the sixth text, where `mine` is registered with `sources`, or not at all."""
+    registry = {"mine": ModelSpec("mine", tuple(map(str, sources)), **registered)} if sources else {}
+    lessor = Lessor(choose("cpu"), 4 << 30)
+    (hit,) = searching.search(store, None, TEXTS[5], 1, registry, Policy(offline=True), lessor)
+    return hit
+
+
+def is_found(hit):
+    return hit.payload["text"] == TEXTS[5] and hit.score == pytest.approx(1, abs=1e-5)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """The cards that queries were encoded with, and their prompts."""
+    seen, encode = [], searching.encode_texts
+
+    def noted(card, texts, prompt, lessor):
+        seen.append((card, prompt))
+        return encode(card, texts, prompt, lessor)
+
+    monkeypatch.setattr(searching, "encode_texts", noted)
+    return seen
+
+
+@pytest.fixture
+def model(tmp_path, tiny_a):
+    """A model that a test may move away."""
+    return shutil.copytree(tiny_a, tmp_path / "models" / "mine")
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_GIVEN_a_store_WHEN_searched_under_other_settings_THEN_the_query_is_encoded_as_its_manifest_says(
+    tmp_path, model, cards, registered
+):
+    said = {"max_tokens": 32, "query_prompt": "ask: ", "document_prompt": "tell: "}
+    store = written(tmp_path, model, dtype="bfloat16", **said)
+    best(store, *([model] if registered else []))
+    ((card, prompt),) = cards
+    assert (card.dtype, card.max_tokens, card.document_prompt, prompt) == ("bfloat16", 32, "tell: ", "ask: ")
+
+
+def test_GIVEN_another_model_registered_under_the_key_WHEN_searched_THEN_the_stores_own_is_taken(
+    tmp_path, model, tiny_b
+):
+    assert is_found(best(written(tmp_path, model), tiny_b))
+
+
+def test_GIVEN_a_model_that_moved_WHEN_searched_THEN_every_registered_source_is_tried(tmp_path, model, tiny_b):
+    store = written(tmp_path, model)
+    moved = model.rename(tmp_path / "elsewhere")
+    assert is_found(best(store, "/no/such/model", tiny_b, moved, weights_sha256="0" * 64))
+
+
+def test_GIVEN_only_other_models_here_WHEN_searched_THEN_it_is_refused_and_they_are_named(tmp_path, model, tiny_b):
+    store = written(tmp_path, model)
+    model.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"written with another mine .* from {tiny_b}"):
+        best(store, tiny_b)
+
+
+def test_GIVEN_no_model_here_WHEN_searched_THEN_it_is_unavailable_and_the_places_are_named(tmp_path, model):
+    store = written(tmp_path, model)
+    model.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnavailableError, match=f"{model}: is not a directory\n  /no/such/model: is not"):
+        best(store, "/no/such/model")
+
+
+def test_GIVEN_a_branch_that_moved_on_WHEN_searched_THEN_the_stores_commit_is_taken(
+    tmp_path, tiny_a, tiny_b, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub_snapshot(tmp_path / "hub", "org/mine", tiny_a, COMMIT)
+    store = written(tmp_path, "hf:org/mine")
+    hub_snapshot(tmp_path / "hub", "org/mine", tiny_b, MOVED)
+    assert is_found(best(store, "hf:org/mine"))
+
+
+def test_GIVEN_a_manifest_with_an_unknown_precision_WHEN_searched_THEN_it_is_refused(tmp_path, model):
+    store = written(tmp_path, model)
+    file = store / "docs" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["models"][0]["dtype"] = "int3"
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"manifest cannot be read .*int3.*models\[0\]\.dtype"):
+        best(store)
