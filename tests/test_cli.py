@@ -228,18 +228,6 @@ def test_GIVEN_a_search_that_cannot_be_WHEN_made_THEN_it_exits_2_and_says_why(ca
     assert re.search(why, err)
 
 
-def test_GIVEN_a_store_of_another_model_WHEN_searched_THEN_it_is_refused(call, tmp_path, store, tiny_b):
-    file = toml(tmp_path / "c.toml", {"tiny-a": {"source": str(tiny_b)}})
-    code, _, err = call("search", store, "q", "--collection", "docs", "--config", file)
-    assert code == ExitCode.USAGE
-    assert "was written with another tiny-a" in err
-
-
-def test_GIVEN_a_store_whose_model_is_gone_WHEN_searched_THEN_it_exits_5(call, tmp_path, store):
-    file = toml(tmp_path / "c.toml", {"tiny-a": {"source": "/no/such/model"}})
-    assert call("search", store, "q", "--collection", "docs", "--config", file)[0] == ExitCode.UNAVAILABLE
-
-
 @pytest.mark.parametrize("fusion", ["named", "mean"])
 def test_GIVEN_another_fusion_WHEN_searched_THEN_the_store_knows_it(call, root, tiny_a, tiny_b, fusion):
     call("run", root, "--roster", f"{tiny_a}=3,{tiny_b}", "--fusion", fusion, "--qdrant", "s", "--export", "npy")

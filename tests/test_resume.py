@@ -291,6 +291,7 @@ def test_GIVEN_rows_that_are_no_unit_vectors_WHEN_reused_THEN_only_those_are_com
 def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_is_in_use(running):
     world, process = running
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then it still writes
     try:
         before = (world.one / "journal.jsonl").read_bytes()
         assert "is in use" in world.resume(check=2)

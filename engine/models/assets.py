@@ -125,7 +125,7 @@ def _locate(
         return _download(spec, repo, held[2] if held else None, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline; leave out --refresh-models")
-    forbidden = " and the network is forbidden (--offline or HF_HUB_OFFLINE)" if repo else ""
+    forbidden = ", and it may not be downloaded now" if repo else ""
     raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
 
 
@@ -140,7 +140,8 @@ def _held(
         except Missing as missing:
             looked.append(f"  {source}: {missing}")
             continue
-        return (path, source, commit), looked
+        where = source if source.startswith(("hf:", "pkg:")) else str(path)  # a directory, from wherever it is asked
+        return (path, where, commit), looked
     return None, looked
 
 

@@ -46,12 +46,12 @@ def take_over(
 
     The answer is kept in `mask`, so that a resumed run plans as it did before.
     """
-    if mask.exists():
+    if mask.exists() and not file.fresh:
         kept: Mask = np.load(mask)
         return kept
     taken = np.zeros(len(digests), np.bool_)
     for rows, vectors in available(earlier, entry, digests):
-        if vectors.shape[1] != (dim := file.array.shape[1]):
+        if earlier and vectors.shape[1] != (dim := file.array.shape[1]):
             raise UsageError(
                 f"{earlier.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: leave out --reuse"
             )

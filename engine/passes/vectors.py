@@ -29,12 +29,13 @@ def gate(vectors: Vectors, dim: int) -> dict[int, str]:
 
 
 class VectorFile:
-    """The vectors of one model; rows that were never written, or are parked, are NaN."""
+    """The vectors of one model; rows that were never written, or are parked, are NaN. `fresh`: made just now."""
 
     def __init__(self, path: Path, texts: int, dim: int) -> None:
         """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
         self.path = path
-        if not path.exists():
+        self.fresh = not path.exists()
+        if self.fresh:
             _create(path, texts, dim)
         try:
             self.array: Vectors = np.load(path, mmap_mode="r+")
