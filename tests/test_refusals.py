@@ -1,0 +1,125 @@
+"""What a run refuses before any work, what it leaves alone, and how it ends when the world around it is hostile."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from engine.record.events import LeaseReleased
+from tests.builders import ROOT, command, corpus, environment, events_of, interlock, sentences, summary_of, toml
+
+
+@pytest.fixture
+def chunks(tmp_path):
+    return corpus(
+        tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}, "More": {"b.jsonl": sentences(5, start=30)}}
+    )
+
+
+def test_GIVEN_a_directory_of_something_else_WHEN_named_as_the_run_THEN_it_is_refused_and_untouched(
+    tmp_path, chunks, tiny_a
+):
+    (tmp_path / "out" / "mine").mkdir(parents=True)
+    (tmp_path / "out" / "mine" / "precious").write_text("x")
+    said = interlock("run", chunks, "--out", tmp_path / "out", "--run-id", "mine", "--roster", "/nothere", check=2)
+    assert "holds something that is no run" in said.stderr
+    assert (tmp_path / "out" / "mine" / "precious").read_text() == "x"
+
+
+def test_GIVEN_an_out_inside_the_chunks_WHEN_run_THEN_it_is_refused_before_it_becomes_input(chunks, tiny_a):
+    said = interlock("run", ".", "--roster", tiny_a, cwd=chunks, check=2)
+    assert "lies inside" in said.stderr
+    assert not (chunks / "runs").exists()
+
+
+def test_GIVEN_a_schedule_that_does_not_exist_WHEN_run_THEN_it_is_refused(tmp_path, chunks, tiny_a):
+    said = interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--no-exclusive", check=2)
+    assert "exclusive" in said.stderr
+
+
+def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):
+    store = tmp_path / "store"
+    interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--qdrant", store, "--run-id", "one")
+    said = interlock(
+        "run", chunks, "--out", tmp_path / "o", "--roster", tiny_b, "--qdrant", store, "--run-id", "two", check=2
+    )
+    assert "another meaning" in said.stderr
+    assert not (tmp_path / "o" / "two").exists()
+
+
+def test_GIVEN_a_name_that_qdrant_cannot_have_WHEN_another_collection_is_chosen_THEN_it_runs(tmp_path, chunks, tiny_a):
+    corpus(chunks, {"日本語": {"a_chunks.json": ["a text"]}})
+    common = ["run", chunks, "--out", tmp_path / "o", "--roster", tiny_a]
+    assert "日本語" in interlock(*common, check=2).stderr
+    interlock(*common, "--collections", "Docs")
+
+
+def test_GIVEN_a_model_without_a_name_WHEN_fetched_THEN_it_says_what_is_missing():
+    assert "name the models" in interlock("models", "fetch", check=2).stderr
+
+
+def test_GIVEN_an_offline_setting_WHEN_a_model_is_fetched_THEN_nothing_is_asked(tmp_path):
+    said = interlock("models", "fetch", "bge-m3", env={"INTERLOCK_OFFLINE": "yes"}, check=5)
+    assert "try 1 failed" not in said.stdout + said.stderr
+
+
+def test_GIVEN_a_model_that_breaks_in_its_pass_WHEN_run_THEN_the_other_still_has_its_turn(
+    tmp_path, chunks, tiny_a, tiny_b
+):
+    broken = shutil.copytree(tiny_a, tmp_path / "broken")
+    weights = bytearray((broken / "model.safetensors").read_bytes())
+    header = int.from_bytes(weights[:8], "little")
+    weights[8 : 8 + header] = weights[8 : 8 + header].replace(
+        b"embeddings.word_embeddings", b"embeddings.word_embeddinks"
+    )
+    (broken / "model.safetensors").write_bytes(weights)
+    interlock("run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", f"{broken},{tiny_b}", check=1)
+    first, _ = summary_of(tmp_path / "o" / "r")["collections"]
+    assert [each["status"] for each in first["passes"]] == ["failed", "completed"]
+    assert (first["status"], "word_embeddings" in first["reason"]) == ("failed", True)
+
+
+def test_GIVEN_a_run_of_two_sessions_WHEN_summarised_THEN_every_lease_of_both_has_its_receipt(
+    tmp_path, chunks, tiny_a, tiny_b
+):
+    config = toml(tmp_path / "c.toml", {"a": {"source": str(tiny_a)}, "b": {"source": str(tiny_b)}})
+    common = ["run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", "a,b", "--config", config]
+    interlock(*common)
+    vectors = tmp_path / "o" / "r" / "passes" / "1_b" / "vectors.npy"
+    data = bytearray(vectors.read_bytes())
+    data[-40:] = bytes(40)
+    vectors.write_bytes(data)
+    interlock(*common, "--resume", "--export", "npy")
+    summary = summary_of(tmp_path / "o" / "r")
+    leases = {each["lease"]: each for part in summary["collections"] for each in part["leases"]}
+    assert len(leases) == len(events_of(tmp_path / "o" / "r", LeaseReleased)) == 3
+    assert all(each["receipts"] for each in leases.values())
+    assert summary["configuration"]["export"]["value"] == ["npy"]
+
+
+def test_GIVEN_nobody_reads_stderr_WHEN_a_run_fails_THEN_its_exit_code_still_says_so(tmp_path, chunks, tiny_a):
+    corpus(chunks, {"Bad": {"a_chunks.json": [{"text": ""}]}})
+    args = command("run", chunks, "--out", tmp_path / "o", "--roster", "/nothere")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(args, env=environment(), stderr=write, stdout=write, cwd=ROOT, timeout=120)
+    os.close(write)
+    assert done.returncode == 5
+
+
+def test_GIVEN_nobody_reads_the_summary_WHEN_a_run_completes_THEN_it_has_completed(tmp_path, chunks, tiny_a):
+    args = command("run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", tiny_a, "--summary", "-")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(args, env=environment(), stderr=write, stdout=write, cwd=ROOT, timeout=120)
+    os.close(write)
+    assert (done.returncode, summary_of(tmp_path / "o" / "r")["status"]) == (0, "completed")
+
+
+def test_GIVEN_thousands_of_refusals_WHEN_nothing_is_good_THEN_one_clear_line_and_exit_2(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": []}})
+    (root / "Docs" / "a.jsonl").write_text("x\n" * 20_000)
+    said = interlock("run", root, "--out", tmp_path / "o", "--roster", tiny_a, check=2)
+    assert len(said.stderr.splitlines()) < 40
+    assert "no chunk can be embedded" in said.stderr
