@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import zlib
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -157,33 +158,35 @@ def test_GIVEN_a_place_that_cannot_be_written_WHEN_opened_THEN_the_error_names_i
         Journal(tmp_path / "file" / "journal.jsonl")
 
 
-@pytest.fixture
-def full_disk(path):
-    """Leaves room for two lines and half of a third."""
+@contextmanager
+def full_disk():
+    """Leaves room for two lines and half of a third; for no longer than the block, because it binds whoever writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(2.5 * len(encode(entry(0)))), before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_GIVEN_a_disk_that_fills_up_WHEN_a_line_does_not_fit_THEN_the_error_says_so_and_whole_lines_stay(
-    path, full_disk
-):
+def test_GIVEN_a_disk_that_fills_up_WHEN_a_line_does_not_fit_THEN_the_error_says_so_and_whole_lines_stay(path):
     kept = Journal(path)
-    kept.append(entry(0))
-    kept.append(entry(1))
-    with pytest.raises(InterlockError, match=r"cannot write .*journal\.jsonl.*free space and --resume"):
-        kept.append(entry(2))
+    with full_disk():
+        kept.append(entry(0))
+        kept.append(entry(1))
+        with pytest.raises(InterlockError, match=r"cannot write .*journal\.jsonl.*free space and --resume"):
+            kept.append(entry(2))
     kept.close()
     assert path.read_bytes() == encode(entry(0)) + encode(entry(1))
 
 
-def test_GIVEN_a_disk_that_was_full_WHEN_there_is_room_again_THEN_the_journal_goes_on(path, full_disk):
+def test_GIVEN_a_disk_that_was_full_WHEN_there_is_room_again_THEN_the_journal_goes_on(path):
     kept = Journal(path)
-    kept.append(entry(0))
-    with pytest.raises(InterlockError):
-        kept.append(entry(1, "far too long " * 100))
-    kept.append(entry(1))
+    with full_disk():
+        kept.append(entry(0))
+        with pytest.raises(InterlockError):
+            kept.append(entry(1, "far too long " * 100))
+        kept.append(entry(1))
     kept.close()
     assert seqs(path) == [0, 1]
 
