@@ -75,9 +75,10 @@ class Lessor:
         """
         lease = self._grant(holder, predicted)
         try:
-            before = [device.memory() for device in self.devices]
             for device in self.devices:
+                device.trim()  # what others left cached is neither this model's nor hidden from its receipt
                 device.start_peak()
+            before = [device.memory() for device in self.devices]
             began = time.monotonic()
             try:
                 yield lease
