@@ -119,7 +119,7 @@ def _search(commands: Any) -> None:
     command.add_argument("--limit", type=int, default=5, metavar="N", help="how many chunks (default 5)")
     command.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
     _config_file(command)
-    for name in ("devices", "threads", "ceiling", "offline"):
+    for name in ("threads", "ceiling", "offline"):
         _setting(command, name)
 
 
@@ -197,6 +197,7 @@ def _setting(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument(
         flag_of(name), dest=name, action="store_const", const="yes", help=text + f" (default {default})"
     )
-    command.add_argument(
-        "--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=argparse.SUPPRESS
-    )
+    opposite = f"not {flag_of(name)}" if default == "yes" else argparse.SUPPRESS
+    command.add_argument("--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=opposite)
+    if name == "exclusive":
+        command.add_argument("--shared", dest=name, action="store_const", const="no", help="the same as --no-exclusive")

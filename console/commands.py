@@ -32,9 +32,10 @@ def run(options: argparse.Namespace) -> int:
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
     _limit_threads(settings)
     from console import headless
-    from engine.run import Run, StopRequest
+    from engine.passes.controls import Controls
+    from engine.run import Run
 
-    stop = StopRequest()
+    stop = Controls()
     embedding = Run(chunks, settings, stop)
     watcher = headless.Headless(embedding, stop, events=options.events == "-", quiet=options.quiet)
     code = watcher.watch()
@@ -86,7 +87,7 @@ def plan(options: argparse.Namespace) -> int:
                 f"{sum(share.reused for share in shares):,}",
                 f"{sum(share.tokens for share in shares):,}",
                 f"{sum(share.truncated for share in shares):,}",
-                human_bytes(card.shape.weights_bytes),
+                human_bytes(each.weights_bytes),
                 human_bytes(each.predicted_bytes),
                 "does not fit" if each.fits else "fits",
             ]
@@ -137,11 +138,11 @@ def search(options: argparse.Namespace) -> int:
 def _print_search(
     settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
 ) -> None:
-    from engine.gpu.devices import choose
+    from engine.gpu.cpu import CpuDevice
     from engine.gpu.lease import Lessor
     from engine.outlet.search import search as search_store
 
-    lessor = Lessor(choose(settings.settings.devices), settings.settings.ceiling)
+    lessor = Lessor([CpuDevice()], settings.settings.ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
     hits = search_store(store, collection, query, limit, extended(settings.models), policy, lessor)
     if as_json:

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from engine.config import Configuration
 from engine.record import durable
 
+REHEARSAL = "sim:2xT4"
 COLLECTION = "Python-Stdlib"
 FEW = 300
 SHORTEST = 40
@@ -23,11 +26,14 @@ LIKED = ("datetime", "json", "pathlib", "argparse", "csv", "random", "statistics
 
 
 def settings(configuration: Configuration) -> Configuration:
-    """The configuration with what a demo needs where nothing else was said: a store beside the runs."""
-    knobs = configuration.settings
+    """The configuration with what a demo needs where nothing else was said: a store beside the runs, and simulated
+    GPUs where there are no real ones, so that leases are seen."""
+    knobs, origins = configuration.settings, dict(configuration.origins)
     if knobs.qdrant is None:
-        configuration = replace(configuration, settings=replace(knobs, qdrant=knobs.out / "demo-store"))
-    return configuration
+        knobs = replace(knobs, qdrant=knobs.out / "demo-store")
+    if origins["devices"] == "default" and not torch.cuda.is_available():
+        knobs, origins["devices"] = replace(knobs, devices=REHEARSAL), "demo: no GPU is here"
+    return replace(configuration, settings=knobs, origins=origins)
 
 
 def write(directory: Path, *, everything: bool) -> int:

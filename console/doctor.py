@@ -7,9 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.config import Configuration
+from engine.config import Configuration, Settings
 from engine.errors import InterlockError
-from engine.gpu.devices import choose, describe_host
+from engine.gpu.device import RESERVE, Device
+from engine.gpu.devices import choose, describe_host, why_no_gpu
+from engine.gpu.locks import holder
+from engine.gpu.nvml import open_nvml
 from engine.models import assets
 from engine.models.registry import extended, find
 from engine.models.sources import hub_cache, model_cache
@@ -27,7 +30,7 @@ def examine(configuration: Configuration) -> list[Check]:
         *_packages(),
         *((True, name, found) for name, found in describe_host().items()),
         *_gpus(),
-        *_devices(settings.devices),
+        *_devices(settings),
         _writable(settings.out),
         (True, "model cache", f"{hub_cache()} (Hugging Face), {model_cache()} (from packages)"),
         (True, "network", "forbidden by the environment" if assets.is_offline() else "allowed for missing models"),
@@ -45,25 +48,42 @@ def _packages() -> Iterator[Check]:
 
 def _gpus() -> Iterator[Check]:
     """What the driver says of GPUs; a machine without one is no fault."""
-    import pynvml
+    import torch
 
+    driver = open_nvml()
+    if driver and torch.cuda.is_available():
+        yield True, "gpu", f"{', '.join(driver.names())}; driver {driver.driver()}"
+    else:
+        yield True, "gpu", f"none: {why_no_gpu()}"
+
+
+def _devices(settings: Settings) -> Iterator[Check]:
     try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in range(count)]
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        yield True, "gpu", f"none ({error})"
-        return
-    yield True, "gpu", ", ".join(names) + " (this version computes on the CPU)" if names else "none"
-
-
-def _devices(wanted: str) -> Iterator[Check]:
-    try:
-        for device in choose(wanted):
-            yield True, f"device {device.name}", f"{human_bytes(device.available())} available"
+        for device in choose(settings.devices, settings.faults):
+            yield _device(device, settings.ceiling)
     except InterlockError as error:
-        yield False, f"device {wanted}", str(error)
+        yield False, f"device {settings.devices}", str(error)
+
+
+def _device(device: Device, ceiling: int) -> Check:
+    """A device is good if a run would get it now, with room for something."""
+    run, room = holder(device), min(ceiling, device.room(ceiling))
+    found = [
+        f"{device.label}, {human_bytes(device.total)}",
+        f"{human_bytes(room)} free for a run under a ceiling of {human_bytes(ceiling)}",
+        *_others(device),
+        *([f"held by {run}: wait for it, or choose other --devices"] if run else []),
+    ]
+    return run is None and room > RESERVE, f"device {device.name}", "; ".join(found)
+
+
+def _others(device: Device) -> list[str]:
+    """What other processes have there, as far as the driver tells."""
+    driver = open_nvml() if device.kind == "cuda" else None
+    if driver and device.key:
+        return [str(process) for process in driver.others(device.key) or ()]
+    readings = device.readings()
+    return [f"{human_bytes(readings.others)} held by other processes"] if readings and readings.others else []
 
 
 def _writable(out: Path) -> Check:

@@ -17,9 +17,10 @@ from typing import TextIO
 from console.lines import line_of, progress
 from console.safe import safe
 from engine.errors import ExitCode, UsageError
+from engine.passes.controls import Controls
 from engine.record import durable, journal
 from engine.record.events import Entry, RecordRefused
-from engine.run import Run, StopRequest
+from engine.run import Run
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -29,7 +30,7 @@ REFUSALS_TOLD = 20
 class Headless:
     """Watches one run to its end."""
 
-    def __init__(self, run: Run, stop: StopRequest, *, events: bool, quiet: bool) -> None:
+    def __init__(self, run: Run, stop: Controls, *, events: bool, quiet: bool) -> None:
         self._run = run
         self._stop = stop
         self._events = events
@@ -112,7 +113,7 @@ def say(line: str) -> None:
         silence(sys.stderr)
 
 
-def _signals(stop: StopRequest) -> Callable[[], None]:
+def _signals(stop: Controls) -> Callable[[], None]:
     """Interrupt and terminate stop the run at the next batch, a second interrupt at once; a hang-up stops nothing."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

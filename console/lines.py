@@ -15,6 +15,12 @@ def line_of(event: ev.AnyEvent, look: Look) -> str:
     match event:
         case ev.RunStarted():
             return f"run {event.run_id} of {event.chunks}"
+        case ev.DevicesFound():
+            return _devices(event)
+        case ev.DeviceLost():
+            return f"device {event.device} is LOST: {event.reason}"
+        case ev.ControlApplied():
+            return f"{event.who} set {event.control} to {event.value}"
         case ev.RunResumed():
             return look(_resumed)
         case ev.ModelResolved():
@@ -35,7 +41,14 @@ def line_of(event: ev.AnyEvent, look: Look) -> str:
         case ev.PassFailed():
             return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
         case ev.Mitigated():
-            return f"mitigation in pass {event.model_pass + 1} batch {event.batch_index}: {event.cause}; {event.action}"
+            place = "" if event.batch_index is None else f" batch {event.batch_index}"
+            where = f" on {event.device}" if event.device else ""
+            return f"mitigation in pass {event.model_pass + 1}{place}{where}: {event.cause}; {event.action}"
+        case ev.PressurePassed():
+            return f"pressure passed in pass {event.model_pass + 1} on {event.device}: whole batches fit again"
+        case ev.ResidueFound():
+            size, left = durable.human_bytes(event.bytes), durable.human_bytes(event.left_bytes)
+            return f"lease {event.lease} left {size} behind on {event.device}: {event.action}; {left} are left"
         case ev.RowParked():
             return f"row {event.row} of {event.collection} has no vector of {event.model}: {event.reason}"
         case ev.Warned():
@@ -76,14 +89,26 @@ def progress(state: RunState) -> str:
     shares = [share for share in state.shares() if share.model_pass == number]
     done, total = sum(share.rows_done for share in shares), sum(share.rows for share in shares)
     batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)
-    seconds = sum(share.seconds for share in shares)
+    seconds = sum(share.seconds for share in shares) * (state.device_kind != "sim")
     rate = done / seconds if seconds else 0.0
     pace = sum(share.tokens_done for share in shares) / seconds if seconds else 0.0
     tokens = sum(share.tokens - share.tokens_done for share in shares)
     left = f", {_minutes(tokens / pace)} left in this pass" if pace else ""
     percent = f"{done / total:.0%}" if total else "0%"
     place = f"pass {number + 1}/{len(state.roster)} {shares[0].model}"
-    return f"{place} {percent} batch {batches}/{of}, {rate:.1f} rows/s{left}"
+    pace_told = f", {rate:.1f} rows/s{left}" if seconds else ""
+    return f"{place} {percent} batch {batches}/{of}{pace_told}" + (" SIMULATED" if state.device_kind == "sim" else "")
+
+
+def _devices(event: ev.DevicesFound) -> str:
+    """A simulated device is called so wherever it is told of."""
+    simulated = "SIMULATED: " if any(facts.kind == "sim" for facts in event.devices) else ""
+    told = [
+        f"{facts.name} {facts.label}, {durable.human_bytes(facts.total_bytes)}, "
+        f"ceiling {durable.human_bytes(facts.ceiling_bytes)}"
+        for facts in event.devices
+    ]
+    return f"{simulated}devices: {'; '.join(told)}"
 
 
 def _resumed(state: RunState) -> str:
@@ -94,22 +119,25 @@ def _resumed(state: RunState) -> str:
 def _begins(state: RunState, event: ev.LeaseGranted) -> str:
     reused = sum(share.reused for share in state.shares() if share.model_pass == event.model_pass)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
-    text = f"{place}: lease {event.lease} on {','.join(event.devices)}, {event.rows} rows in {event.batches} batches"
+    streamed = ", its layers streamed" if event.streamed else ""
+    simulated = "SIMULATED " if event.device_kind == "sim" else ""
+    text = f"{place}: lease {event.lease} on {simulated}{','.join(event.devices)}{streamed}, "
+    text += f"{event.rows} rows in {event.batches} batches"
     return text + (f", {reused} reused" if reused else "")
 
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
-    seconds, reused = sum(share.seconds for share in shares), sum(share.reused for share in shares)
+    timed = state.device_kind != "sim"
+    seconds, reused = sum(share.seconds for share in shares) * timed, sum(share.reused for share in shares)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
     if seconds:
         text += f" in {seconds:.1f} s ({event.rows / seconds:.1f} rows/s)"
-    if lease and lease.receipts:
-        receipt = lease.receipts[0]
+    for receipt in lease.receipts if lease else ():
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)
-        text += f", peak {peak}, residue {residue}"
+        text += f", {receipt.device} peak {peak}, residue {residue}"
     return text
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
+from engine.record.durable import parse_bytes
 
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 Roster = tuple[tuple[str, float], ...]
@@ -41,13 +41,6 @@ def _roster(text: str) -> Roster:
     if len({name for name, _ in entries}) < len(entries):
         raise ValueError("a model stands in it twice")
     return tuple(entries)
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError("a size like 12GiB or 800MiB is needed")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _count(text: str) -> int:
@@ -112,10 +105,25 @@ class Settings:
         "models in the order of their passes, with their weights in the fusion; the first is the primary",
     )
     collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections")
-    devices: str = knob("auto", str, "auto|cpu", "where to compute")
-    exclusive: bool = knob("yes", _flag, "", "one model at a time holds the devices for a whole pass")
+    devices: str = knob(
+        "auto",
+        str,
+        "auto|cpu|cuda[:N],...|sim:2xT4",
+        "where to compute; auto takes every GPU, else the CPU; sim:2xT4 rehearses on GPUs that are not there",
+    )
+    exclusive: bool = knob(
+        "yes", _flag, "", "one model at a time holds the devices; without, models stay resident side by side"
+    )
+    window: int = knob("0", _count, "N", "hand the devices to the next model after N batches; 0: after the whole pass")
+    cpu_fallback: bool = knob("yes", _flag, "", "what no GPU has room for is computed on the CPU, in float32")
+    warm: int = knob(
+        "4GiB", parse_bytes, "SIZE", "host memory for weights that are kept between leases, so that attaching is a copy"
+    )
     threads: int = knob("0", _count, "N", "processor threads; 0 takes every core")
-    ceiling: int = knob("12GiB", _bytes, "SIZE", "most memory that a model may occupy on one device")
+    ceiling: int = knob("12GiB", parse_bytes, "SIZE", "most memory that a run may occupy on one device")
+    faults: tuple[str, ...] = knob(
+        "", _names, "FAULT,...", "what goes wrong on simulated devices, for a rehearsal: oom:40, lose@cuda:1:400"
+    )
     fusion: str = knob(
         "concat",
         _one_of("concat", "named", "mean"),

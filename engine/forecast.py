@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.config import Configuration
 from engine.errors import UnavailableError
+from engine.gpu.device import Device
 from engine.gpu.devices import choose as choose_devices
 from engine.gpu.lease import Lessor
 from engine.intake.collections import discover
@@ -17,10 +18,12 @@ from engine.models.assets import Policy
 from engine.models.card import ModelCard
 from engine.models.registry import extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from engine.models.trace import law_for
 from engine.outlet.fusion import Fusion, fused_width
 from engine.passes import reuse
 from engine.passes.grid import Layout, lay_out
 from engine.passes.reuse import Mask
+from engine.passes.seat import first_calibration
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class PassForecast:
     """One model's pass: `fits` is empty, or says why no lease would be granted."""
 
     layout: Layout
+    weights_bytes: int
     predicted_bytes: int
     fits: str
 
@@ -47,9 +51,9 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     settings = configuration.settings
     specs = find(extended(configuration.models), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
-    devices = choose_devices(settings.devices)
-    lessor = Lessor(devices, settings.ceiling)
-    cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
+    device = choose_devices(settings.devices, settings.faults)[0]
+    lessor = Lessor([device], settings.ceiling)
+    cards = cards_of(specs, Policy(offline=True), device.kind, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
         corpus, stores = read_and_tokenise(
@@ -60,7 +64,9 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
             for number, card in enumerate(cards)
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
-    return Forecast(corpus.rows, [_forecast(layout, lessor) for layout in layouts], lessor.budget(), fused)
+    return Forecast(
+        corpus.rows, [_forecast(layout, device, lessor) for layout in layouts], lessor.budget(device), fused
+    )
 
 
 def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
@@ -71,10 +77,11 @@ def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
     return mask
 
 
-def _forecast(layout: Layout, lessor: Lessor) -> PassForecast:
-    predicted = layout.predicted_bytes()
+def _forecast(layout: Layout, device: Device, lessor: Lessor) -> PassForecast:
+    law, first = law_for(layout.card, device.kind), first_calibration(device)
+    predicted = layout.predicted_bytes(law, first)
     try:
-        lessor.check(layout.card.key, predicted)
+        lessor.check(layout.card.key, layout.least_bytes(law, first), device)
     except UnavailableError as error:
-        return PassForecast(layout, predicted, str(error))
-    return PassForecast(layout, predicted, "")
+        return PassForecast(layout, law.weights, predicted, str(error))
+    return PassForecast(layout, law.weights, predicted, "")

@@ -16,24 +16,30 @@ from msgspec.structs import replace
 
 from engine.config import Configuration, Settings, shown
 from engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from engine.gpu.cpu import CpuDevice
+from engine.gpu.device import Device
 from engine.gpu.devices import choose as choose_devices
 from engine.gpu.devices import describe_host
 from engine.gpu.lease import Lessor
+from engine.gpu.locks import holding
+from engine.gpu.sampler import Sampler
 from engine.intake.collections import discover
 from engine.intake.corpus import Corpus, Rows
 from engine.intake.reading import read_and_tokenise
 from engine.intake.tokens import TokenStore
 from engine.models.assets import Policy
 from engine.models.card import ModelCard
+from engine.models.masters import Masters
 from engine.models.registry import extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
 from engine.outlet.delivery import check_store, deliver
 from engine.outlet.fusion import Fusion, fused_width, shares
-from engine.passes import reuse, turn
-from engine.passes.grid import lay_out
-from engine.passes.schedule import Turn, exclusive
+from engine.passes import reuse
+from engine.passes.controls import Controls
+from engine.passes.grid import Cells, lay_out
+from engine.passes.rounds import Crew, Rounds, completed
+from engine.passes.schedule import Schedule
 from engine.passes.vectors import VectorFile, lost
-from engine.passes.worker import Cells
 from engine.record import durable, rundir, summary, verdict
 from engine.record import events as ev
 from engine.record.journal import Journal
@@ -50,20 +56,17 @@ PACKAGES = (
 )
 
 
-class StopRequest:
-    """Asked between two batches; a front end sets the exit code that stopping means."""
-
-    def __init__(self) -> None:
-        self.code: ExitCode | None = None
-
-    def __call__(self) -> bool:
-        return self.code is not None
+def _schedule(settings: Settings) -> Schedule:
+    """What the flags ask for."""
+    if not settings.exclusive:
+        return Schedule.SHARED
+    return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
 
 
 def _refuse(settings: Settings, chunks: Path) -> None:
     """Raises UsageError for settings that no run can have."""
-    if not settings.exclusive:
-        raise UsageError("--no-exclusive: this version has only the exclusive schedule")
+    if settings.window and not settings.exclusive:
+        raise UsageError("--window is for models that take turns: leave it out, or leave out --shared")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and path.resolve().is_relative_to(chunks.resolve()):
             raise UsageError(f"{flag} {path} lies inside {chunks}, and what is written there would be read as chunks")
@@ -72,17 +75,18 @@ def _refuse(settings: Settings, chunks: Path) -> None:
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
-    def __init__(self, chunks: Path, configuration: Configuration, stop: StopRequest) -> None:
+    def __init__(self, chunks: Path, configuration: Configuration, controls: Controls) -> None:
         """Find the collections, the devices and the run's directory. Raises before anything is computed."""
         self.settings = configuration.settings
         _refuse(self.settings, chunks)
         self._configuration = configuration
         self._chunks = chunks
-        self._stop = stop
+        self._stop = self.controls = controls
+        controls.begin(_schedule(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
         self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
         self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
         self._collections = discover(chunks, self.settings.collections)
-        self._devices = choose_devices(self.settings.devices)
+        self._devices = choose_devices(self.settings.devices, self.settings.faults)
         self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
         self.directory = rundir.choose(self.settings.out, self.settings.run_id, chunks, self.settings.resume)
         self._working = False
@@ -91,7 +95,9 @@ class Run:
         self.recorder = Recorder(self._journal, self._devices[0].kind)
         self._emit = self.recorder.emit
         leases_before = self.recorder.look(lambda state: len(state.leases))
-        self._lessor = Lessor(self._devices, self.settings.ceiling, leases_before)
+        self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
+        places = [device for device in self._devices if device is not self._host]
+        self._lessor = Lessor([*places, self._host], self.settings.ceiling, leases_before)
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
@@ -124,7 +130,7 @@ class Run:
     def _outcome(self) -> tuple[ev.Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
         try:
-            with self.directory.scratch() as scratch:
+            with holding(self._devices, self.directory.id), self.directory.scratch() as scratch:
                 return self._work(Path(scratch))
         except InterlockError as error:
             stopped = isinstance(error, Stopped)
@@ -146,15 +152,14 @@ class Run:
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
-        steps = list(exclusive([len(cells.batches) for cells in grid], done))
-        for step in steps:
-            cells = grid[step.model_pass]
-            self._lessor.check(cells.card.key, cells.layout.predicted_bytes())
+        left = [sorted(set(range(len(cells.batches))) - had) for cells, had in zip(grid, done, strict=True)]
+        rounds = Rounds(grid, left, self._weights, self._crew())
+        rounds.check()
         self._check_store(roster)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-        for step in steps:
-            self._take(grid[step.model_pass], step)
+        with Sampler(self._devices, self._sampled):
+            rounds.run()
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:
             self._close_collection(rows, grid, roster)
@@ -166,6 +171,7 @@ class Run:
         begun = self.recorder.look(lambda state: dict(state.versions) if state.started else None)
         if begun is None:
             self._emit(self._started(versions))
+            self._emit(self._found())
             return
         started = self._started(versions)
         self._emit(
@@ -173,9 +179,23 @@ class Run:
                 versions=versions, chunks=started.chunks, config=started.config, environment=started.environment
             )
         )
+        self._emit(self._found())
         for name in sorted(name for name in versions if begun.get(name) != versions[name]):
             message = f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"
             self._emit(ev.Warned(message=message))
+
+    def _found(self) -> ev.DevicesFound:
+        facts = [
+            ev.DeviceFacts(
+                name=device.name,
+                kind=device.kind,
+                label=device.label,
+                total_bytes=device.total,
+                ceiling_bytes=min(device.total, self.settings.ceiling),
+            )
+            for device in self._devices
+        ]
+        return ev.DevicesFound(devices=facts)
 
     def _started(self, versions: Mapping[str, str]) -> ev.RunStarted:
         origins = self._configuration.origins
@@ -184,9 +204,9 @@ class Run:
             chunks=str(self._chunks),
             config={name: ev.Setting(shown(getattr(self.settings, name)), origins[name]) for name in origins},
             fusion=self.settings.fusion,
-            schedule="exclusive",
+            schedule=_schedule(self.settings),
             versions=dict(versions),
-            environment=describe_host(),
+            environment=describe_host(self._devices),
         )
 
     def _roster(self, cards: list[ModelCard]) -> list[ev.RosterEntry]:
@@ -244,23 +264,26 @@ class Run:
             self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
         return kept.keys() - set(gone)
 
-    def _take(self, cells: Cells, step: Turn) -> None:
-        """One model's turn; a model that fails leaves the others theirs."""
-        weight = self._weights[cells.model_pass]
-        try:
-            turn.take(cells, step, weight, self._lessor, self._emit, self._journal.sync, self._stop)
-        except Stopped:
-            raise
-        except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
-            reason = str(error) if isinstance(error, InterlockError) else f"{type(error).__name__}: {error}"
-            self._emit(ev.PassFailed(model_pass=cells.model_pass, model=cells.card.key, reason=reason))
+    def _crew(self) -> Crew:
+        return Crew(
+            devices=self._devices,
+            host=self._host,
+            lessor=self._lessor,
+            masters=Masters(self.settings.warm),
+            controls=self.controls,
+            emit=self._emit,
+            sync=self._journal.sync,
+        )
+
+    def _sampled(self, device: str, memory: ev.Memory, readings: ev.Readings | None) -> None:
+        self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
 
     def _complete_without_a_turn(self, grid: list[Cells]) -> None:
         """A pass whose last batch an earlier session committed, or whose rows were all reused, is complete too."""
-        completed, failed = self.recorder.look(lambda state: (set(state.passes_completed), set(state.failures)))
+        closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
         for cells in grid:
-            if cells.model_pass not in completed | failed:
-                self._emit(turn.completed(cells, self._weights[cells.model_pass], self._devices[0].name, 0.0))
+            if cells.model_pass not in closed:
+                self._emit(completed(cells, self._weights[cells.model_pass], self._devices[0].name, 0.0))
 
     def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""

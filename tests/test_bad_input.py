@@ -10,7 +10,8 @@ from engine.config import load
 from engine.errors import ExitCode, UsageError
 from engine.intake.chunks import MAX_RECORD_BYTES, Chunk, ChunkReader
 from engine.intake.collections import discover
-from engine.run import Run, StopRequest
+from engine.passes.controls import Controls
+from engine.run import Run
 from tests.builders import corpus, interlock, summary_of
 
 GOOD = b'{"text": "good"}'
@@ -28,7 +29,7 @@ def read(tmp_path, data, name="a_chunks.json"):
 
 
 def embed(chunks, out, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}), StopRequest())
+    run = Run(chunks, load({"out": str(out), **flags}, {}), Controls())
     return run.go(), run.directory.path
 
 

@@ -4,12 +4,10 @@ import hashlib
 import struct
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.passes.batches import plan
-from engine.passes.schedule import Turn, exclusive
 
 lengths_and_budget = st.tuples(st.lists(st.integers(1, 600), max_size=80), st.integers(1, 2000))
 
@@ -82,26 +80,3 @@ def test_GIVEN_a_plan_WHEN_digested_THEN_it_is_the_hash_of_every_batch_with_its_
 def test_GIVEN_no_rows_WHEN_planned_THEN_there_is_no_batch():
     made = planned([], 100)
     assert (list(made.batches), made.tokens, made.padding) == ([], 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("batches", "done", "turns"),
-    [
-        ([2, 3], [set(), set()], [Turn(0, [0, 1]), Turn(1, [0, 1, 2])]),
-        ([2, 3], [{0, 1}, {1}], [Turn(1, [0, 2])]),
-        ([0, 1], [set(), set()], [Turn(1, [0])]),
-        ([1], [{0}], []),
-    ],
-)
-def test_GIVEN_a_grid_WHEN_walked_exclusively_THEN_each_pass_has_one_turn_with_what_is_left(batches, done, turns):
-    assert list(exclusive(batches, done)) == turns
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
-def test_GIVEN_any_grid_WHEN_walked_THEN_every_cell_left_is_visited_once(batches, data):
-    done = [data.draw(st.sets(st.integers(0, count - 1) if count else st.nothing())) for count in batches]
-    walked = [(turn.model_pass, batch) for turn in exclusive(batches, done) for batch in turn.batches]
-    left = [
-        (number, batch) for number, count in enumerate(batches) for batch in range(count) if batch not in done[number]
-    ]
-    assert walked == left

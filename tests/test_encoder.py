@@ -15,14 +15,15 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.config import load
 from engine.errors import ExitCode, UnavailableError, UsageError
-from engine.gpu.devices import CpuDevice
+from engine.gpu.cpu import CpuDevice
 from engine.gpu.lease import Lessor
 from engine.models.assets import Policy, cached, resolve
 from engine.models.card import read_card
 from engine.models.registry import extended, find
 from engine.models.roster import token_key
+from engine.passes.controls import Controls
 from engine.passes.encoder import encode_texts
-from engine.run import Run, StopRequest
+from engine.run import Run
 from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
 
 TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\nlines"]
@@ -122,7 +123,7 @@ def test_GIVEN_a_run_of_qwen3_WHEN_delivered_THEN_batches_mixed_lengths_and_all_
     tmp_path, qwen
 ):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
-    run = Run(root, load({"roster": str(qwen), "out": str(tmp_path / "out")}, {}), StopRequest())
+    run = Run(root, load({"roster": str(qwen), "out": str(tmp_path / "out")}, {}), Controls())
     assert run.go() == ExitCode.COMPLETED
     vectors = np.load(run.directory.exports("Docs") / "tiny-qwen.npy")
     assert worst_cosine(vectors, theirs(qwen, TEXTS)) > 0.99999

@@ -15,7 +15,8 @@ from engine.intake.corpus import read_corpus
 from engine.outlet import files
 from engine.outlet.files import WINDOW, Delivery, Source
 from engine.outlet.fusion import Fusion
-from engine.run import Run, StopRequest
+from engine.passes.controls import Controls
+from engine.run import Run
 from tests.builders import corpus, sentences, summary_of, toml
 
 METADATA = {"chunk_id": "the-first", "source_path": "guide.md", "page": 3, "tags": ["a", None], "naïve": 1.5}
@@ -29,7 +30,7 @@ RECORDS = {
 
 
 def embed(chunks, out, file=None, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}, file), StopRequest())
+    run = Run(chunks, load({"out": str(out), **flags}, {}, file), Controls())
     assert run.go() == ExitCode.COMPLETED
     return run.directory.path
 

@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from engine.errors import InterlockError, UnavailableError
-from engine.gpu.devices import CpuDevice, choose
-from engine.gpu.lease import RESERVE, Lease, Lessor
+from engine.gpu.cpu import CpuDevice
+from engine.gpu.device import RESERVE
+from engine.gpu.devices import choose
+from engine.gpu.lease import Lease, Lessor
+from engine.gpu.sim import simulated
 from tests.builders import corpus, interlock, sentences
 
 MIB = 1 << 20
@@ -24,8 +27,12 @@ class Desk:
     lessor: Lessor
     ended: list[Lease]
 
-    def lease(self, holder: str = "a", predicted: int = MIB):
-        return self.lessor.lease(holder, predicted, self.ended.append)
+    def lease(self, holder: str = "a", predicted: int = MIB, **how):
+        needs = {device.name: predicted for device in self.lessor.devices}
+        return self.lessor.lease(holder, needs, self.ended.append, **how)
+
+    def budget(self) -> int:
+        return self.lessor.budget(self.lessor.devices[0])
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def network() -> nn.Module:
 
 
 def test_GIVEN_a_lease_WHEN_another_model_asks_THEN_it_is_refused_and_told_who_holds_it(desk):
-    with desk.lease("first"), pytest.raises(InterlockError, match="second cannot have the devices: first holds"):
+    with desk.lease("first"), pytest.raises(InterlockError, match="second cannot have cpu: first holds"):
         desk.lease("second").__enter__()
 
 
@@ -57,13 +64,13 @@ def test_GIVEN_a_released_lease_WHEN_another_model_asks_THEN_it_is_granted_under
 
 
 def test_GIVEN_a_prediction_above_the_ceiling_WHEN_asked_THEN_model_and_sizes_are_named(desk):
-    with pytest.raises(UnavailableError, match=r"^a needs 1\.0 GiB and may have 1\.0 GiB: raise --ceiling"):
+    with pytest.raises(UnavailableError, match=r"^a needs 1\.0 GiB and may have 1\.0 GiB on cpu: raise --ceiling"):
         desk.lease(predicted=(1 << 30) + 1).__enter__()
     assert desk.ended == []
 
 
 def test_GIVEN_a_prediction_of_the_whole_ceiling_WHEN_asked_THEN_it_is_granted(desk):
-    budget = desk.lessor.budget()
+    budget = desk.budget()
     with desk.lease(predicted=budget) as lease:
         assert lease.budget <= budget <= desk.lessor.ceiling
 
@@ -71,9 +78,9 @@ def test_GIVEN_a_prediction_of_the_whole_ceiling_WHEN_asked_THEN_it_is_granted(d
 def test_GIVEN_a_ceiling_above_what_the_host_has_WHEN_asked_THEN_the_host_is_the_limit():
     device = CpuDevice()
     lessor = Lessor([device], 1 << 60)
-    assert lessor.budget() == pytest.approx(device.available() - RESERVE, rel=0.05)
+    assert lessor.budget(device) == pytest.approx(device.room(1 << 60) - RESERVE, rel=0.05)
     with pytest.raises(UnavailableError):
-        lessor.check("a", device.available() + (1 << 30))
+        lessor.check("a", device.room(1 << 60) + (1 << 30), device)
 
 
 def test_GIVEN_a_refused_prediction_WHEN_a_smaller_model_asks_THEN_it_is_granted(desk):
@@ -96,7 +103,7 @@ def test_GIVEN_an_exception_WHEN_a_lease_is_left_by_it_THEN_it_is_released_with_
 def test_GIVEN_a_model_that_is_dropped_WHEN_released_THEN_nothing_of_it_stays(desk):
     with desk.lease() as lease:
         model = network()
-        lease.hold(model, SIZE)
+        lease.devices[0].hold(model, SIZE)
         del model
     (receipt,) = lease.receipts
     assert receipt.residue_bytes == 0
@@ -108,7 +115,7 @@ def test_GIVEN_a_model_in_a_cycle_WHEN_released_THEN_nothing_of_it_stays(desk):
     with desk.lease() as lease:
         model = network()
         model.itself = [model]
-        lease.hold(model, SIZE)
+        lease.devices[0].hold(model, SIZE)
         del model
     assert lease.receipts[0].residue_bytes == 0
 
@@ -116,7 +123,7 @@ def test_GIVEN_a_model_in_a_cycle_WHEN_released_THEN_nothing_of_it_stays(desk):
 def test_GIVEN_a_model_that_something_keeps_WHEN_released_THEN_its_bytes_are_the_residue(desk):
     with desk.lease() as lease:
         kept = network()
-        lease.hold(kept, SIZE)
+        lease.devices[0].hold(kept, SIZE)
     assert lease.receipts[0].residue_bytes == SIZE
     assert lease.receipts[0].after.allocated == SIZE
     del kept
@@ -125,7 +132,7 @@ def test_GIVEN_a_model_that_something_keeps_WHEN_released_THEN_its_bytes_are_the
 def test_GIVEN_a_residue_WHEN_the_next_lease_ends_clean_THEN_it_is_not_blamed_for_it(desk):
     with desk.lease("first") as first:
         kept = network()
-        first.hold(kept, SIZE)
+        first.devices[0].hold(kept, SIZE)
     with desk.lease("second") as second:
         pass
     assert second.receipts[0].before.allocated == SIZE
@@ -136,7 +143,7 @@ def test_GIVEN_a_residue_WHEN_the_next_lease_ends_clean_THEN_it_is_not_blamed_fo
 def test_GIVEN_an_exception_whose_traceback_is_handled_WHEN_released_THEN_nothing_stays(desk):
     def fails(lease: Lease) -> None:
         model = network()
-        lease.hold(model, SIZE)
+        lease.devices[0].hold(model, SIZE)
         raise RuntimeError("in the middle of a batch")
 
     with pytest.raises(RuntimeError), desk.lease() as lease:
@@ -149,7 +156,7 @@ def test_GIVEN_a_model_WHEN_attached_THEN_the_process_occupies_at_least_its_byte
     with desk.lease() as lease:
         before = lease.devices[0].memory().occupied
         model = network()
-        lease.hold(model, SIZE)
+        lease.devices[0].hold(model, SIZE)
         held = lease.devices[0].memory()
         assert held.allocated == SIZE
         assert held.occupied >= before + SIZE * 0.9
@@ -171,6 +178,72 @@ def test_GIVEN_a_lease_WHEN_it_has_ended_THEN_it_says_how_long_it_was_held(desk)
     with desk.lease() as lease:
         assert lease.held_seconds == 0
     assert 0 < lease.held_seconds < 10
+
+
+def test_GIVEN_a_shared_lease_WHEN_another_shared_one_asks_THEN_both_hold_the_device_within_what_was_agreed(desk):
+    with (
+        desk.lease("primary", most={"cpu": 8 * MIB}, shared=True) as one,
+        desk.lease("companion", most={"cpu": 4 * MIB}, shared=True) as other,
+    ):
+        assert (one.budget, other.budget) == (8 * MIB, 4 * MIB)
+        with pytest.raises(InterlockError, match="third cannot have cpu: primary holds it"), desk.lease("third"):
+            pass
+
+
+@pytest.fixture
+def gpus() -> Desk:
+    return Desk(Lessor(simulated("sim:2xT4"), 12 << 30), [])
+
+
+def on(device, size: int) -> torch.Tensor:
+    with device.computing():
+        return torch.ones(size // 2)  # float32 on the host counts half on the card
+
+
+def test_GIVEN_simulated_gpus_WHEN_a_lease_ends_THEN_each_has_a_receipt_in_the_allocators_terms(gpus):
+    with gpus.lease() as lease:
+        held = on(lease.devices[1], SIZE)
+        assert lease.devices[1].memory().allocated == SIZE
+        del held
+    assert [receipt.residue_bytes for receipt in lease.receipts] == [0, 0]
+    assert [receipt.peak.allocated for receipt in lease.receipts] == [0, SIZE]
+    assert [receipt.after.reserved for receipt in lease.receipts] == [0, 0]
+
+
+def test_GIVEN_a_lease_WHEN_forwards_are_measured_THEN_each_has_its_own_peak_and_the_receipt_the_highest(gpus):
+    with gpus.lease() as lease:
+        measured = []
+        for size in (SIZE, 4 * SIZE, 2 * SIZE):
+            with gpus.lessor.measuring(lease.devices[0]) as measure:
+                on(lease.devices[0], size)
+            measured.append(measure.activations)
+    assert measured == [SIZE, 4 * SIZE, 2 * SIZE]
+    assert lease.receipts[0].peak.allocated == 4 * SIZE
+
+
+def test_GIVEN_a_lease_WHEN_more_than_the_ceiling_is_allocated_THEN_the_wall_stops_it_below(gpus):
+    with gpus.lease() as lease, pytest.raises(torch.OutOfMemoryError):
+        on(lease.devices[0], 12 << 30)
+    assert all(receipt.peak.occupied <= 12 << 30 for receipt in lease.receipts)
+
+
+def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_and_missing_in_the_next_budget(gpus):
+    before = gpus.budget()
+    with gpus.lease() as lease:
+        model = network()
+        lease.watch(model)
+        kept = on(lease.devices[0], SIZE)
+    (residue,) = lease.residues
+    assert (residue.device, residue.bytes, residue.left) == ("cuda:0", SIZE, SIZE)
+    assert "collected again; still referred to by" in residue.action
+    assert gpus.budget() == before - SIZE
+    del kept
+
+
+def test_GIVEN_a_lost_device_WHEN_its_lease_ends_THEN_the_receipt_says_so_and_claims_no_residue(gpus):
+    with gpus.lease() as lease:
+        gpus.lessor.lose(lease.devices[1])
+    assert [(receipt.lost, receipt.residue_bytes) for receipt in lease.receipts] == [(False, 0), (True, 0)]
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])

@@ -33,9 +33,9 @@ def test_GIVEN_an_out_inside_the_chunks_WHEN_run_THEN_it_is_refused_before_it_be
     assert not (chunks / "runs").exists()
 
 
-def test_GIVEN_a_schedule_that_does_not_exist_WHEN_run_THEN_it_is_refused(tmp_path, chunks, tiny_a):
-    said = interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--no-exclusive", check=2)
-    assert "exclusive" in said.stderr
+def test_GIVEN_a_window_and_models_side_by_side_WHEN_run_THEN_it_is_refused(tmp_path, chunks, tiny_a):
+    said = interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--shared", "--window", 3, check=2)
+    assert "--window" in said.stderr
 
 
 def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

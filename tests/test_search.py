@@ -12,7 +12,8 @@ from engine.gpu.lease import Lessor
 from engine.models.assets import Policy
 from engine.models.registry import ModelSpec
 from engine.outlet import search as searching
-from engine.run import Run, StopRequest
+from engine.passes.controls import Controls
+from engine.run import Run
 from tests.builders import corpus, hub_snapshot, sentences, toml
 
 TEXTS = sentences(12)
@@ -25,7 +26,7 @@ def written(place, source, dtype="float32", **model):
     file = toml(place / "c.toml", {"mine": {"source": str(source), **model}})
     file.write_text(file.read_text() + f'dtype = {{ cpu = "{dtype}" }}\n')
     flags = {"roster": "mine", "out": str(place / "runs"), "qdrant": str(place / "store"), "export": "npy"}
-    assert Run(chunks, load(flags, {}, file), StopRequest()).go() == ExitCode.COMPLETED
+    assert Run(chunks, load(flags, {}, file), Controls()).go() == ExitCode.COMPLETED
     return place / "store"
 
 

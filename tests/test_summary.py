@@ -7,17 +7,18 @@ from jsonschema import Draft202012Validator
 
 from engine.config import load
 from engine.errors import ExitCode
+from engine.passes.controls import Controls
 from engine.record import events as ev
 from engine.record import journal, summary
 from engine.record.state import RunState, fold
-from engine.run import Run, StopRequest
+from engine.run import Run
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model
 
 CANARIES = {"HF_TOKEN": "canary-of-hugging-face", "QDRANT_API_KEY": "canary-of-qdrant"}
 
 
 def embed(chunks, out, stop=None, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}), stop or StopRequest())
+    run = Run(chunks, load({"out": str(out), **flags}, {}), stop or Controls())
     return run.go(), run.directory.path
 
 
@@ -32,12 +33,12 @@ def validate(run):
     Draft202012Validator(json.loads(summary.committed_schema())).validate(summary_of(run))
 
 
-class StopAfter:
+class StopAfter(Controls):
     """Stops the run when it has been asked a number of times: between two batches, as an operator would."""
 
-    code = ExitCode.STOPPED
-
     def __init__(self, batches):
+        super().__init__()
+        self.code = ExitCode.STOPPED
         self._left = batches
 
     def __call__(self):

@@ -1,5 +1,7 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
+from functools import partial
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -7,13 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from engine import run as run_module
 from engine.config import load
 from engine.errors import ExitCode, InterlockError
 from engine.outlet.qdrant import Store
-from engine.passes import turn
+from engine.passes.controls import Controls
+from engine.passes.encoder import encoder_for
 from engine.passes.vectors import VectorFile, gate, lost
 from engine.record import events as ev
-from engine.run import Run, StopRequest
+from engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
 POISON = "#"  # a sign that stands in no other text of these tests
@@ -34,7 +38,7 @@ def poisoned(directory, seed=1):
 
 
 def embed(chunks, out, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}), StopRequest())
+    run = Run(chunks, load({"out": str(out), **flags}, {}), Controls())
     return run.go(), run.directory.path
 
 
@@ -70,7 +74,7 @@ def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_re
 def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigation_with_cause_and_cost(spoilt):
     (step,) = summary_of(spoilt)["collections"][0]["mitigations"]
     assert step["cause"] == "a vector was refused: it is not finite"
-    assert step["action"] == "encoded the row alone"
+    assert (step["rung"], step["action"]) == ("replan", "now once more, alone")
     assert (step["model_pass"], step["rows"]) == (0, 1)
     assert step["cost_seconds"] > 0
 
@@ -136,6 +140,7 @@ class Flaky:
 
     def __init__(self, encoder):
         self._encoder = encoder
+        self.padded = encoder.padded
 
     def encode(self, rows):
         vectors = self._encoder.encode(rows)
@@ -148,8 +153,8 @@ class Flaky:
 def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alone_and_strict_says_so(
     tmp_path, monkeypatch, tiny_a, clean, strict, code
 ):
-    real = turn.encoder_for
-    monkeypatch.setattr(turn, "encoder_for", lambda card, network: Flaky(real(card, network)))
+    crew = partial(run_module.Crew, encoders=lambda *given: Flaky(encoder_for(*given)))
+    monkeypatch.setattr(run_module, "Crew", crew)
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     ended, run = embed(root, tmp_path / "out", roster=str(tiny_a), strict=strict)
     assert ended == code

@@ -1,122 +1,107 @@
-"""A device that models are leased: what it holds, what it has, and how it gives cached memory back.
+"""The devices of this machine by name, and what the summary says of the machine.
 
-`Device` is what a lease needs to know. Here the one device is the host's processor, whose memory is the
-memory of this process.
+Only what is named is looked for: a run on the CPU asks no driver, and simulated devices are made where they are wanted.
 """
 
-import ctypes
-import gc
 import os
-import weakref
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import torch
 
-from engine.errors import UnavailableError
-from engine.record.events import Memory
+from engine.errors import UnavailableError, UsageError
+from engine.gpu.cpu import CpuDevice
+from engine.gpu.device import Device
+from engine.record.durable import human_bytes
+
+_INSTEAD = "use --devices cpu, or rehearse with --devices sim:2xT4"
 
 
-class Device(Protocol):
-    """Something that holds one model at a time."""
+def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
+    """The devices that `--devices` names: `auto`, `cpu`, `cuda`, `cuda:0,cuda:1` or `sim:2xT4`; `auto` takes every GPU,
+    else the CPU. `faults` go wrong on simulated devices only.
 
-    name: str
-    kind: str
-
-    def memory(self) -> Memory:
-        """What it holds now, in bytes."""
-
-    def available(self) -> int:
-        """Bytes that a new lease may count on."""
-
-    def hold(self, model: object, size: int) -> None:
-        """Count `size` bytes as allocated here for as long as `model` lives."""
-
-    def start_peak(self) -> None:
-        """Begin a new measurement of the peak."""
-
-    def peak(self) -> Memory:
-        """The most it held since `start_peak`."""
-
-    def trim(self) -> None:
-        """Give back memory that is cached and free."""
-
-    def reclaim(self) -> None:
-        """Give back everything that is no longer used, after looking for it."""
-
-
-class CpuDevice:
-    """The host: `allocated` counts the weights of attached models that live, `occupied` this process's resident set."""
-
-    name = "cpu"
-    kind = "cpu"
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._allocated = 0
-        self._peak_allocated = 0
-        self._peak_sampled = 0
-
-    def memory(self) -> Memory:
-        occupied = int(self._process.memory_info().rss)
-        self._peak_sampled = max(self._peak_sampled, occupied)
-        return Memory(allocated=self._allocated, occupied=occupied)
-
-    def available(self) -> int:
-        return int(psutil.virtual_memory().available)
-
-    def hold(self, model: object, size: int) -> None:
-        self._allocated += size
-        self._peak_allocated = max(self._peak_allocated, self._allocated)
-        weakref.finalize(model, self._let_go, size)
-
-    def _let_go(self, size: int) -> None:
-        self._allocated -= size
-
-    def start_peak(self) -> None:
-        with suppress(OSError), Path("/proc/self/clear_refs").open("w") as handle:
-            handle.write("5")  # resets VmHWM, the kernel's own peak of the resident set
-        self._peak_allocated = self._allocated
-        self._peak_sampled = 0
-
-    def peak(self) -> Memory:
-        occupied = max(self.memory().occupied, self._peak_sampled, _high_water())
-        return Memory(allocated=self._peak_allocated, occupied=occupied)
-
-    def reclaim(self) -> None:
-        gc.collect()
-        self.trim()
-
-    def trim(self) -> None:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-def _high_water() -> int:
-    """The kernel's peak of this process's resident set in bytes; 0 where it does not tell."""
-    with suppress(OSError, StopIteration), Path("/proc/self/status").open() as handle:
-        line = next(line for line in handle if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    return 0
-
-
-def choose(wanted: str) -> list[Device]:
-    """The devices that `--devices` names: `auto` or `cpu`. Raises UnavailableError for what is not here."""
-    if wanted in ("auto", "cpu"):
+    Raises UnavailableError for what is not here, UsageError for faults of real devices and simulated ones that it does
+    not know.
+    """
+    if wanted.startswith("sim:"):
+        return _simulated(wanted, faults)
+    if faults:
+        raise UsageError("faults strike simulated devices only: choose --devices sim:2xT4, or leave out --faults")
+    if wanted == "auto":
+        return _gpus(None) if torch.cuda.is_available() else [CpuDevice()]
+    if wanted == "cpu":
         return [CpuDevice()]
-    raise UnavailableError(f"no device {wanted!r} here; this version runs on: auto, cpu")
+    return _gpus(_numbers(wanted))
 
 
-def describe_host() -> dict[str, str]:
-    """What the summary says of the machine; no names of hosts or people."""
+def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
+    """What the summary says of the machine and of the GPUs among `devices`; no names of hosts or people."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        **{f"gpu {device.name}": _card(device) for device in devices if device.kind == "cuda"},
     }
+
+
+def why_no_gpu() -> str:
+    """What is missing between torch and a GPU, where torch sees none."""
+    from engine.gpu.nvml import open_nvml
+
+    driver = open_nvml()
+    known = ", ".join(driver.names()) if driver else ""
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return f"torch {torch.__version__} is built without CUDA" + (f", and there is {known}" if known else "")
+    if driver is None:
+        return f"torch {torch.__version__} is built for CUDA, but no NVIDIA driver answers"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    masked = f", CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else ""
+    return f"torch {torch.__version__} sees none, driver {driver.driver()} knows {known or 'none'}{masked}"
+
+
+def _simulated(wanted: str, faults: Sequence[str]) -> list[Device]:
+    from engine.gpu.faults import parse
+    from engine.gpu.sim import simulated
+
+    return list(simulated(wanted, parse(",".join(faults))))
+
+
+def _numbers(wanted: str) -> list[int] | None:
+    """The GPUs that a text names, each once; None for all."""
+    if wanted == "cuda":
+        return None
+    names = [name.strip() for name in wanted.split(",")]
+    if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names):
+        raise UnavailableError(f"no device {wanted!r} here: say auto, cpu, cuda, cuda:0,cuda:1 or sim:2xT4")
+    return list(dict.fromkeys(int(name.removeprefix("cuda:")) for name in names))
+
+
+def _gpus(numbers: Sequence[int] | None) -> list[Device]:
+    from engine.gpu.cuda import CudaDevice
+
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for number in numbers or ():
+        if here and number >= here:
+            raise UnavailableError(f"there is no cuda:{number} here, only {_listed(here)}: name one of these")
+    if not here:
+        raise UnavailableError(f"no GPU to compute on: {why_no_gpu()}; {_INSTEAD}")
+    return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
+
+
+def _listed(count: int) -> str:
+    return ", ".join(f"cuda:{number}" for number in range(count))
+
+
+def _card(device: Device) -> str:
+    from engine.gpu.nvml import open_nvml
+
+    driver = nvml.driver() if (nvml := open_nvml()) else None
+    return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
 
 
 def _processor() -> str:

@@ -1,122 +1,235 @@
-"""The lease: the exclusive right of one model to devices, with a byte budget, ending in a measured receipt.
+"""The lease: the right of one model to devices, with a byte budget on each, ending in a measured receipt.
 
-One lease at a time holds a device. It is granted only if what the model is predicted to need fits under the
-ceiling and in what the device has, and released on every way out, exceptions included.
+Alone on its devices unless it is granted as a shared one, whose budgets fit side by side. It is granted only if what
+the model is predicted to need fits under the ceiling and in what the device has; it is released on every way out,
+exceptions included; what it leaves behind is looked for, told, and missing in the next budget, which is measured anew.
 """
 
+import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.errors import InterlockError, UnavailableError
-from engine.gpu.devices import Device
+from engine.gpu.device import RESERVE, Device
 from engine.record import durable
 from engine.record.events import Memory, Receipt
 
-RESERVE = 64 << 20
 RESIDUE_ALARM = 1 << 20
+
+
+@dataclass(frozen=True)
+class Residue:
+    """Bytes left behind on a device, what was done about them, and what is left."""
+
+    device: str
+    bytes: int
+    action: str
+    left: int
 
 
 @dataclass
 class Lease:
-    """What a holder may use: devices, and on each at most `budget` bytes."""
+    """What a holder may use: devices, and on each at most so many bytes."""
 
     id: str
     holder: str
     devices: Sequence[Device]
-    budget: int
+    budgets: Mapping[str, int]
     predicted: int
+    shared: bool = False
     receipts: list[Receipt] = field(default_factory=list)
+    residues: list[Residue] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
     held_seconds: float = 0.0
+    peaks: dict[str, Memory] = field(default_factory=dict)
+    _models: list["weakref.ref[object]"] = field(default_factory=list)
 
-    def hold(self, model: object, size: int) -> None:
-        """Count a model of `size` bytes as attached, until nothing refers to it any more."""
-        for device in self.devices:
-            device.hold(model, size)
+    @property
+    def budget(self) -> int:
+        """The smallest of its budgets."""
+        return min(self.budgets.values())
 
-    def trim(self) -> None:
-        """Give back what building the model left behind on the devices."""
-        for device in self.devices:
-            device.trim()
+    def watch(self, model: object) -> None:
+        """Look for who still holds `model` if something is left behind."""
+        self._models.append(weakref.ref(model))
+
+    def holders(self) -> str:
+        """Who refers to models that should be gone; empty when nobody does."""
+        alive = [model for ref in self._models if (model := ref()) is not None]
+        kinds = {type(holder).__name__ for model in alive for holder in gc.get_referrers(model) if holder is not alive}
+        return ", ".join(sorted(kinds))
 
     def overruns(self) -> list[str]:
-        """What the receipts show that should not be: a peak over the budget, or bytes left behind."""
+        """What the receipts show that should not be: a peak over the budget."""
         said = []
         for receipt in self.receipts:
             grown = receipt.peak.occupied - receipt.before.occupied
-            if grown > self.budget:
-                over = f"took {durable.human_bytes(grown)} of {durable.human_bytes(self.budget)} granted"
+            budget = self.budgets[receipt.device]
+            if grown > budget and not self.shared:
+                over = f"took {durable.human_bytes(grown)} of {durable.human_bytes(budget)} granted"
                 said.append(f"{self.holder} {over} on {receipt.device}")
-            if receipt.residue_bytes > RESIDUE_ALARM:
-                left = durable.human_bytes(receipt.residue_bytes)
-                said.append(f"{self.holder} left {left} behind on {receipt.device}")
         return said
 
 
+@dataclass
+class Measure:
+    """What one forward took: `activations` are bytes beside what was allocated before it; None where not to be had."""
+
+    activations: int | None = None
+    retries: int = 0
+
+
 class Lessor:
-    """Grants leases on a set of devices, one holder at a time."""
+    """Grants leases on a set of devices."""
 
     def __init__(self, devices: Sequence[Device], ceiling: int, granted: int = 0) -> None:
-        """`ceiling` is the most memory in bytes that a lease may occupy on one device; ids go on from `granted`."""
+        """`ceiling` is the most memory in bytes that the run may occupy on one device; ids go on from `granted`."""
         self.devices = devices
         self.ceiling = ceiling
-        self._lock = threading.Lock()
-        self._holder: str | None = None
+        self._by_name = {device.name: device for device in devices}
+        self._open: list[Lease] = []
+        self._lock = threading.RLock()
+        self._turns = {device.name: threading.RLock() for device in devices}
         self._granted = granted
 
     @contextmanager
-    def lease(self, holder: str, predicted: int, released: Callable[[Lease], object]) -> Iterator[Lease]:
-        """Hold every device for `holder`; `released` gets the lease with its receipts when it has ended.
+    def lease(
+        self,
+        holder: str,
+        needs: Mapping[str, int],
+        released: Callable[[Lease], object],
+        *,
+        shared: bool = False,
+        most: Mapping[str, int] | None = None,
+    ) -> Iterator[Lease]:
+        """Hold the devices that `needs` names, each with the bytes that it must have at least, and at `most`.
 
-        Raises UnavailableError when `predicted` bytes do not fit, InterlockError when another model holds
-        the devices.
+        `released` gets the lease with its receipts when it has ended. Raises UnavailableError where the bytes do not
+        fit, InterlockError where another model holds a device.
         """
-        lease = self._grant(holder, predicted)
+        lease = self._grant(holder, needs, shared, most or {})
         try:
-            for device in self.devices:
-                device.trim()  # what others left cached is neither this model's nor hidden from its receipt
-                device.start_peak()
-            before = [device.memory() for device in self.devices]
+            before = [self._begin(device) for device in lease.devices]
             began = time.monotonic()
             try:
                 yield lease
             finally:
-                peaks = [device.peak() for device in self.devices]
-                for device in self.devices:
-                    device.reclaim()
+                self._mark()
+                for device in lease.devices:
+                    if device.name not in lease.lost:
+                        device.reclaim()
                 lease.held_seconds = time.monotonic() - began
-                lease.receipts = [_receipt(*measured) for measured in zip(self.devices, before, peaks, strict=True)]
+                lease.receipts = [self._receipt(lease, *at) for at in zip(lease.devices, before, strict=True)]
                 released(lease)
         finally:
-            self._holder = None
+            self._open.remove(lease)
 
-    def budget(self) -> int:
-        """Bytes that a lease may have on each device now."""
-        return min(self.ceiling, *(device.available() - RESERVE for device in self.devices))
+    def lose(self, device: Device) -> None:
+        """No receipt of the present leases can speak of this device."""
+        for lease in self._open:
+            if device.name in lease.budgets:
+                lease.lost.add(device.name)
 
-    def check(self, holder: str, predicted: int) -> int:
+    def budget(self, device: Device) -> int:
+        """Bytes that a lease may have on a device now."""
+        return min(self.ceiling, device.room(self.ceiling) - RESERVE)
+
+    def check(self, holder: str, predicted: int, device: Device) -> int:
         """The budget that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
-        budget = self.budget()
+        budget = self.budget(device)
         if predicted > budget:
             raise UnavailableError(
-                f"{holder} needs {durable.human_bytes(predicted)} and may have {durable.human_bytes(budget)}: "
-                "raise --ceiling, free memory, or leave it out of --roster"
+                f"{holder} needs {durable.human_bytes(predicted)} and may have {durable.human_bytes(max(0, budget))} "
+                f"on {device.name}: raise --ceiling, free memory, or leave it out of --roster"
             )
         return budget
 
-    def _grant(self, holder: str, predicted: int) -> Lease:
-        budget = self.check(holder, predicted)
+    @contextmanager
+    def measuring(self, device: Device) -> Iterator[Measure]:
+        """Have the device to oneself for one forward, and its peak measured where the device can tell.
+
+        The measure is complete when the block has ended without an exception.
+        """
+        with self._turns[device.name]:
+            measure = Measure()
+            if not device.metered:
+                yield measure
+                return
+            self._mark(device)
+            device.start_peak()
+            before, retries = device.memory().allocated, device.retries()
+            yield measure
+            measure.activations = device.peak().allocated - before
+            measure.retries = device.retries() - retries
+
+    def _grant(self, holder: str, needs: Mapping[str, int], shared: bool, most: Mapping[str, int]) -> Lease:
+        devices = [self._by_name[name] for name in needs]
         with self._lock:
-            if self._holder:
-                raise InterlockError(f"{holder} cannot have the devices: {self._holder} holds them")
-            self._holder = holder
+            for device in devices:
+                self._refuse_held(holder, device, shared)
+            self._mark(*devices)
+            budgets = {device.name: self.check(holder, needs[device.name], device) for device in devices}
+            budgets = {name: min(budget, most.get(name, budget)) for name, budget in budgets.items()}
             self._granted += 1
-        return Lease(f"L{self._granted:03d}", holder, self.devices, budget, predicted)
+            lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, max(needs.values()), shared)
+            self._open.append(lease)
+            return lease
+
+    def _refuse_held(self, holder: str, device: Device, shared: bool) -> None:
+        for lease in self._open:
+            if device.name in lease.budgets and not (shared and lease.shared):
+                raise InterlockError(f"{holder} cannot have {device.name}: {lease.holder} holds it")
+
+    def _begin(self, device: Device) -> Memory:
+        """What others left cached is neither this model's nor hidden from its receipt."""
+        device.trim()
+        device.wall(self.ceiling)
+        device.start_peak()
+        return device.memory()
+
+    def _mark(self, *devices: Device) -> None:
+        """Keep the peaks measured so far: the counters are about to begin anew."""
+        with self._lock:
+            for device in devices or self.devices:
+                holders = [lease for lease in self._open if device.name in lease.budgets]
+                if holders:
+                    peak = device.peak()
+                    for lease in holders:
+                        lease.peaks[device.name] = _higher(lease.peaks.get(device.name, peak), peak)
+
+    def _receipt(self, lease: Lease, device: Device, before: Memory) -> Receipt:
+        lost = device.name in lease.lost
+        after = device.memory()
+        left = after.allocated - before.allocated
+        if left > RESIDUE_ALARM and not lost:
+            after = self._escalate(lease, device, before, left)
+        return Receipt(
+            device=device.name,
+            before=before,
+            peak=lease.peaks.get(device.name, after),
+            after=after,
+            residue_bytes=0 if lost else max(0, after.allocated - before.allocated),
+            lost=lost,
+        )
+
+    def _escalate(self, lease: Lease, device: Device, before: Memory, left: int) -> Memory:
+        """Look again for what stayed, and say who holds it."""
+        who = lease.holders()
+        device.reclaim()
+        after = device.memory()
+        held = f"; still referred to by: {who}" if who else "; no reference to its weights is left"
+        action = f"collected again{held}; the next budget is what is measured then"
+        lease.residues.append(Residue(device.name, left, action, after.allocated - before.allocated))
+        return after
 
 
-def _receipt(device: Device, before: Memory, peak: Memory) -> Receipt:
-    after = device.memory()
-    residue = after.allocated - before.allocated
-    return Receipt(device=device.name, before=before, peak=peak, after=after, residue_bytes=residue)
+def _higher(one: Memory, other: Memory) -> Memory:
+    return Memory(
+        allocated=max(one.allocated, other.allocated),
+        occupied=max(one.occupied, other.occupied),
+        reserved=max(one.reserved, other.reserved),
+    )

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UnavailableError, UsageError
-from engine.gpu.memory import Shape, packed_values, padded_values
 from engine.models.assets import Snapshot
-from engine.models.layout import Module, modules_of, read_object, values_in
+from engine.models.layout import Module, modules_of, read_object
 from engine.models.network import packable
 from engine.models.registry import ModelSpec
 
@@ -25,7 +24,6 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 POSITIONS = 512  # where neither the model nor its row says
 PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 Config = Mapping[str, Any]
-_GATED = ("qwen", "modernbert", "nomic", "llama", "mistral", "gemma")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class ModelCard:
     document_prompt: str
     query_prompt: str
     batch_tokens: int
-    shape: Shape
+    attention: str
 
     @property
     def tokenizer_file(self) -> Path:
@@ -65,6 +63,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     dtype = spec.dtype.get(device_kind, "float32")
     if dtype not in BYTES:
         raise UsageError(f"[models.{spec.key}] dtype {dtype!r} is not one of {', '.join(BYTES)}")
+    _width(spec, path, config)
     document, query = _prompts(spec, path)
     _check_prompts(spec, _pooling_file(path, modules), document + query)
     return ModelCard(
@@ -78,8 +77,8 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
-        batch_tokens=spec.batch_tokens,
-        shape=_shape(snapshot, config, _width(spec, path, config), BYTES[dtype], packed=packed),
+        batch_tokens=spec.batch_tokens if device_kind == "cpu" else spec.gpu_batch_tokens,
+        attention=spec.attention,
     )
 
 
@@ -192,14 +191,6 @@ def _limit(file: Path, key: str) -> int | None:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return _whole(file, {key: int(value) if isinstance(value, float) else value}, key)
-
-
-def _shape(snapshot: Snapshot, config: Config, width: int, bytes_per_value: int, *, packed: bool) -> Shape:
-    feed_forward = _whole(snapshot.path / "config.json", config, "intermediate_size", "n_inner") or 4 * width
-    gated = str(config.get("model_type", "")).startswith(_GATED)
-    values = packed_values(width, feed_forward) if packed else padded_values(width, feed_forward, gated=gated)
-    held = sum(values_in(file) for file in snapshot.weights)
-    return Shape(held * bytes_per_value, values, bytes_per_value)
 
 
 def _whole(file: Path, config: Config, *names: str) -> int | None:

@@ -21,13 +21,13 @@ _MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
                 "attention.attn.o", "attention.LayerNorm")  # fmt: skip
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
-_TILE = 32  # rows are filled up to a multiple: ever new sizes fragment the heap and fill oneDNN's caches
+TILE = 32  # rows are filled up to a multiple: ever new sizes fragment the heap and fill oneDNN's caches
 _Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the rows they take, and that length
 
 
 def filling(tokens: int) -> int:
     """How many rows of nothing the forward pass computes beside `tokens`."""
-    return -tokens % _TILE
+    return -tokens % TILE
 
 
 class PackedEncoder(nn.Module):
@@ -35,13 +35,12 @@ class PackedEncoder(nn.Module):
 
     def __init__(self, shape: "_Shape", weights: "_Weights") -> None:
         super().__init__()
-        self._padding = shape.padding
-        self.words = weights.take("embeddings.word_embeddings.weight", shape.words, shape.width)
-        self.places = weights.places(shape)
-        self.norm = _norm(weights, "embeddings.LayerNorm", shape)
-        self.layers = nn.ModuleList(_Layer(weights, f"encoder.layer.{n}.", shape) for n in range(shape.depth))
-        near = ("encoder.relative_attention_bias.weight", _BUCKETS, shape.heads)
-        self.nearness = weights.take(*near) if shape.kind == "mpnet" else None
+        self.embeddings = _Embeddings(weights, shape)
+        self.nearness = _Nearness(weights, shape) if shape.kind == "mpnet" else None
+        places = [f"encoder.layer.{n}." for n in range(shape.depth)]
+        self.layers = nn.ModuleList(
+            kind(weights, place, shape) for place in places for kind in (_Attention, FeedForward)
+        )
 
     @classmethod
     def from_state(
@@ -54,10 +53,15 @@ class PackedEncoder(nn.Module):
         """
         return cls(_Shape(config), _Weights(state, dtype))
 
+    @classmethod
+    def blank(cls, config: Mapping[str, object], dtype: torch.dtype = torch.float32) -> "PackedEncoder":
+        """The encoder of `config` with weights that nobody set: for its sizes, and for traces under FakeTensorMode."""
+        return cls(_Shape(config), _Blank({}, dtype))
+
     @property
     def width(self) -> int:
         """Numbers in a row of the result: the hidden size."""
-        return self.words.shape[1]
+        return self.embeddings.words.shape[1]
 
     def pack_for_cpu(self) -> "PackedEncoder":
         """Lay the weights out for oneDNN's fused kernels, in place of the originals; returns the encoder.
@@ -65,7 +69,7 @@ class PackedEncoder(nn.Module):
         Call it last: packed weights can no longer be moved or converted. Where the device is not a CPU, or
         torch lacks these kernels, nothing happens.
         """
-        for module in self.modules() if _can_fuse(self.words) else ():
+        for module in self.modules() if _can_fuse(self.embeddings.words) else ():
             if isinstance(module, _Linear) and not module.weight.is_mkldnn:
                 module.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
         return self
@@ -79,64 +83,88 @@ class PackedEncoder(nn.Module):
         """
         self._check(ids, lengths)
         runs = _runs(lengths)
-        bias = self._bias(max(lengths))
-        rows = self._embed(F.pad(ids, (0, filling(len(ids)))), runs)
+        bias = None if self.nearness is None else self.nearness(max(lengths))
+        rows = self.embeddings(F.pad(ids, (0, filling(len(ids)))), runs)
         for layer in self.layers:
-            assert isinstance(layer, _Layer)
-            # two calls, so that the rows before attention are gone when the wide rows are made
-            rows = layer.attended(rows, runs, bias)
-            rows = layer.thought(rows)
-        return rows[: len(ids)]
+            rows = layer(rows, runs, bias)
+        return rows[: len(ids)]  # type: ignore[no-any-return]
 
     def _check(self, ids: Tensor, lengths: Sequence[int]) -> None:
-        shortest, longest, positions = min(lengths, default=0), max(lengths, default=0), len(self.places) - 1
+        positions = len(self.embeddings.places) - 1
+        shortest, longest = min(lengths, default=0), max(lengths, default=0)
         if not 1 <= shortest <= longest <= positions or sum(lengths) != len(ids):
             told = f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids"
             raise ValueError(f"{told}; they must add up, each from 1 to the model's {positions} positions")
 
-    def _embed(self, ids: Tensor, runs: _Runs) -> Tensor:
+
+class _Embeddings(nn.Module):
+    """Ids to rows: words and places, normalised."""
+
+    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+        super().__init__()
+        self._padding = shape.padding
+        self.words = weights.take("embeddings.word_embeddings.weight", shape.words, shape.width)
+        self.places = weights.places(shape)
+        self.norm = _norm(weights, "embeddings.LayerNorm", shape)
+
+    def forward(self, ids: Tensor, runs: _Runs) -> Tensor:
         rows = F.embedding(ids, self.words)
         for span, length in runs:
             counted = (ids[span].view(-1, length) != self._padding).long()
             rows[span] += F.embedding(counted.cumsum(1) * counted, self.places).flatten(0, 1)
         return self.norm(rows)  # type: ignore[no-any-return]
 
-    def _bias(self, longest: int) -> Tensor | None:
-        """MPNet's addition to the attention scores, `[1, heads, L, L]`; shorter sequences use its corner."""
-        if self.nearness is None:
-            return None
-        place = torch.arange(math.ceil(longest / _ALIGN) * _ALIGN, device=self.nearness.device)
-        return self.nearness[_buckets(place - place[:, None])].permute(2, 0, 1).contiguous()[None]
+
+class _Nearness(nn.Module):
+    """MPNet's addition to the attention scores, `[1, heads, L, L]`; shorter sequences use its corner."""
+
+    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+        super().__init__()
+        self.table = weights.take("encoder.relative_attention_bias.weight", _BUCKETS, shape.heads)
+
+    def forward(self, longest: int) -> Tensor:
+        place = torch.arange(math.ceil(longest / _ALIGN) * _ALIGN, device=self.table.device)
+        return self.table[_buckets(place - place[:, None])].permute(2, 0, 1).contiguous()[None]
 
 
-class _Layer(nn.Module):
+class _Attention(nn.Module):
+    """The first half of a layer."""
+
     def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
         super().__init__()
         *qkv, out, norm = [prefix + part for part in (_MPNET_PARTS if shape.kind == "mpnet" else _BERT_PARTS)]
-        self._shape = shape
+        self._heads, self._head = shape.heads, shape.head
         self.qkv = _Linear(weights, qkv, shape.width, shape.width)
         self.out = _Linear(weights, [out], shape.width, shape.width)
         self.norm = _norm(weights, norm, shape)
-        self.up = _Linear(weights, [prefix + "intermediate.dense"], shape.inner, shape.width)
-        self.down = _Linear(weights, [prefix + "output.dense"], shape.width, shape.inner)
-        self.last_norm = _norm(weights, prefix + "output.LayerNorm", shape)
 
-    def attended(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
+    def forward(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
         mixed = self._mixed(self.qkv.activated(rows), runs, bias)
         return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
-
-    def thought(self, rows: Tensor) -> Tensor:
-        rows = self.down.added(self.up.activated(rows, self._shape.activation), rows)
-        return self.last_norm(rows)  # type: ignore[no-any-return]
 
     def _mixed(self, qkv: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
         filling = qkv.new_zeros(len(qkv) - runs[-1][0].stop, qkv.shape[1] // 3)
         return torch.cat([*(self._mixed_run(qkv[span], length, bias) for span, length in runs), filling])
 
     def _mixed_run(self, qkv: Tensor, length: int, bias: Tensor | None) -> Tensor:
-        q, k, v = qkv.view(-1, length, 3, self._shape.heads, self._shape.head).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.view(-1, length, 3, self._heads, self._head).permute(2, 0, 3, 1, 4)
         corner = None if bias is None else bias[..., :length, :length]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=corner).transpose(1, 2).reshape(len(qkv), -1)
+
+
+class FeedForward(nn.Module):
+    """The second half of a layer: each row by itself, so that rows may also come a few at a time."""
+
+    def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
+        super().__init__()
+        self._activation = shape.activation
+        self.up = _Linear(weights, [prefix + "intermediate.dense"], shape.inner, shape.width)
+        self.down = _Linear(weights, [prefix + "output.dense"], shape.width, shape.inner)
+        self.norm = _norm(weights, prefix + "output.LayerNorm", shape)
+
+    def forward(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
+        rows = self.down.added(self.up.activated(rows, self._activation), rows)
+        return self.norm(rows)  # type: ignore[no-any-return]
 
 
 class _Linear(nn.Module):
@@ -259,6 +287,13 @@ class _Weights:
         if shape.kind != "mpnet":
             table = table + self.take("embeddings.token_type_embeddings.weight", shape.types, shape.width)[0]
         return _frozen(F.pad(table, (0, 0, 1, 0)) if shape.kind == "bert" else table[shape.padding :])
+
+
+class _Blank(_Weights):
+    """Any tensor, uninitialised."""
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        return _frozen(torch.empty(shape, dtype=self._dtype))
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

@@ -44,6 +44,10 @@ class ModelSpec:
     """Precision by kind of device."""
     batch_tokens: Positive = 2048
     """Tokens in a batch on a CPU: past it the activations leave the cache and throughput falls."""
+    gpu_batch_tokens: Positive = 16384
+    """Tokens in a batch on a GPU: enough to keep it busy; memory is no reason for more."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention kernel of a network that transformers builds; eager takes memory with the square of the longest row."""
     matryoshka: tuple[Positive, ...] = ()
     """Dimensions that the model was trained to be cut to; empty where it was not."""
     licence: str = "unknown"

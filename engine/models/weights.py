@@ -1,54 +1,194 @@
-"""Weights between the host and a device: attached under a lease, dropped when it ends.
+"""Weights between the host and a device: a flat host master, attached in one copy, dropped without one.
 
-On the host's own processor attaching means reading the files into the layout that its kernels want; nothing is
-copied back on release, because weights never change.
+Weights never change, so releasing a device copies nothing back: what is on it is dropped, and the host master, where it
+is kept, attaches the model again at the speed of a copy. On the host's own processor attaching means reading the files
+into the layout that its kernels want.
 """
 
-import time
+import copy
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from engine.errors import UnavailableError
-from engine.gpu.lease import Lease
+from engine.gpu.device import Device
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder
+from engine.models.stages import by_parts, feed_forwards, layers_of, size_of, stages_of, walk
+from engine.models.streaming import Stage, Streaming
 from engine.models.tensors import TensorFiles
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ALIGNMENT = 512
+"""Bytes: every tensor begins where an allocator would have begun it."""
+PART = 512
+"""Tokens that a feed-forward takes at a time when it is computed by parts."""
+
+
+class Attached:
+    """A model on a device; it stays there until the last reference to it is gone."""
+
+    streams = False
+
+    def __init__(self, network: nn.Module, device: Device) -> None:
+        self.network = network
+        self.bytes = size_of(network)
+        self._wide = feed_forwards(network)
+        device.hold(network, self.bytes)
+
+    @property
+    def chunks(self) -> bool:
+        """Whether its feed-forwards can be computed by parts."""
+        return bool(self._wide)
+
+    def chunk(self) -> None:
+        """Compute the feed-forwards `PART` tokens at a time from now on: the same vectors, a smaller peak."""
+        for module in self._wide:
+            module.forward = by_parts(type(module).forward.__get__(module), PART)
+
+    def whole(self) -> None:
+        """Undo `chunk`, and whatever else makes it slower than it could be."""
+        for module in self._wide:
+            vars(module).pop("forward", None)
+
+
+class Replica(Attached):
+    """A host master's weights on one device; they can also be streamed to it, stage by stage."""
+
+    def __init__(self, master: "Master", device: Device, *, streamed: bool = False) -> None:
+        """Attach. Raises what the device raises where there is no room; then nothing stays on it."""
+        network, self._stages = master.twin()
+        self._device, self._master = device, master
+        self._streaming: Streaming | None = None
+        super().__init__(network, device)
+        self.streams = bool(layers_of(network))
+        if streamed:
+            self.stream()
+        else:
+            self._attach()
+
+    @property
+    def streamed(self) -> bool:
+        return self._streaming is not None
+
+    def stream(self) -> None:
+        """Drop the weights from the device and copy each stage's when it is computed."""
+        if self._streaming is None:
+            self._to_host()
+            self._streaming = Streaming(self._stages, self._device)
+
+    def whole(self) -> None:
+        super().whole()
+        if self._streaming:
+            self._streaming.end()
+            self._streaming = None
+            self._attach()
+
+    def _attach(self) -> None:
+        with self._device.computing():
+            flats = {
+                dtype: torch.empty_like(flat, device=self._device.torch).copy_(flat, non_blocking=True)
+                for dtype, flat in self._master.flats.items()
+            }
+            for stage in self._stages:
+                stage.point_to(flats)
+
+    def _to_host(self) -> None:
+        for stage in self._stages:
+            stage.point_to(self._master.flats)
+
+
+class Master:
+    """One model's weights in host memory, laid end to end, one flat tensor for each precision."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Take over `network`: its tensors become views of the flat ones."""
+        self._network = network
+        stages = stages_of(network)
+        self.flats, self._places = _flattened([tensor for stage in stages for tensor in stage])
+        self._stages = [[id(tensor) for tensor in stage] for stage in stages]
+        self.bytes = sum(flat.numel() * flat.element_size() for flat in self.flats.values())
+
+    def twin(self) -> tuple[nn.Module, list[Stage]]:
+        """The network again, with tensors of its own that point to this master's memory, and its stages."""
+        memo: dict[int, Any] = {id(tensor): _like(tensor) for stage in stages_of(self._network) for tensor in stage}
+        for module in self._network.modules():  # a tokenizer is large, and nothing here changes one
+            memo |= {id(value): value for name, value in vars(module).items() if name in ("tokenizer", "processor")}
+        network = copy.deepcopy(self._network, memo)
+        layers = {id(layer) for layer in layers_of(network)}
+        return network, [
+            Stage(
+                module, id(module) in layers, [(memo[number], self._places[number]) for number in numbers], self.flats
+            )
+            for (module, _), numbers in zip(walk(network), self._stages, strict=True)
+        ]
+
+
+def load(card: ModelCard) -> nn.Module:
+    """The network of `card` with its weights, on the host. Raises UnavailableError for weights that do not load."""
+    try:
+        return _packed(card) if card.packed else _graph(card)
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {error}") from error
+
+
+def attach_to_host(card: ModelCard, device: Device) -> Attached:
+    """The model of `card` on the host's processor, in the layout that its kernels want."""
+    network = load(card)
+    attached = Attached(network.pack_for_cpu() if isinstance(network, PackedEncoder) else network, device)
+    device.trim()
+    return attached
 
 
 @dataclass(frozen=True)
-class Attached:
-    """A model on its device; it stays there until the last reference to it is gone."""
+class Place:
+    """Where a tensor stands in the flat one of its precision, counted in values."""
 
-    network: nn.Module
-    bytes: int
-    seconds: float
+    dtype: torch.dtype
+    start: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    def view(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """The tensor in a flat one that begins at value `origin` of the master's."""
+        return flat[self.start - origin : self.stop - origin].view(self.shape)
 
 
-def attach(card: ModelCard, lease: Lease) -> Attached:
-    """Put the model of `card` on the devices of `lease`. Raises UnavailableError for weights that do not load."""
-    began = time.monotonic()
-    try:
-        network = _packed(card) if card.packed else _graph(card)
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {error}") from error
-    size = sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
-    lease.hold(network, size)
-    lease.trim()
-    return Attached(network, size, time.monotonic() - began)
+def _flattened(tensors: Sequence[Tensor]) -> tuple[dict[torch.dtype, Tensor], dict[int, Place]]:
+    """Lay tensors flat in this order; each gives its own memory back as it is copied."""
+    places: dict[int, Place] = {}
+    used: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        places[id(tensor)] = Place(tensor.dtype, used[tensor.dtype], tensor.shape)
+        step = ALIGNMENT // tensor.element_size()
+        used[tensor.dtype] += math.ceil(tensor.numel() / step) * step
+    flats = {dtype: torch.empty(size, dtype=dtype) for dtype, size in used.items()}
+    for tensor in tensors:
+        place = places[id(tensor)]
+        tensor.data = place.view(flats[place.dtype]).copy_(tensor.data)
+    return flats, places
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Another tensor object on the same memory."""
+    alias = tensor.detach()
+    return nn.Parameter(alias, requires_grad=False) if isinstance(tensor, nn.Parameter) else alias
 
 
 def _packed(card: ModelCard) -> PackedEncoder:
-    state = TensorFiles(card.snapshot.weights)
-    return PackedEncoder.from_state(card.config, state, DTYPES[card.dtype]).pack_for_cpu()
+    return PackedEncoder.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
 
 
 def _graph(card: ModelCard) -> "SentenceTransformer":
@@ -60,5 +200,9 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
         device="cpu",
         local_files_only=True,
         trust_remote_code=False,
-        model_kwargs={"torch_dtype": DTYPES[card.dtype], "use_safetensors": True},
+        model_kwargs={
+            "torch_dtype": DTYPES[card.dtype],
+            "use_safetensors": True,
+            "attn_implementation": card.attention,
+        },
     ).eval()

@@ -1,7 +1,7 @@
 """From the token ids of a batch to unit vectors: forward pass, pooling and normalisation.
 
 BERT-family models go through the packed network without padding; every other architecture goes through the module
-graph that sentence-transformers builds, padded to its longest row.
+graph that sentence-transformers builds, padded to its longest row. Rows of one length carry no mask.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.gpu.device import Device
 from engine.gpu.lease import Lessor
-from engine.gpu.memory import predict_peak
 from engine.intake.tokens import load_tokenizer, specials_of
 from engine.models.card import ModelCard
-from engine.models.network import PackedEncoder
-from engine.models.weights import attach
+from engine.models.network import PackedEncoder, filling
+from engine.models.trace import law_for
+from engine.models.weights import attach_to_host
 
 Ids = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -27,29 +28,42 @@ Vectors = npt.NDArray[np.float32]
 class Encoder(Protocol):
     """Turns rows of token ids into vectors."""
 
+    padded: bool
+    """Whether every row costs as much as the longest."""
+
     def encode(self, rows: Sequence[Ids]) -> Vectors:
         """Unit vectors [len(rows), dim] of rows of token ids, special tokens included."""
 
 
-def encoder_for(card: ModelCard, network: nn.Module) -> Encoder:
-    """The encoder that fits an attached network."""
+def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
+    """The encoder that fits a network that is attached to `device`."""
     if isinstance(network, PackedEncoder):
-        return PackedRows(network, card.pooling or "mean")
-    return PaddedRows(network, int(card.config.get("pad_token_id") or 0))
+        return PackedRows(network, card.pooling or "mean", device.torch)
+    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch)
+
+
+def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
+    """Tokens that a forward of rows of these lengths computes, those for nothing included."""
+    if padded:
+        return max(lengths, default=0) * len(lengths)
+    return sum(lengths) + filling(sum(lengths))
 
 
 class PackedRows:
     """Rows laid end to end; nothing is computed for padding."""
 
-    def __init__(self, network: PackedEncoder, pooling: str) -> None:
+    padded = False
+
+    def __init__(self, network: PackedEncoder, pooling: str, place: torch.device) -> None:
         self._network = network
         self._pooling = pooling
+        self._place = place
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
         lengths = [len(row) for row in rows]
-        hidden = self._network(torch.from_numpy(np.concatenate(rows)), lengths).float()
-        return _unit(self._pool(hidden, torch.tensor(lengths)))
+        hidden = self._network(torch.from_numpy(np.concatenate(rows)).to(self._place), lengths).float()
+        return _unit(self._pool(hidden, torch.tensor(lengths, device=self._place)))
 
     def _pool(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":
@@ -58,11 +72,14 @@ class PackedRows:
 
 
 class PaddedRows:
-    """Rows padded on the right to the longest, with a mask."""
+    """Rows padded on the right to the longest, with a mask where there is any padding."""
 
-    def __init__(self, network: nn.Module, pad: int) -> None:
+    padded = True
+
+    def __init__(self, network: nn.Module, pad: int, place: torch.device) -> None:
         self._network = network
         self._pad = pad
+        self._place = place
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
@@ -72,8 +89,10 @@ class PaddedRows:
         for place, row in enumerate(rows):
             ids[place, : len(row)] = torch.from_numpy(row)
             mask[place, : len(row)] = 1
-        out = self._network({"input_ids": ids, "attention_mask": mask})
-        return _unit(out["sentence_embedding"].float())
+        features = {"input_ids": ids.to(self._place)}
+        if not bool(mask.all()):
+            features["attention_mask"] = mask.to(self._place)
+        return _unit(self._network(features)["sentence_embedding"].float())
 
 
 def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor) -> Vectors:
@@ -85,14 +104,16 @@ def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Les
         np.asarray([*specials.before, *encoding.ids[:room], *specials.after], np.int64)
         for encoding in tokenizer.encode_batch([prompt + text for text in texts], add_special_tokens=False)
     ]
-    predicted = predict_peak(card.shape, sum(len(row) for row in rows))
-    with lessor.lease(card.key, predicted, lambda _: None) as lease:
-        attached = attach(card, lease)
-        vectors = encoder_for(card, attached.network).encode(rows)
+    (device,) = lessor.devices
+    lengths = [len(row) for row in rows]
+    predicted = law_for(card, device.kind).peak(computed_tokens(lengths, padded=not card.packed), max(lengths))
+    with lessor.lease(card.key, {device.name: predicted}, lambda _: None):
+        attached = attach_to_host(card, device)
+        vectors = encoder_for(card, attached.network, device).encode(rows)
         del attached
     return vectors
 
 
 def _unit(vectors: torch.Tensor) -> Vectors:
-    unit: Vectors = F.normalize(vectors, dim=1).numpy()
+    unit: Vectors = F.normalize(vectors, dim=1).cpu().numpy()
     return unit

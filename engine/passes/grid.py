@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine.gpu.memory import predict_peak
+from engine.gpu.memory import Calibration, Law
 from engine.intake.corpus import Rows
 from engine.intake.tokens import TokenStore
 from engine.models.card import ModelCard
 from engine.models.network import filling
 from engine.passes.batches import Batch, plan
+from engine.passes.encoder import computed_tokens
+from engine.passes.vectors import VectorFile
 from engine.record.events import PassPlanned
 
 
@@ -27,14 +29,43 @@ class Layout:
     collections: list[str] = field(default_factory=list)
     shares: list[PassPlanned] = field(default_factory=list)
 
-    def predicted_bytes(self) -> int:
+    def predicted_bytes(self, law: Law, calibration: Calibration) -> int:
         """What the model and its widest batch are predicted to take."""
-        widest = max((batch.tokens + batch.padding for batch in self.batches), default=0)
-        return predict_peak(self.card.shape, widest)
+        return law.weights + max(
+            (calibration.activations(law, self.computed(batch), batch.longest) for batch in self.batches), default=0
+        )
+
+    def least_bytes(self, law: Law, calibration: Calibration, *, streamed: bool = False) -> int:
+        """What it cannot do without: the weights, and its longest row alone."""
+        longest = max((batch.longest for batch in self.batches), default=1)
+        alone = computed_tokens([longest], padded=not self.card.packed)
+        return (law.slots if streamed else law.weights) + calibration.activations(law, alone, longest)
+
+    def computed(self, batch: Batch) -> int:
+        """Tokens that the model computes for a batch in one forward."""
+        return batch.tokens + self.padding(batch)
 
     def padding(self, batch: Batch) -> int:
         """Tokens that the model computes for nothing in this batch."""
         return filling(batch.tokens) if self.card.packed else batch.padding
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One pass as a worker sees it: what to compute, from which ids, and where the vectors go."""
+
+    model_pass: int
+    layout: Layout
+    tokens: TokenStore
+    file: VectorFile
+
+    @property
+    def card(self) -> ModelCard:
+        return self.layout.card
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        return self.layout.batches
 
 
 def lay_out(

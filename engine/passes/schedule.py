@@ -1,25 +1,174 @@
-"""The order in which the cells (model_pass, batch_index) of a run are computed: pure, and complete.
+"""Who works on what next: three orders of one grid of cells (model_pass, batch_index), and where each model goes.
 
-There is one grid; a schedule only walks it. `exclusive` lets a model keep the devices until it has seen
-every batch of every collection, so that each model is attached once in a run.
+    exclusive   A A A A A A | B B B B | C C C C C C            a model holds every GPU for its whole pass
+    rotating    A A | B B | C C C C | B B | A A A A | C C      a model hands over after a window (here of 2)
+    shared      cuda:0  A A A A A A                            models that fit beside each other stay side by side,
+                cuda:1  B B B B C C C C C C                    the primary apart from its companions
+
+A round is what is leased at the same time. It is made from the cells that are left and from the pass that was last, so
+the schedule, the window and the devices may change between any two rounds: what is left is only walked in another
+order, and every cell is still walked once.
+
+Pure and deterministic: no devices, no clock. Sizes are bytes.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.record.durable import human_bytes
+
+
+class Schedule(StrEnum):
+    """The order in which the cells that are left are walked."""
+
+    EXCLUSIVE = "exclusive"
+    ROTATING = "rotating"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device that can be leased now, by name and kind (`cuda`, `sim`, `cpu`); at most `room` bytes of it."""
+
+    name: str
+    kind: str
+    room: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least bytes that a model can work in: on a GPU whole or streamed (0: it cannot be), or on the CPU."""
+
+    model: str
+    whole: int
+    streamed: int
+    host: int
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a model does under one lease: the batches left of its pass, in order."""
+    """One model under one lease: `batches` of its pass, in order, and by name the `devices` that share that queue."""
 
     model_pass: int
     batches: Sequence[int]
+    devices: tuple[str, ...]
+    streamed: bool = False
 
 
-def exclusive(batches_of: Sequence[int], done: Sequence[Collection[int]]) -> Iterator[Turn]:
-    """One turn for each pass that has cells left; `batches_of[k]` is how many batches pass k has in all,
-    `done[k]` those already committed."""
-    for model_pass, count in enumerate(batches_of):
-        left = [batch for batch in range(count) if batch not in done[model_pass]]
-        if left:
-            yield Turn(model_pass, left)
+@dataclass(frozen=True)
+class Round:
+    """Turns that are taken at the same time. `refused` passes fit nowhere, for these reasons: they are to be failed."""
+
+    turns: tuple[Turn, ...]
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+def next_round(
+    schedule: Schedule,
+    left: Sequence[Sequence[int]],
+    needs: Sequence[Need],
+    places: Sequence[Place],
+    window: int,
+    last: int | None,
+    cpu_fallback: bool,
+) -> Round | None:
+    """What to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing is left.
+
+    `last` is the pass of the last turn, if any; a `window` of 0 is a whole pass. The CPU is used where there is no GPU,
+    and with `cpu_fallback` for a model that fits on none. A pass is refused when its turn has come and never while it
+    waits; the caller takes its batches out of `left`. Only a round that refuses every pass has no turns.
+    """
+    waiting = {model_pass: batches for model_pass, batches in enumerate(left) if len(batches)}
+    usable = [place for place in places if cpu_fallback or _is_gpu(place)] or places
+    refused: dict[int, str] = {}
+    while waiting:
+        due, batches = _due(waiting, window if schedule is Schedule.ROTATING else 0, last)
+        if fits := _fits(needs[due], usable):
+            together = _side_by_side(waiting, needs, usable) if schedule is Schedule.SHARED else ()
+            alone = Turn(due, tuple(batches), tuple(place.name for place in fits[0].places), fits[0].streamed)
+            return Round(together if len(together) > 1 else (alone,), refused)
+        refused[due] = _refusal(needs[due], usable)
+        del waiting[due]
+    return Round((), refused) if refused else None
+
+
+def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) -> tuple[int, Sequence[int]]:
+    """The pass whose turn it is, with its batches of this turn: all that are left unless there is a `window`.
+
+    Windows are the same cells at any time: batches 0 to `window` - 1, and so on. The pass that stands in the earliest
+    window is due; of several, the one nearest to `last` in the roster, itself first. So the roster is walked to and
+    fro, and where it turns, a model goes on through the next window while it is attached: up to where the others stand.
+    """
+    if not window or len(waiting) == 1:
+        return next(iter(waiting.items()))
+    stands = {model_pass: batches[0] // window for model_pass, batches in waiting.items()}
+    due = min(stands, key=lambda model_pass: (stands[model_pass], abs(model_pass - (last or 0))))
+    others = min(stood for model_pass, stood in stands.items() if model_pass != due)
+    return due, waiting[due][: bisect_left(waiting[due], (others + 1) * window)]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A way in which a model fits: it takes `size` bytes on any of `places`."""
+
+    places: Sequence[Place]
+    size: int
+    streamed: bool = False
+
+
+def _fits(need: Need, usable: Sequence[Place]) -> list[_Fit]:
+    """How a model fits when nothing is beside it, best first; streamed only where no GPU holds it whole."""
+    gpus = [place for place in usable if _is_gpu(place)]
+    whole = _Fit([gpu for gpu in gpus if need.whole <= gpu.room], need.whole)
+    streamed = _Fit([gpu for gpu in gpus if 0 < need.streamed <= gpu.room], need.streamed, streamed=True)
+    host = _Fit([place for place in usable if not _is_gpu(place) and need.host <= place.room], need.host)
+    return [fit for fit in (whole if whole.places else streamed, host) if fit.places]
+
+
+def _side_by_side(
+    waiting: Mapping[int, Sequence[int]], needs: Sequence[Need], usable: Sequence[Place]
+) -> tuple[Turn, ...]:
+    """The primary on the first device that holds it, then each companion that fits beside those placed before it.
+
+    A companion keeps off the primary's device while another one holds it, and takes the one with the most room left.
+    """
+    room = {place.name: place.room for place in usable}
+    turns: list[Turn] = []
+    for model_pass, batches in waiting.items():
+        primary = turns[0].devices[0] if turns else None
+        if seat := _seat(_fits(needs[model_pass], usable), room, primary):
+            name, fit = seat
+            room[name] -= fit.size
+            turns.append(Turn(model_pass, tuple(batches), (name,), fit.streamed))
+    return tuple(turns)
+
+
+def _seat(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
+    """The device for one more model, in the best way that the `room` left allows; None: it waits."""
+    for fit in fits:
+        if names := [place.name for place in fit.places if fit.size <= room[place.name]]:
+            roomiest = max(names, key=lambda name: (name != primary, room[name]))
+            return roomiest if primary else names[0], fit
+    return None
+
+
+def _is_gpu(place: Place) -> bool:
+    return place.kind != "cpu"
+
+
+def _refusal(need: Need, usable: Sequence[Place]) -> str:
+    """Why a model fits nowhere, for who can make room."""
+    gpus = [place for place in usable if _is_gpu(place)]
+    hosts = [place for place in usable if not _is_gpu(place)]
+    streamed = f" ({human_bytes(need.streamed)} streamed)" if need.streamed else ""
+    on_gpu = _lack(human_bytes(need.whole) + streamed, gpus) if gpus else "has no GPU"
+    on_host = _lack(human_bytes(need.host), hosts) if hosts else "may not go to the CPU"
+    lacks = on_host if hosts and not gpus else f"{on_gpu} and {on_host}"
+    return f"{need.model} {lacks}: raise --ceiling, free memory, or leave it out of --roster"
+
+
+def _lack(size: str, places: Sequence[Place]) -> str:
+    rooms = ", ".join(f"{human_bytes(max(0, place.room))} on {place.name}" for place in places)
+    return f"needs {size} and may have {rooms}"

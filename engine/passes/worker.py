@@ -1,84 +1,118 @@
-"""Runs the batches of one turn on an attached model: encode, gate, write, commit; between batches it listens.
+"""One worker for each device: takes the next batch of a queue, has it computed, gated, written and committed.
 
-A row that fails the gate is tried once more alone; a row that fails again is parked with its reason, and the
-rest goes on.
+Several devices of one turn pull from one queue, longest batches first; a device that serves several turns takes from
+each in rotation. Between two batches a worker heeds what the operator asked for.
 """
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from engine.errors import Stopped
-from engine.intake.tokens import TokenStore
-from engine.models.card import ModelCard
-from engine.passes.batches import Batch
-from engine.passes.encoder import Encoder, Vectors
-from engine.passes.grid import Layout
-from engine.passes.vectors import VectorFile, gate
-from engine.record.events import AnyEvent, BatchCommitted, Mitigated, RowParked
+from engine.gpu.device import Device
+from engine.passes.controls import Controls
+from engine.passes.forwards import DeviceGone, Elsewhere, Forwards
+from engine.passes.grid import Cells
+from engine.passes.seat import Seat
+from engine.record.events import AnyEvent, BatchCommitted, MemoryCalibrated
 
 SYNC_SECONDS = 1.0
+PROBES = 3
+"""Measured batches after which the calibration of the memory law is told for the first time."""
+
+Emit = Callable[[AnyEvent], object]
 
 
-@dataclass(frozen=True)
-class Cells:
-    """One pass as a worker sees it: what to compute, from which ids, and where the vectors go."""
+class Queue:
+    """The batches that a turn has left, pulled by its workers; `failed` says why nobody should go on."""
 
-    model_pass: int
-    layout: Layout
-    tokens: TokenStore
-    file: VectorFile
+    def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
+        self.cells = cells
+        self.failed: Exception | None = None
+        self.committed: list[int] = []
+        self._left = deque(batches)
 
-    @property
-    def card(self) -> ModelCard:
-        return self.layout.card
+    def __bool__(self) -> bool:
+        return bool(self._left) and self.failed is None
 
-    @property
-    def batches(self) -> Sequence[Batch]:
-        return self.layout.batches
+    def take(self) -> int | None:
+        """The next batch; None when there is none."""
+        try:
+            return self._left.popleft() if self.failed is None else None
+        except IndexError:
+            return None
+
+    def put_back(self, index: int) -> None:
+        """What was taken is still to be done."""
+        self._left.appendleft(index)
+
+
+class Post:
+    """A worker's place in one turn: the queue, and the seat that computes for it on this device."""
+
+    def __init__(self, queue: Queue, seat: Seat, elsewhere: Elsewhere, emit: Emit) -> None:
+        self.queue = queue
+        self.seat = seat
+        self.forwards = Forwards(queue.cells, seat, elsewhere, emit)
 
 
 class Worker:
-    """Computes cells of one pass on one device."""
+    """Computes cells on one device until its queues are empty or the order of the cells changes."""
 
     def __init__(
-        self,
-        cells: Cells,
-        encoder: Encoder,
-        device: str,
-        emit: Callable[[AnyEvent], object],
-        sync: Callable[[], None],
-        stop: Callable[[], bool],
+        self, device: Device, posts: Sequence[Post], emit: Emit, sync: Callable[[], None], controls: Controls
     ) -> None:
-        """`sync` makes the journal durable; `stop` is asked before every batch."""
-        self._cells = cells
-        self._encoder = encoder
-        self._device = device
+        """`sync` makes the journal durable."""
+        self.device = device
+        self.lost = ""
+        self.error: Exception | None = None
+        self._posts = deque(posts)
         self._emit = emit
         self._sync_journal = sync
-        self._stop = stop
+        self._controls = controls
+        self._orders = controls.orders
         self._synced = time.monotonic()
 
-    def run(self, batches: Sequence[int]) -> None:
-        """Compute and commit these batches in order. Raises Stopped between two of them when asked to."""
-        for index in batches:
-            if self._stop():
-                self._sync()
-                raise Stopped("stopped by the operator between two batches; --resume continues")
-            self._one(index)
-            if time.monotonic() - self._synced > SYNC_SECONDS:
-                self._sync()
-        self._sync()
+    def run(self) -> None:
+        """Work; what ends it early is left in `lost` (the device is gone) or `error` (nothing can be recorded)."""
+        try:
+            while self._may_go_on() and (post := self._next_post()):
+                self._one(post)
+            self._sync()
+            for post in self._posts:
+                self._tell_calibration(post)
+        except DeviceGone as gone:
+            self.lost = str(gone)
+        except Exception as error:
+            self.error = error.with_traceback(None)  # its frames hold a model
 
-    def _one(self, index: int) -> None:
-        cells, batch = self._cells, self._cells.batches[index]
+    def _may_go_on(self) -> bool:
+        self._controls.heed(self._emit)
+        return not self._controls() and self._controls.orders == self._orders
+
+    def _next_post(self) -> Post | None:
+        """Each in its turn."""
+        for _ in range(len(self._posts)):
+            self._posts.rotate(-1)
+            if self._posts[-1].queue:
+                return self._posts[-1]
+        return None
+
+    def _one(self, post: Post) -> None:
+        index = post.queue.take()
+        if index is None:
+            return
         began = time.monotonic()
-        vectors = self._encode(batch.rows)
+        try:
+            vectors, forwards = post.forwards.compute(index)
+        except DeviceGone:
+            post.queue.put_back(index)
+            raise
+        except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
+            post.queue.failed = error.with_traceback(None)
+            return
+        cells, batch = post.queue.cells, post.queue.cells.batches[index]
         seconds = time.monotonic() - began
-        if bad := gate(vectors, cells.card.dim):
-            self._retry(index, vectors, bad)
         crc = cells.file.put(batch.rows, vectors)
         self._emit(
             BatchCommitted(
@@ -88,52 +122,46 @@ class Worker:
                 tokens=batch.tokens,
                 padding=cells.layout.padding(batch),
                 seconds=round(seconds, 6),
-                device=self._device,
+                device=self.device.name,
                 crc=crc,
+                forwards=forwards,
             )
         )
+        post.queue.committed.append(index)
+        if post.seat.calibration.batches == PROBES:
+            self._tell_calibration(post)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self._sync()
 
-    def _encode(self, rows: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Vectors:
-        limit = self._cells.card.max_tokens
-        return self._encoder.encode([self._cells.tokens.row(int(row), limit) for row in rows])
-
-    def _retry(self, index: int, vectors: Vectors, bad: dict[int, str]) -> None:
-        """Encode each bad row alone, in place; park what stays bad as NaN."""
-        cells, rows = self._cells, self._cells.batches[index].rows
-        began = time.monotonic()
-        for place in bad:
-            alone = self._encode(rows[place : place + 1])
-            if again := gate(alone, cells.card.dim):
-                self._park(int(rows[place]), index, again[0])
-                vectors[place] = np.nan
-            else:
-                vectors[place] = alone[0]
-        self._emit(
-            Mitigated(
-                model_pass=cells.model_pass,
-                batch_index=index,
-                cause="; ".join(sorted({f"a vector was refused: {reason}" for reason in bad.values()})),
-                action="encoded the row alone",
-                rows=len(bad),
-                cost_seconds=round(time.monotonic() - began, 6),
+    def _tell_calibration(self, post: Post) -> None:
+        known = post.seat.calibration
+        if known.batches:
+            self._emit(
+                MemoryCalibrated(
+                    model_pass=post.queue.cells.model_pass,
+                    device=self.device.name,
+                    batches=known.batches,
+                    scale=round(known.scale, 5),
+                    margin=round(known.margin, 5),
+                    worst=round(max(known.residuals, default=1.0), 5),
+                )
             )
-        )
-
-    def _park(self, row: int, index: int, reason: str) -> None:
-        cells = self._cells
-        self._emit(
-            RowParked(
-                model_pass=cells.model_pass,
-                model=cells.card.key,
-                collection=cells.layout.collections[index],
-                row=row,
-                reason=reason,
-                batch_index=index,
-            )
-        )
 
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
-        self._cells.file.sync()
+        for post in self._posts:
+            post.queue.cells.file.sync()
         self._sync_journal()
         self._synced = time.monotonic()
+
+
+def run_all(workers: Sequence[Worker]) -> None:
+    """Let them work side by side; a single one works in this thread."""
+    if len(workers) == 1:
+        workers[0].run()
+        return
+    threads = [threading.Thread(target=worker.run, name=f"worker {worker.device.name}") for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -7,6 +7,7 @@ file or none, never half of one.
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from engine.errors import InterlockError
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @contextmanager
@@ -82,3 +84,11 @@ def human_bytes(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _FACTORS:
+        raise ValueError("a size like 12GiB or 800MiB is needed")
+    return int(float(match[1]) * _FACTORS[match[2].upper()])

@@ -40,20 +40,45 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """What a device holds: `allocated` by our models, `occupied` in the driver's (on a CPU: the process's) terms."""
+    """What a device holds: `allocated` by our tensors, `reserved` by our allocator for them, `occupied` by this
+    process in the driver's (on a CPU: the kernel's) terms."""
 
     allocated: int
     occupied: int
+    reserved: int = 0
+
+
+class Readings(Struct, frozen=True, kw_only=True):
+    """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts."""
+
+    used: int
+    total: int
+    others: int | None = None
+    utilisation: int | None = None
+    temperature: int | None = None
+    power: float | None = None
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What a lease measured: before it, at its peak and after its release, per device."""
+    """What a lease measured: before it, at its peak and after its release, per device; nothing of a `lost` one."""
 
     device: str
     before: Memory
     peak: Memory
     after: Memory
     residue_bytes: int
+    retries: int = 0
+    lost: bool = False
+
+
+class DeviceFacts(Struct, frozen=True, kw_only=True):
+    """A device that a run may lease; `ceiling_bytes` is the most that this run may occupy on it."""
+
+    name: str
+    kind: str
+    label: str
+    total_bytes: int
+    ceiling_bytes: int
 
 
 class RunStarted(Event, frozen=True, tag="run_started"):
@@ -73,6 +98,35 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
     chunks: str
     config: dict[str, Setting]
     environment: dict[str, str]
+
+
+class DevicesFound(Event, frozen=True, tag="devices_found"):
+    """What this session computes on."""
+
+    devices: list[DeviceFacts]
+
+
+class DeviceSampled(Event, frozen=True, tag="device_sampled"):
+    """How a device stands, about once a second while models are leased."""
+
+    device: str
+    memory: Memory
+    readings: Readings | None = None
+
+
+class DeviceLost(Event, frozen=True, tag="device_lost"):
+    """A device that failed in a way that it does not come back from in this process."""
+
+    device: str
+    reason: str
+
+
+class ControlApplied(Event, frozen=True, tag="control_applied"):
+    """Something an operator changed while the run went on, and from when on it counts."""
+
+    control: str
+    value: str
+    who: str
 
 
 class ModelResolved(Event, frozen=True, tag="model_resolved"):
@@ -160,13 +214,33 @@ class LeaseGranted(Event, frozen=True, tag="lease_granted"):
     predicted_bytes: int
     batches: int = 0
     rows: int = 0
+    budgets: dict[str, int] = {}
+    schedule: str = "exclusive"
+    streamed: bool = False
 
 
 class ModelAttached(Event, frozen=True, tag="model_attached"):
+    """`bytes` on the device; `warm` when the host had the weights already; `streamed`: they stay on the host."""
+
     lease: str
     model: str
     bytes: int
     seconds: float
+    device: str = ""
+    warm: bool = False
+    streamed: bool = False
+
+
+class MemoryCalibrated(Event, frozen=True, tag="memory_calibrated"):
+    """What the batches measured on a device say of the memory law: activations are `scale` times what it says, and
+    `margin` is kept beside; `worst` is the largest measured / predicted of the last of them."""
+
+    model_pass: int
+    device: str
+    batches: int
+    scale: float
+    margin: float
+    worst: float
 
 
 class BatchCommitted(Event, frozen=True, tag="batch_committed"):
@@ -178,17 +252,31 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     seconds: float
     device: str
     crc: int
+    forwards: int = 1
 
 
 class Mitigated(Event, frozen=True, tag="mitigated"):
-    """A step taken because something fell short; `cost_seconds` is what it cost."""
+    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; `cost_seconds` is what the
+    failure and the step cost. `batch_index` is None where it concerns the whole lease."""
 
     model_pass: int
-    batch_index: int
+    batch_index: int | None
     cause: str
     action: str
     rows: int
     cost_seconds: float
+    rung: str = ""
+    device: str = ""
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+
+
+class PressurePassed(Event, frozen=True, tag="pressure_passed"):
+    """A device that was short of memory computes whole batches again."""
+
+    model_pass: int
+    batch_index: int
+    device: str
 
 
 class RowParked(Event, frozen=True, tag="row_parked"):
@@ -208,6 +296,16 @@ class LeaseReleased(Event, frozen=True, tag="lease_released"):
     model: str
     held_seconds: float
     receipts: list[Receipt]
+
+
+class ResidueFound(Event, frozen=True, tag="residue_found"):
+    """Bytes that a released lease left behind on a device, what was done about it, and what is left now."""
+
+    lease: str
+    device: str
+    bytes: int
+    action: str
+    left_bytes: int
 
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
@@ -269,6 +367,10 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
 AnyEvent = (
     RunStarted
     | RunResumed
+    | DevicesFound
+    | DeviceSampled
+    | DeviceLost
+    | ControlApplied
     | ModelResolved
     | DownloadRetried
     | RosterResolved
@@ -279,10 +381,13 @@ AnyEvent = (
     | BatchesLost
     | LeaseGranted
     | ModelAttached
+    | MemoryCalibrated
     | BatchCommitted
     | Mitigated
+    | PressurePassed
     | RowParked
     | LeaseReleased
+    | ResidueFound
     | EnsemblePassCompleted
     | PassFailed
     | ArtefactWritten

@@ -3,12 +3,16 @@
 `fold` is the only way in. Folding the journal of a run gives the same state as having watched it.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from engine.record import events as ev
 from engine.record.events import Entry, Receipt, Status
+
+HISTORY = 600
+"""Samples of a device that are kept: ten minutes."""
 
 
 @dataclass
@@ -30,7 +34,24 @@ class Share:
     batches_done: int = 0
     seconds: float = 0.0
     dtype: str | None = None
-    device: str | None = None
+    devices: set[str] = field(default_factory=set)
+
+    @property
+    def device(self) -> str | None:
+        """The devices that computed it, in one word."""
+        return ",".join(sorted(self.devices)) or None
+
+
+@dataclass
+class Gauge:
+    """A device and how it stands; the history is of `occupied` bytes, one a sample."""
+
+    facts: ev.DeviceFacts
+    memory: ev.Memory | None = None
+    readings: ev.Readings | None = None
+    peak_occupied: int = 0
+    history: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    lost: str = ""
 
 
 @dataclass
@@ -65,8 +86,12 @@ class Lease:
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
+    schedule: str = "exclusive"
+    streamed: bool = False
+    budgets: dict[str, int] = field(default_factory=dict)
     weights_bytes: int = 0
     attach_seconds: float = 0.0
+    warm: bool = False
     held_seconds: float | None = None
     receipts: list[Receipt] = field(default_factory=list)
 
@@ -83,6 +108,11 @@ class RunState:
     seconds_of_session: dict[int, float] = field(default_factory=dict)
     batches_lost: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    schedule: str = ""
+    devices: dict[str, Gauge] = field(default_factory=dict)
+    controls: list[ev.ControlApplied] = field(default_factory=list)
+    calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
+    residues: list[ev.ResidueFound] = field(default_factory=list)
     roster: list[ev.RosterEntry] = field(default_factory=list)
     models: list[ev.ModelResolved] = field(default_factory=list)
     retries: list[ev.DownloadRetried] = field(default_factory=list)
@@ -128,6 +158,7 @@ def fold(state: RunState, entry: Entry) -> None:
     match entry.body:
         case ev.RunStarted():
             state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
+            state.schedule = entry.body.schedule
         case ev.RunResumed():
             _reopen(state, entry.body)
         case ev.ModelResolved():
@@ -145,8 +176,27 @@ def fold(state: RunState, entry: Entry) -> None:
                 entry.body.exit_code,
             )
         case _:
+            _fold_device(state, entry.body)
             _fold_collection(state, entry.body)
             _fold_pass(state, entry.body)
+
+
+def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.DevicesFound():
+            state.devices = {facts.name: Gauge(facts) for facts in event.devices}
+        case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
+            gauge.memory, gauge.readings = event.memory, event.readings
+            gauge.peak_occupied = max(gauge.peak_occupied, event.memory.occupied)
+            gauge.history.append(event.memory.occupied)
+        case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
+            gauge.lost = event.reason
+        case ev.ControlApplied():
+            state.controls.append(event)
+            if event.control == "schedule":
+                state.schedule = event.value
+        case ev.ResidueFound():
+            state.residues.append(event)
 
 
 def _reopen(state: RunState, event: ev.RunResumed) -> None:
@@ -207,27 +257,46 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                 event.device_kind,
                 event.budget_bytes,
                 event.predicted_bytes,
+                event.schedule,
+                event.streamed,
+                event.budgets,
             )
-        case ev.ModelAttached(lease=lease) if lease in state.leases:
-            state.leases[lease].weights_bytes = event.bytes
-            state.leases[lease].attach_seconds = event.seconds
-        case ev.LeaseReleased(lease=lease) if lease in state.leases:
-            state.leases[lease].held_seconds = event.held_seconds
-            state.leases[lease].receipts = event.receipts
+        case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
+            lease.weights_bytes = max(lease.weights_bytes, event.bytes)
+            lease.attach_seconds = max(lease.attach_seconds, event.seconds)
+            lease.warm = event.warm
+        case ev.LeaseReleased(lease=name) if lease := state.leases.get(name):
+            lease.held_seconds = event.held_seconds
+            lease.receipts = event.receipts
+            for receipt in event.receipts:
+                if gauge := state.devices.get(receipt.device):
+                    gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
+        case ev.MemoryCalibrated():
+            state.calibrations[event.model_pass, event.device] = event
         case ev.BatchCommitted():
             _commit(state, event)
         case ev.Mitigated():
-            if found := state.share_of(event.model_pass, event.batch_index):
-                found[0].mitigations.append(event)
+            for collection in _concerned(state, event):
+                collection.mitigations.append(event)
         case ev.RowParked():
             state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
         case ev.EnsemblePassCompleted():
             state.passes_completed.add(event.model_pass)
             for collection in state.collections.values():
                 if share := collection.shares.get(event.model_pass):
-                    share.dtype, share.device = event.dtype, event.device
+                    share.dtype = event.dtype
+                    if not share.devices:  # nothing of it was computed: all reused
+                        share.devices.add(event.device)
         case ev.PassFailed():
             state.failures[event.model_pass] = event
+
+
+def _concerned(state: RunState, event: ev.Mitigated) -> list[Collection]:
+    """The collection of the batch; every collection of the pass where a whole lease fell short."""
+    if event.batch_index is None:
+        return [collection for collection in state.collections.values() if event.model_pass in collection.shares]
+    found = state.share_of(event.model_pass, event.batch_index)
+    return [found[0]] if found else []
 
 
 def _collection(state: RunState, name: str) -> Collection:
@@ -259,7 +328,7 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     if found := state.share_of(event.model_pass, event.batch_index):
         share = found[1]
         share.seconds += event.seconds
-        share.device = event.device
+        share.devices.add(event.device)
         share.batches_done += 1
         share.rows_done += event.rows
         share.tokens_done += event.tokens

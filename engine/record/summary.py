@@ -10,11 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
-from engine.record.events import Status
-from engine.record.state import Collection, Lease, RunState, Share
+from engine.record.events import Mitigated, Status
+from engine.record.state import Collection, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
 REFUSALS_LISTED = 1000
@@ -76,8 +77,9 @@ class PassSummary(Part):
 
 
 class MemorySummary(Part):
-    allocated: int = Field(description="bytes held by our models")
+    allocated: int = Field(description="bytes held by our tensors")
     occupied: int = Field(description="bytes held in the driver's terms; on a CPU, of the process")
+    reserved: int = Field(description="bytes that our allocator held for them; 0 on a CPU")
 
 
 class ReceiptSummary(Part):
@@ -86,6 +88,8 @@ class ReceiptSummary(Part):
     peak: MemorySummary
     after: MemorySummary
     residue_bytes: int
+    retries: int = Field(description="times the allocator gave back its cache before an allocation succeeded")
+    lost: bool = Field(description="the device was lost, and what it holds cannot be measured")
 
 
 class LeaseSummary(Part):
@@ -96,9 +100,15 @@ class LeaseSummary(Part):
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
+    budgets: dict[str, int] = Field(description="bytes by device")
+    schedule: str
+    streamed: bool = Field(description="the weights stayed on the host, and layers were copied as they were needed")
+    warm: bool = Field(description="the host had the weights already")
     weights_bytes: int
     attach_seconds: float | None
-    held_seconds: float | None = Field(description="null when the process died before the lease was released")
+    held_seconds: float | None = Field(
+        description="null when the process died before the lease was released, and when the device is simulated"
+    )
     receipts: list[ReceiptSummary]
 
 
@@ -106,11 +116,56 @@ class Mitigation(Part):
     """A step taken because something fell short, with its cause and cost."""
 
     model_pass: int
-    batch_index: int
+    batch_index: int | None = Field(description="null where it concerns a whole lease")
+    rung: str = Field(description="replan, split, stream, chunk, relocate, cpu or park")
+    device: str
     cause: str
     action: str
     rows: int
-    cost_seconds: float
+    predicted_bytes: int | None = Field(description="what the forward was predicted to take beside the weights")
+    measured_bytes: int | None = Field(description="what was free for it when it failed")
+    cost_seconds: float | None = Field(description="of the failure and the step; null when the device is simulated")
+
+
+class CalibrationSummary(Part):
+    """What the measured batches of a pass said of the memory law on a device."""
+
+    model_pass: int
+    device: str
+    batches: int
+    scale: float = Field(description="activations are this times what the law says")
+    margin: float
+    worst: float = Field(description="the largest measured / predicted of the last batches")
+
+
+class DeviceSummary(Part):
+    """A device of the last session."""
+
+    name: str
+    kind: str
+    label: str
+    total_bytes: int
+    ceiling_bytes: int
+    peak_occupied_bytes: int = Field(description="the most this process held, by receipts and samples")
+    lost: str = Field(description="why it was lost; empty where it was not")
+
+
+class ResidueSummary(Part):
+    """Bytes that a released lease left behind."""
+
+    lease: str
+    device: str
+    bytes: int
+    action: str
+    left_bytes: int
+
+
+class ControlSummary(Part):
+    """Something an operator changed during the run."""
+
+    control: str
+    value: str
+    who: str
 
 
 class ParkedRow(Part):
@@ -164,11 +219,15 @@ class Summary(Part):
     exit_code: int | None
     started_at: str
     finished_at: str
-    seconds: float = Field(description="of all sessions together")
+    seconds: float | None = Field(description="of all sessions together; null when the device is simulated")
     sessions: int
     batches_lost: int = Field(description="committed batches whose vectors did not survive a crash and were done again")
     device_kind: str
-    schedule: str
+    devices: list[DeviceSummary]
+    schedule: str = Field(description="the one the run ended with; `controls` says what was changed on the way")
+    controls: list[ControlSummary]
+    calibrations: list[CalibrationSummary]
+    residues: list[ResidueSummary]
     fusion: str
     chunks: str
     collections: list[CollectionSummary]
@@ -189,11 +248,15 @@ def summarise(state: RunState) -> Summary:
         exit_code=state.exit_code,
         started_at=_iso(state.began_at),
         finished_at=_iso(state.latest_at),
-        seconds=round(state.elapsed, 3),
+        seconds=round(state.elapsed, 3) if _timed(state) else None,
         sessions=state.session + 1,
         batches_lost=state.batches_lost,
         device_kind=state.device_kind,
-        schedule=started.schedule,
+        devices=[_device(gauge) for gauge in state.devices.values()],
+        schedule=state.schedule,
+        controls=[ControlSummary.model_validate(control) for control in state.controls],
+        calibrations=[CalibrationSummary.model_validate(each) for each in state.calibrations.values()],
+        residues=[ResidueSummary.model_validate(residue) for residue in state.residues],
         fusion=started.fusion,
         chunks=started.chunks,
         collections=[_collection(state, collection) for collection in state.collections.values()],
@@ -262,7 +325,7 @@ def _collection(state: RunState, collection: Collection) -> CollectionSummary:
         verification=Verification.model_validate(collection.verification) if collection.verification else None,
         passes=[_pass(state, share) for share in shares],
         leases=[_lease(lease) for lease in state.leases.values() if lease.model_pass in passes],
-        mitigations=[Mitigation.model_validate(step) for step in collection.mitigations],
+        mitigations=[_mitigation(state, step) for step in collection.mitigations],
         parked=_parked(state, collection),
         cache=_cache(state),
         warnings=collection.warnings,
@@ -273,7 +336,7 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     entry = state.roster[share.model_pass]
     failure = state.failures.get(share.model_pass)
     whole = share.batches_done == share.batches
-    timed = state.device_kind != "sim"
+    timed = _timed(state)
     return PassSummary(
         model_pass=share.model_pass,
         model=share.model,
@@ -296,9 +359,25 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     )
 
 
+def _timed(state: RunState) -> bool:
+    """A simulated device says nothing of time."""
+    return state.device_kind != "sim"
+
+
+def _device(gauge: Gauge) -> DeviceSummary:
+    return DeviceSummary(**asdict(gauge.facts), peak_occupied_bytes=gauge.peak_occupied, lost=gauge.lost)
+
+
+def _mitigation(state: RunState, step: Mitigated) -> Mitigation:
+    summary = Mitigation.model_validate(step)
+    return summary if _timed(state) else summary.model_copy(update={"cost_seconds": None})
+
+
 def _lease(lease: Lease) -> LeaseSummary:
     summary = LeaseSummary.model_validate(lease)
-    return summary.model_copy(update={"attach_seconds": None}) if lease.device_kind == "sim" else summary
+    if lease.device_kind != "sim":
+        return summary
+    return summary.model_copy(update={"attach_seconds": None, "held_seconds": None})
 
 
 def _parked(state: RunState, collection: Collection) -> list[ParkedRow]:

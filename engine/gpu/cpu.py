@@ -1,0 +1,92 @@
+"""The host's processor as a device: its memory is the memory of this process."""
+
+import ctypes
+import gc
+import weakref
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.record.events import Memory, Readings
+
+
+class CpuDevice:
+    """The host: `allocated` counts the weights of attached models that live, `occupied` this process's resident set."""
+
+    name = "cpu"
+    kind = "cpu"
+    label = "host"
+    key: str | None = None
+    metered = False
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cpu")
+        self.total = int(psutil.virtual_memory().total)
+        self._process = psutil.Process()
+        self._allocated = 0
+        self._peak_allocated = 0
+        self._peak_sampled = 0
+
+    def memory(self) -> Memory:
+        occupied = int(self._process.memory_info().rss)
+        self._peak_sampled = max(self._peak_sampled, occupied)
+        return Memory(allocated=self._allocated, occupied=occupied)
+
+    def room(self, ceiling: int) -> int:
+        """What the host has free; a ceiling counts what a lease adds there, not what the process had before."""
+        return int(psutil.virtual_memory().available)
+
+    def wall(self, ceiling: int | None) -> None:
+        """The host has none."""
+
+    def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def copying(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def join_copies(self) -> None:
+        """Copies on the host are done when they return."""
+
+    def retries(self) -> int:
+        return 0
+
+    def readings(self) -> Readings | None:
+        memory = psutil.virtual_memory()
+        return Readings(used=int(memory.total - memory.available), total=int(memory.total))
+
+    def hold(self, model: object, size: int) -> None:
+        self._allocated += size
+        self._peak_allocated = max(self._peak_allocated, self._allocated)
+        weakref.finalize(model, self._let_go, size)
+
+    def _let_go(self, size: int) -> None:
+        self._allocated -= size
+
+    def start_peak(self) -> None:
+        with suppress(OSError), Path("/proc/self/clear_refs").open("w") as handle:
+            handle.write("5")  # resets VmHWM, the kernel's own peak of the resident set
+        self._peak_allocated = self._allocated
+        self._peak_sampled = 0
+
+    def peak(self) -> Memory:
+        occupied = max(self.memory().occupied, self._peak_sampled, _high_water())
+        return Memory(allocated=self._peak_allocated, occupied=occupied)
+
+    def reclaim(self) -> None:
+        gc.collect()
+        self.trim()
+
+    def trim(self) -> None:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _high_water() -> int:
+    """The kernel's peak of this process's resident set in bytes; 0 where it does not tell."""
+    with suppress(OSError, StopIteration), Path("/proc/self/status").open() as handle:
+        line = next(line for line in handle if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+    return 0

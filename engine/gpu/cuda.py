@@ -1,0 +1,257 @@
+"""A GPU as a device: torch's allocator counts what is allocated, the driver tells what this process occupies.
+
+Nothing is asked of CUDA at import, and no context is made before memory or computation is asked for. The allocator
+knows nothing of the context, the kernels and the libraries' own memory; they are measured beside it, so that the wall
+stands where the driver's figure would pass the ceiling. Measuring a lost GPU raises nothing: it tells what was last.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, SupportsInt
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from engine.errors import UnavailableError
+from engine.gpu.nvml import open_nvml
+from engine.gpu.shortage import classify
+from engine.record.events import Memory, Readings
+
+FRESH = 1.0
+"""Seconds for which what is beside the allocator counts as measured: asking the driver takes longer than a kernel."""
+PATIENCE = 2.0
+"""Seconds that the driver is given to tell of memory that was given back."""
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for the contexts of all GPUs
+_LOCK = threading.Lock()
+
+
+class CudaDevice:
+    """GPU number `index` as torch counts them: it computes on its default stream and copies on one of its own."""
+
+    kind = "cuda"
+    metered = True
+
+    def __init__(self, index: int) -> None:
+        card = torch.cuda.get_device_properties(index)
+        self.name = f"cuda:{index}"
+        self.label = card.name
+        self.total = card.total_memory
+        self.torch = torch.device("cuda", index)
+        self._uuid = f"GPU-{card.uuid}"
+        self.key: str | None = self._uuid
+        self._nvml = open_nvml()
+        self._copies: torch.cuda.Stream | None = None
+        self._outside = 0
+        self._measured = -FRESH
+        self._highest = 0
+
+    def memory(self) -> Memory:
+        held = self._held("current")
+        self._highest = max(self._highest, held.occupied)
+        return held
+
+    def room(self, ceiling: int) -> int:
+        try:
+            self._opened()
+            held = self.memory()
+            free, _ = torch.cuda.mem_get_info(self.torch)
+        except RuntimeError as error:
+            if classify(error):
+                return 0  # lost, or so full that not even a context finds a place
+            raise
+        return max(0, min(ceiling - held.occupied, free) + held.reserved - held.allocated)
+
+    def wall(self, ceiling: int | None) -> None:
+        """The allocator's share of the card: what the ceiling leaves beside what the allocator does not count."""
+        self._measured = -FRESH
+        share = 1.0 if ceiling is None else (ceiling - self._beside(self._held("current").reserved)) / self.total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), self.torch)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.cuda.device(self.torch), torch.cuda.stream(torch.cuda.default_stream(self.torch)):
+            yield
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Allocate before it: what is allocated within belongs to the copies' stream."""
+        copies = self._copy_stream()
+        copies.wait_stream(torch.cuda.current_stream(self.torch))
+        with torch.cuda.stream(copies):
+            yield
+
+    def join_copies(self) -> None:
+        torch.cuda.current_stream(self.torch).wait_stream(self._copy_stream())
+
+    def hold(self, model: object, size: int) -> None:
+        """The allocator counts."""
+
+    def start_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        self._highest = 0
+
+    def peak(self) -> Memory:
+        held = self._held("peak")
+        return replace(held, occupied=max(held.occupied, self._highest))
+
+    def retries(self) -> int:
+        return int(self._stats().get("num_alloc_retries", 0))
+
+    def trim(self) -> None:
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+    def reclaim(self) -> None:
+        """Not while another GPU of this process computes: the workspaces of all of them go, and all caches."""
+        gc.collect()
+        self._measured = -FRESH
+        with suppress(RuntimeError):  # a lost GPU gives nothing back, and its lease ends all the same
+            torch.cuda.synchronize(self.torch)
+            free, reserved = self._free(), torch.cuda.memory_reserved(self.torch)
+            _drop_caches()
+            self._wait_for(free + reserved - torch.cuda.memory_reserved(self.torch))
+
+    def readings(self) -> Readings | None:
+        told = self._nvml.readings(self._uuid) if self._nvml else None
+        if told and self._outside and self._own() is None:
+            return replace(told, others=None)  # in a container the driver's process numbers are not ours
+        return told
+
+    def _held(self, when: str) -> Memory:
+        """What the allocator counts now (`current`) or counted at most (`peak`), and all that is beside it."""
+        stats = self._stats()
+        allocated, reserved, now = (
+            int(stats[count]["all"][at]) if stats else 0
+            for count, at in (("allocated_bytes", when), ("reserved_bytes", when), ("reserved_bytes", "current"))
+        )
+        return Memory(allocated=allocated, reserved=reserved, occupied=reserved + self._beside(now))
+
+    def _stats(self) -> dict[str, Any]:
+        return torch.cuda.memory_stats_as_nested_dict(self.torch)
+
+    def _beside(self, reserved: int) -> int:
+        """Bytes of this process on the card that its allocator does not count; never fewer than its context took."""
+        if time.monotonic() - self._measured >= FRESH:
+            with suppress(RuntimeError):  # of a lost GPU: what was known last stands
+                opening = self._opened()
+                own = self._own()
+                used = self.total - self._free() - opening.others if own is None or own < reserved else own
+                self._outside = max(opening.context, used - reserved)
+                self._measured = time.monotonic()
+        return self._outside
+
+    def _own(self) -> int | None:
+        return self._nvml.own(self._uuid) if self._nvml else None
+
+    def _free(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch)[0])
+
+    def _opened(self) -> "_Opening":
+        with _LOCK:
+            return _open(self.torch.index, self._uuid, self.total)
+
+    def _copy_stream(self) -> torch.cuda.Stream:
+        with _LOCK:
+            self._copies = self._copies or torch.cuda.Stream(self.torch)  # type: ignore[no-untyped-call]
+            return self._copies
+
+    def _wait_for(self, free: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self._free() < free and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def pin(tensor: Tensor, device: torch.device) -> Callable[[], None]:
+    """Let copies of a host tensor to GPUs run beside their work, until what is returned is called.
+
+    Its memory is registered where it is, for all GPUs; `device` is one that is in use. Where that cannot be (no GPU, a
+    limit of the machine, a mapped file) it stays as it is, and copies take longer. Call the result when no copy is
+    under way; it keeps the memory until then.
+    """
+    registered: list[Tensor] = []
+    with suppress(RuntimeError):
+        if _can_be_pinned(tensor, device) and _register(tensor, device):
+            registered.append(tensor)
+
+    def unpin() -> None:
+        while registered:
+            _unregister(registered.pop(), device)
+
+    return unpin
+
+
+def _can_be_pinned(tensor: Tensor, device: torch.device) -> bool:
+    return device.type == "cuda" and tensor.nbytes > 0 and tensor.is_contiguous() and not tensor.is_pinned()
+
+
+def _register(tensor: Tensor, device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return _done(_runtime().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE))
+
+
+def _unregister(tensor: Tensor, device: torch.device) -> None:
+    with suppress(RuntimeError), torch.cuda.device(device):
+        _done(_runtime().cudaHostUnregister(tensor.data_ptr()))
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _done(status: SupportsInt) -> bool:
+    """Whether a call of the CUDA runtime succeeded. If not, its error is taken up here: CUDA keeps it for the thread's
+    next kernel, which would be blamed for it."""
+    if int(status) == 0:
+        return True
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+    return False
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """A card as this process came to it: what others had in use, and what its own context and libraries took."""
+
+    others: int
+    context: int
+
+
+@cache
+def _open(index: int, uuid: str, total: int) -> _Opening:
+    """Make this process's context on a card and see what that takes. Without a driver to ask, all that is in use on the
+    card counts as ours, which errs on the side of the ceiling."""
+    told = nvml.readings(uuid) if (nvml := open_nvml()) else None
+    others = max(0, total - (told.total - told.used)) if told else 0
+    try:
+        _first_product(torch.device("cuda", index))
+    except RuntimeError as error:
+        if classify(error):
+            raise
+        first = str(error).partition("\n")[0]
+        advice = "install a build of torch that knows this card, or leave it out of --devices"
+        raise UnavailableError(f"cuda:{index} cannot compute ({first}): {advice}") from error
+    used = total - torch.cuda.mem_get_info(index)[0] - torch.cuda.memory_reserved(index)
+    return _Opening(others, max(0, used - others))
+
+
+def _first_product(place: torch.device) -> None:
+    """Computing once loads cuBLAS and its kernels, which would otherwise come into the first lease; its workspace is
+    given back, so that no lease begins with it."""
+    with torch.cuda.device(place):
+        ones = torch.ones(16, 16, dtype=torch.float16, device=place)
+        ones @ ones
+        torch.cuda.synchronize()
+    del ones
+    _drop_caches()
+
+
+def _drop_caches() -> None:
+    torch._C._cuda_clearCublasWorkspaces()  # they lie in the allocator and outlive every model
+    torch.cuda.empty_cache()

@@ -1,0 +1,76 @@
+"""What a device is to those who lease it: named, measured, walled, and the place where a thread's tensors live.
+
+Three rooms implement it: `cpu` (the host itself), `cuda` (a real GPU) and `sim` (a GPU that is not there: real
+computation on the host, charged to the allocator of the card that it stands for).
+"""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from engine.record.events import Memory, Readings
+
+RESERVE = 64 << 20
+"""Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
+
+
+class Device(Protocol):
+    """Something that models are attached to and computed on. Sizes are bytes."""
+
+    name: str
+    """`cuda:0`, `cpu`: what people call it."""
+    kind: str
+    """`cuda`, `cpu` or `sim`."""
+    label: str
+    """The make, for people: `Tesla T4`."""
+    total: int
+    """All the memory that it has."""
+    torch: torch.device
+    """Where its tensors live; a simulated device's live on the host."""
+    key: str | None
+    """Names the physical device among all processes of the machine; None where nothing is to be held."""
+    metered: bool
+    """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
+
+    def memory(self) -> Memory:
+        """What it holds now."""
+
+    def room(self, ceiling: int) -> int:
+        """Bytes that can be allocated now beside what is allocated, with this process under `ceiling` at driver level.
+
+        Other processes' memory is not room; what our allocator has cached is.
+        """
+
+    def wall(self, ceiling: int | None) -> None:
+        """Make every allocation that would take this process over `ceiling` fail here and not in the driver."""
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Within, what this thread allocates belongs to this device."""
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Within, copies run beside the computation, and after all of it that was issued before."""
+
+    def join_copies(self) -> None:
+        """What is computed from now on waits for the copies issued so far."""
+
+    def hold(self, model: object, size: int) -> None:
+        """Count `size` bytes as allocated for as long as `model` lives, where no allocator counts them."""
+
+    def start_peak(self) -> None:
+        """Begin a new measurement of the peak."""
+
+    def peak(self) -> Memory:
+        """The most it held since `start_peak`."""
+
+    def retries(self) -> int:
+        """How often the allocator had to give back its cache before an allocation succeeded, since the start."""
+
+    def trim(self) -> None:
+        """Give back memory that is cached and free."""
+
+    def reclaim(self) -> None:
+        """Give back everything that is no longer used, after looking for it; waits for the driver to see it."""
+
+    def readings(self) -> Readings | None:
+        """What the driver says of the device now; None where no driver tells."""

@@ -1,0 +1,133 @@
+"""What can go wrong on a simulated device, as plain data: `KIND[@DEVICE]:ARGUMENT[:...]`, several with commas between.
+
+    oom:K            the K-th allocation fails once, out of memory
+    oom-over:SIZE    every allocation of more than SIZE fails, out of memory
+    fragment:SIZE    while anything is allocated, SIZE of the device is reserved and useless for large tensors: segments
+                     of 20 MiB, each pinned by one small piece
+    leak:SIZE        SIZE stays allocated for good from the first clean-up (`reclaim`) after something was computed
+    other:SIZE:K[:M] another process holds SIZE, or what is free of it, from the K-th to the M-th allocation
+    lose:K           the device is lost at its K-th allocation: from then on every operation on it fails
+    attach:N         the first N allocations fail, out of memory: so do the first N tries to attach weights, which come
+                     before anything else
+    nan:K            what the K-th allocation holds is filled with NaN, if it is of a floating type
+    lag:SECONDS      the driver notices that late what was given back
+
+DEVICE is `cuda:1` or `1`; without it the fault strikes every device, each on its own count. Allocations are counted
+from 1, failed ones too. A SIZE is that of the device (`800MiB`), where float32 of the host counts half.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import UsageError
+from engine.record.durable import parse_bytes
+
+MENU = {
+    "oom": "K",
+    "oom-over": "SIZE",
+    "fragment": "SIZE",
+    "leak": "SIZE",
+    "other": "SIZE:K[:M]",
+    "lose": "K",
+    "attach": "N",
+    "nan": "K",
+    "lag": "SECONDS",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One of the menu: `size` is SIZE, `first` is K or N, `last` is M, as far as its kind has them."""
+
+    kind: str
+    device: str | None = None
+    size: int = 0
+    first: int = 0
+    last: float = math.inf
+    seconds: float = 0.0
+
+
+def parse(text: str) -> list[Fault]:
+    """The faults that a text names, in its order. Raises UsageError for one that is not on the menu."""
+    return [_fault(item.strip()) for item in text.split(",") if item.strip()]
+
+
+class Plight:
+    """The faults that strike one device. Pure: answers by an allocation's number and size."""
+
+    def __init__(self, faults: Sequence[Fault], device: str) -> None:
+        own = [fault for fault in faults if fault.device in (None, device)]
+        self._by_kind = {kind: [fault for fault in own if fault.kind == kind] for kind in MENU}
+
+    def short(self, number: int, size: int) -> bool:
+        """Whether this allocation is refused whatever is free."""
+        return (
+            any(number == fault.first for fault in self._by_kind["oom"])
+            or any(size > fault.size for fault in self._by_kind["oom-over"])
+            or any(number <= fault.first for fault in self._by_kind["attach"])
+        )
+
+    def loses(self, number: int) -> bool:
+        return any(number >= fault.first for fault in self._by_kind["lose"])
+
+    def spoils(self, number: int) -> bool:
+        return any(number == fault.first for fault in self._by_kind["nan"])
+
+    def others(self, number: int) -> int:
+        """Bytes that other processes want to hold at this allocation."""
+        return sum(fault.size for fault in self._by_kind["other"] if fault.first <= number <= fault.last)
+
+    @property
+    def scattered(self) -> int:
+        return sum(fault.size for fault in self._by_kind["fragment"])
+
+    @property
+    def leaked(self) -> int:
+        return sum(fault.size for fault in self._by_kind["leak"])
+
+    @property
+    def lag(self) -> float:
+        return max((fault.seconds for fault in self._by_kind["lag"]), default=0.0)
+
+
+def _fault(item: str) -> Fault:
+    match = re.fullmatch(r"([a-z-]+)(?:@(?:cuda:)?(\d+))?:(.+)", item)
+    if not match or match[1] not in MENU:
+        raise _unknown(item, "no such fault")
+    kind, device, arguments = match[1], match[2], match[3].split(":")
+    try:
+        values = _values(MENU[kind], arguments)
+    except ValueError as error:
+        raise _unknown(item, str(error)) from None
+    return Fault(kind, None if device is None else f"cuda:{int(device)}", **values)
+
+
+def _values(pattern: str, arguments: Sequence[str]) -> dict[str, Any]:
+    names = re.findall(r"\w+", pattern)
+    if not len(names) - pattern.count("[") <= len(arguments) <= len(names):
+        raise ValueError(f"it takes {pattern}")
+    values = dict(_value(name, text) for name, text in zip(names, arguments, strict=False))
+    if values.get("last", math.inf) < values.get("first", 0):
+        raise ValueError("M is before K")
+    return values
+
+
+def _value(name: str, text: str) -> tuple[str, int | float]:
+    field = {"SIZE": "size", "K": "first", "N": "first", "M": "last", "SECONDS": "seconds"}[name]
+    if name == "SIZE":
+        value: int | float = parse_bytes(text)
+    elif re.fullmatch(r"\d+" if name != "SECONDS" else r"\d+(\.\d+)?", text):
+        value = float(text) if name == "SECONDS" else int(text)
+    else:
+        raise ValueError(f"{name} is {text!r}, not a number")
+    if not value:
+        raise ValueError(f"{name} must be above 0")
+    return field, value
+
+
+def _unknown(item: str, why: str) -> UsageError:
+    menu = ", ".join(f"{kind}:{arguments}" for kind, arguments in MENU.items())
+    return UsageError(f"fault {item!r}: {why}; there are {menu}; KIND@cuda:1:... strikes one device only")

@@ -1,0 +1,163 @@
+"""Holds devices among all processes of the machine, so that two runs never share a card unknowingly.
+
+Each device has a lock file under the machine's temporary directory, for all users. The lock is the kernel's (flock): it
+goes with the process that holds it, however that ends, and what the file says is only read while somebody holds it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import UnavailableError
+from engine.gpu.device import Device
+
+_PLACE = "interlock-locks"
+_LONGEST = 4096
+_TRIES, _PAUSE = 5, 0.02
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # neither a link nor a pipe in its place leads astray
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds a device; `since` is seconds since the epoch."""
+
+    pid: int
+    run: str
+    device: str
+    since: float
+
+    def __str__(self) -> str:
+        began, today = time.localtime(self.since), time.localtime()
+        form = "%H:%M" if began[:3] == today[:3] else "%Y-%m-%d %H:%M"
+        return f"run {self.run} (pid {self.pid}, since {time.strftime(form, began)})"
+
+
+@contextmanager
+def holding(devices: Sequence[Device], run: str) -> Iterator[None]:
+    """Hold every device that has a key, or none of them. Raises UnavailableError that says who holds one already."""
+    keyed = {device.key: device for device in devices if device.key}
+    with ExitStack() as held:
+        for key in sorted(keyed):  # one order for all, so that of two runs that want the same devices one gets them
+            held.callback(os.close, _take(key, keyed[key].name, run))
+        yield
+
+
+def holder(device: Device) -> Holder | None:
+    """Who holds `device` now, this process's own runs too; None when nobody does, or nobody says so."""
+    if device.key is None:
+        return None
+    with suppress(OSError, UnavailableError), _directory() as (_, place):
+        handle = os.open(_file_name(device.key), _OPEN, dir_fd=place)
+        try:
+            return None if _lock(handle, fcntl.LOCK_SH) else _read(handle)
+        finally:
+            os.close(handle)
+    return None
+
+
+def _take(key: str, name: str, run: str) -> int:
+    """The open lock file of a device, locked by us."""
+    with _directory() as (path, place):
+        try:
+            handle = _open_file(_file_name(key), place)
+        except OSError as error:
+            told = f"{name} cannot be held, {path / _file_name(key)} is in the way ({error.strerror})"
+            raise UnavailableError(f"{told}: remove it, or set TMPDIR to another directory") from error
+    try:
+        _lock_or_refuse(handle, name)
+        _write(handle, Holder(os.getpid(), run, name, time.time()))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _lock_or_refuse(handle: int, name: str) -> None:
+    for _ in range(_TRIES):
+        if _lock(handle, fcntl.LOCK_EX):
+            return
+        time.sleep(_PAUSE)  # who only looks at it holds it no longer than that
+    who = _read(handle) or "another run"
+    raise UnavailableError(f"{name} is held by {who}: wait for it, or choose other --devices")
+
+
+@contextmanager
+def _directory() -> Iterator[tuple[Path, int]]:
+    """A directory that lock files can be made in, open: the machine's, else the user's own."""
+    own = os.environ.get("XDG_RUNTIME_DIR") or str(Path.home() / ".cache")
+    for path, mode in ((Path(tempfile.gettempdir(), _PLACE), 0o1777), (Path(own, _PLACE), 0o700)):
+        with suppress(OSError):
+            handle = _make_directory(path, mode)
+            break
+    else:
+        raise UnavailableError(f"no place for lock files in {tempfile.gettempdir()} or {own}: set TMPDIR to one")
+    try:
+        yield path, handle
+    finally:
+        os.close(handle)
+
+
+def _make_directory(path: Path, mode: int) -> int:
+    with suppress(FileExistsError):
+        path.mkdir(parents=True)
+        path.chmod(mode)  # whatever the umask says: every user of the machine locks here
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if os.access(path, os.W_OK | os.X_OK):
+        return handle
+    os.close(handle)
+    raise PermissionError(path)
+
+
+def _open_file(name: str, place: int) -> int:
+    """Opened first, made only if it is missing: Linux refuses O_CREAT for another user's file in a directory of all
+    (fs.protected_regular)."""
+    with suppress(FileNotFoundError):
+        return _regular(os.open(name, _OPEN, dir_fd=place))
+    with suppress(FileExistsError):
+        handle = os.open(name, _OPEN | os.O_CREAT | os.O_EXCL, dir_fd=place)
+        os.fchmod(handle, 0o666)
+        return handle
+    return _regular(os.open(name, _OPEN, dir_fd=place))  # another process made it meanwhile
+
+
+def _regular(handle: int) -> int:
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "no file")
+
+
+def _lock(handle: int, how: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _read(handle: int) -> Holder | None:
+    """What the holder wrote; it may be about to. Other users write here too: what makes no sense is nobody."""
+    for _ in range(_TRIES):
+        with suppress(msgspec.MsgspecError, ValueError, OverflowError, OSError):
+            found = msgspec.json.decode(os.pread(handle, _LONGEST, 0), type=Holder)
+            time.localtime(found.since)
+            return found
+        time.sleep(_PAUSE)
+    return None
+
+
+def _write(handle: int, holder: Holder) -> None:
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, msgspec.json.encode(holder), 0)
+
+
+def _file_name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -1,0 +1,179 @@
+"""Charges the tensors that a thread computes to a ledger, and takes them off it when their memory really ends.
+
+A `Meter` sees every operation of the thread that entered it, real or fake, also inside composite operations and under
+`torch.inference_mode()`. A storage is charged once, when an operation creates it; views of it, and host tensors that
+only pass through, are not. It is taken off when the last tensor on it has died, on whichever thread that is.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+ROUND = 512
+Operation = Any  # an OpOverload or a HigherOrderOperator; torch exports neither name
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_LIVE: dict[tuple[int, int], "weakref.ref[torch.UntypedStorage]"] = {}
+"""What is charged, by ledger and storage. Each reference's callback keeps its ledger: no key ever means two things."""
+
+
+class Ledger(Protocol):
+    """Where storages are charged. `allocate` raises torch.OutOfMemoryError for what does not fit."""
+
+    def allocate(self, size: int) -> Any:
+        """Take `size` bytes; what it returns stands for them."""
+
+    def free(self, handle: Any) -> None:
+        """Give back what `allocate` returned; called on any thread, in the middle of anything."""
+
+
+class Counter:
+    """A ledger without a limit, for traces: bytes now, and the most since `start_peak`, in steps of 512."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.peak = 0
+        self._lock = threading.RLock()
+
+    def allocate(self, size: int) -> int:
+        rounded = -(-size // ROUND) * ROUND
+        with self._lock:
+            self.allocated += rounded
+            self.peak = max(self.peak, self.allocated)
+        return rounded
+
+    def free(self, handle: int) -> None:
+        with self._lock:
+            self.allocated -= handle
+
+    def start_peak(self) -> None:
+        with self._lock:
+            self.peak = self.allocated
+
+
+class Kind(Enum):
+    """What an operation can do to memory."""
+
+    COMPOSITE = "is made of other operations"
+    QUIET = "creates no storage"
+    CREATES = "may create storages"
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Charges what the thread within computes; may be entered by several threads, and again within itself.
+
+    `narrow` charges float32 at half its bytes: for a card that would hold in float16 what the host computes in float32.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ledger: Ledger, *, narrow: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+        self.narrow = narrow
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise every operation passes through, and the first imports, the whole compiler
+
+    # The stack of modes is the thread's own, but what else the base class does here is not: it keeps flags for the
+    # compiler in globals and on the instance, which threads would undo for each other.
+    def __enter__(self) -> "Meter":
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _pop_mode()
+
+    def __torch_dispatch__(
+        self, func: Operation, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = _KINDS.get(func) or _classify(func)
+        if kind is Kind.COMPOSITE:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if kind is Kind.QUIET:
+            return func(*args, **kwargs)
+        self.before(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            self._look(out, args, kwargs)
+        else:
+            for tensor in _tensors(out):
+                self._look(tensor, args, kwargs)
+        return out
+
+    def before(self, func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """What is to be done before an operation that may create storages; may raise instead of it."""
+
+    def charge(self, tensor: torch.Tensor, size: int) -> Any:
+        """Charge a new storage of `size` bytes, whose first tensor is `tensor`; returns the ledger's handle."""
+        return self.ledger.allocate(size)
+
+    def _look(self, tensor: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a layout without one: packed weights, sparse
+            return
+        key = (id(self.ledger), storage._cdata)
+        size = storage.nbytes()
+        if key in _LIVE or not size or _passes_through(storage._cdata, args, kwargs):
+            return
+        if self.narrow and tensor.dtype is torch.float32:
+            size = (size + 1) // 2
+        handle = self.charge(tensor, size)
+        # torch keeps the Python object of a storage for as long as any tensor uses it: its end is the memory's
+        _LIVE[key] = weakref.ref(storage, partial(_settle, key, self.ledger, handle))
+
+
+def _settle(key: tuple[int, int], ledger: Ledger, handle: Any, _: object) -> None:
+    _LIVE.pop(key, None)
+    ledger.free(handle)
+
+
+_KINDS: dict[Operation, Kind] = {}
+
+
+def _classify(func: Operation) -> Kind:
+    _KINDS[func] = kind = _kind_of(func)
+    return kind
+
+
+def _kind_of(func: Operation) -> Kind:
+    if not hasattr(func, "_schema"):  # one of a higher order
+        return Kind.CREATES
+    if func is torch.ops.prim.device.default:  # fake tensors answer it themselves
+        return Kind.QUIET
+    if _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return Kind.COMPOSITE
+    returns = func._schema.returns
+    fresh = [value for value in returns if value.alias_info is None and "Tensor" in str(value.type)]
+    return Kind.CREATES if fresh else Kind.QUIET
+
+
+def _passes_through(address: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the storage belongs to an input: kernels return inputs where their schema does not say so."""
+    inputs = (*args, *kwargs.values()) if kwargs else args
+    return any(_address(tensor) == address for tensor in _tensors(inputs))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values if isinstance(values, list | tuple) else ():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return 0

@@ -1,0 +1,118 @@
+"""What the NVIDIA driver says of a GPU and of the processes on it; where no driver is, nothing, and silently.
+
+A GPU is named by its UUID (`GPU-...`), which no CUDA_VISIBLE_DEVICES reorders. A figure that the driver does not tell
+is None, whatever the reason: not supported, not permitted, the GPU lost.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import TypeVar
+
+from engine.record.durable import human_bytes
+from engine.record.events import Readings
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that computes on a GPU, and the bytes it has there, where the driver tells."""
+
+    pid: int
+    name: str
+    bytes: int | None
+
+    def __str__(self) -> str:
+        held = "memory" if self.bytes is None else human_bytes(self.bytes)
+        return f"{held} held by pid {self.pid}" + (f" ({self.name})" if self.name else "")
+
+
+@cache
+def open_nvml() -> "Nvml | None":
+    """The driver's own account of its GPUs; None where there is no driver. Asked once a process."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return Nvml(pynvml)
+
+
+class Nvml:
+    """The driver's figures. Nothing here raises."""
+
+    def __init__(self, library: ModuleType) -> None:
+        """`library` is the module `pynvml`, initialised."""
+        self._library = library
+
+    def driver(self) -> str | None:
+        """The version of the driver."""
+        return self._told(self._library.nvmlSystemGetDriverVersion)
+
+    def names(self) -> list[str]:
+        """The makes of all GPUs of the machine, hidden ones too."""
+        count = self._told(self._library.nvmlDeviceGetCount) or 0
+        handles = [self._told(self._library.nvmlDeviceGetHandleByIndex, number) for number in range(count)]
+        return [self._told(self._library.nvmlDeviceGetName, handle) or "unknown" for handle in handles]
+
+    def readings(self, uuid: str) -> Readings | None:
+        """The figures of a GPU now; None where not even its memory is told."""
+        handle = self._handle(uuid)
+        memory = self._told(self._library.nvmlDeviceGetMemoryInfo, handle)
+        if memory is None:
+            return None
+        load = self._told(self._library.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = self._told(self._library.nvmlDeviceGetPowerUsage, handle)
+        return Readings(
+            used=int(memory.used),
+            total=int(memory.total),
+            others=_sum(self.others(uuid)),
+            utilisation=None if load is None else int(load.gpu),
+            temperature=self._told(self._library.nvmlDeviceGetTemperature, handle, 0),  # 0: the GPU's own sensor
+            power=None if milliwatts is None else milliwatts / 1000,
+        )
+
+    def processes(self, uuid: str) -> list[Process] | None:
+        """Every process that computes on a GPU, this one too; None where the driver does not tell."""
+        found = self._told(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
+        return None if found is None else [Process(one.pid, self._name(one.pid), one.usedGpuMemory) for one in found]
+
+    def others(self, uuid: str) -> list[Process] | None:
+        """As `processes`, without this one."""
+        found = self.processes(uuid)
+        return None if found is None else [process for process in found if process.pid != os.getpid()]
+
+    def own(self, uuid: str) -> int | None:
+        """Bytes of this process on a GPU; None where the driver does not tell, or knows it by another number."""
+        found = self._told(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid)) or []
+        return next((one.usedGpuMemory for one in found if one.pid == os.getpid()), None)
+
+    def _handle(self, uuid: str) -> object:
+        return self._told(self._library.nvmlDeviceGetHandleByUUID, uuid)
+
+    def _name(self, pid: int) -> str:
+        """The name of a process's program without its directory."""
+        told = self._told(self._library.nvmlSystemGetProcessName, pid) or ""
+        return str(told).rpartition("/")[2]
+
+    def _told(self, ask: Callable[..., Value], *about: object) -> Value | None:
+        """What the driver answers; None where it does not, or where what is asked about is itself unknown."""
+        if None in about:
+            return None
+        library = self._library
+        with suppress(library.NVMLError, library.NVMLLibraryMismatchError, UnicodeError):
+            return ask(*about)
+        return None
+
+
+def _sum(processes: list[Process] | None) -> int | None:
+    """Bytes of all of them; None unless every one is told."""
+    if processes is None:
+        return None
+    sizes = [process.bytes for process in processes if process.bytes is not None]
+    return sum(sizes) if len(sizes) == len(processes) else None

@@ -1,0 +1,55 @@
+"""Looks at the devices of a run once a period, from a thread of its own, and tells what it sees.
+
+It never disturbs the run: a device that cannot be looked at is left alone from then on, and where nobody takes what is
+told any more, it stops.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from engine.gpu.device import Device
+from engine.record.events import Memory, Readings
+
+Tell = Callable[[str, Memory, Readings | None], object]
+
+
+class Sampler:
+    """`with Sampler(devices, tell): ...` calls `tell(name, memory, readings)` for each device, at once and then once a
+    `period` in seconds; never again when the block has ended."""
+
+    def __init__(self, devices: Sequence[Device], tell: Tell, period: float = 1.0) -> None:
+        self._devices = list(devices)
+        self._tell = tell
+        self._period = period
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._devices and not self._ended.is_set():
+            for device in list(self._devices):
+                self._look_at(device)
+            self._ended.wait(self._period)
+
+    def _look_at(self, device: Device) -> None:
+        try:
+            seen = device.name, device.memory(), device.readings()
+        except Exception:  # whatever a driver does must not end the run
+            self._devices.remove(device)
+            return
+        self._pass_on(*seen)
+
+    def _pass_on(self, name: str, memory: Memory, readings: Readings | None) -> None:
+        try:
+            if not self._ended.is_set():
+                self._tell(name, memory, readings)
+        except Exception:  # whoever listened is gone
+            self._ended.set()

@@ -1,0 +1,92 @@
+"""What an error of a computation means: memory was short, the device is lost, or (None) it is a mistake like any other.
+
+Only what torch and the CUDA libraries are known to say is taken for a shortage. A `RuntimeError` that says something
+else is a bug, and less memory would only hide it. Pure: it looks at the error's type and text, and touches no device.
+"""
+
+import errno
+import math
+import re
+from enum import StrEnum
+
+import torch
+
+
+class Trouble(StrEnum):
+    """What somebody can do something about: give the device less work, or work elsewhere."""
+
+    MEMORY = "memory"
+    LOST = "lost"
+
+
+_MEMORY = (
+    "out of memory",  # torch's allocators for CUDA, HIP, XPU and MPS; "CUDA error:", "CUDA driver error:"; Triton
+    "CUBLAS_STATUS_ALLOC_FAILED",  # the workspace of a GEMM (pytorch#128601)
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # what a full card says to a new handle
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",  # no engine whose workspace fits
+    "handles_.at(",  # an expandable segment that could not grow (pytorch#188008)
+    "CUDA driver error: device not ready",  # the same moment, as the driver tells it (torch-max-mem#45)
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",  # on Windows
+    "Cannot allocate memory",  # ENOMEM, of a mapping
+)
+
+# After these CUDA gives every later call of the process the same error ("the process must be terminated and
+# relaunched", CUDA Runtime API, cudaError_t, whose numbers stand here), or there is no device any more. That no kernel
+# fits the card ("no kernel image is available", "device kernel image is invalid") is a wrong build of torch, and an
+# "invalid device ordinal" a wrong call: neither is a loss.
+_LOST = (
+    "unspecified launch failure",  # 719
+    "an illegal memory access was encountered",  # 700
+    "the launch timed out and was terminated",  # 702
+    "device-side assert triggered",  # 710
+    "hardware stack error",  # 714
+    "an illegal instruction was encountered",  # 715
+    "misaligned address",  # 716
+    "operation not supported on global/shared address space",  # 717
+    "invalid program counter",  # 718
+    "uncorrectable ECC error",  # 214
+    "uncorrectable NVLink error",  # 220
+    "Invalid access of peer GPU memory over nvlink or a hardware error",  # 226
+    "context is destroyed",  # 709
+    "no CUDA-capable device is detected",  # 100
+    "all CUDA-capable devices are busy or unavailable",  # 46
+    "STATUS_EXECUTION_FAILED",  # cuBLAS and cuDNN: their kernel's launch failed
+    "unknown error",  # 999: a card that fell off its bus
+    "GPU is lost",
+)
+
+_MEMORY_TEXT = re.compile("|".join(map(re.escape, _MEMORY)))
+_LOST_TEXT = re.compile(rf"(?:CUDA|HIP|CUDNN)\b.*?(?:{'|'.join(map(re.escape, _LOST))})", re.IGNORECASE | re.DOTALL)
+_ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def classify(error: BaseException) -> Trouble | None:
+    """What `error` means for a device; None: neither less memory nor another device would mend it."""
+    if _is_memory(error):
+        return Trouble.MEMORY
+    if isinstance(error, RuntimeError) and _LOST_TEXT.search(str(error)):
+        return Trouble.LOST
+    return None
+
+
+def needed(error: BaseException) -> int | None:
+    """Bytes of the allocation that failed, never fewer than were asked for; None where the error does not say.
+
+    What torch says is rounded to two decimals.
+    """
+    asked = _ASKED.search(str(error))
+    if asked is None:
+        return None
+    unit = _UNITS[asked[2].lower()]
+    return int(float(asked[1])) if unit == 1 else math.ceil((float(asked[1]) + 0.005) * unit)
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_MEMORY_TEXT.search(str(error)))

@@ -1,0 +1,77 @@
+"""Host masters that outlive a lease: a model that comes back is attached at the speed of a copy.
+
+What is kept stays within a budget of host memory; the primary (the first that was ever asked for) is the last to go.
+The next model can be read while the present one computes.
+"""
+
+import threading
+from collections.abc import Callable
+
+import psutil
+
+from engine.models.card import ModelCard
+from engine.models.weights import Master, load
+
+Hydrate = Callable[[ModelCard], Master]
+
+
+class Masters:
+    """The host masters of a run; used from the thread that grants leases."""
+
+    def __init__(self, budget: int, hydrate: Hydrate = lambda card: Master(load(card))) -> None:
+        """Keep at most `budget` bytes between leases, and never more than half of what the host has free."""
+        self._budget = budget
+        self._hydrate = hydrate
+        self._kept: dict[str, Master] = {}  # in the order in which they were last used
+        self._primary: str | None = None
+        self._ahead: dict[str, _Ahead] = {}
+
+    def take(self, card: ModelCard) -> tuple[Master, bool]:
+        """The master of `card`, and whether the host had it already. Raises UnavailableError when it does not load."""
+        self._primary = self._primary or card.key
+        if master := self._kept.pop(card.key, None):
+            return master, True
+        if (ahead := self._ahead.pop(card.key, None)) and (master := ahead.result()):
+            return master, True
+        return self._hydrate(card), False
+
+    def give_back(self, card: ModelCard, master: Master) -> None:
+        """Keep it for the next time if the budget allows, at the cost of those not used for longest."""
+        self._kept[card.key] = master
+        for key in sorted(self._kept, key=lambda key: key == self._primary):
+            if self.bytes <= self._allowed():
+                return
+            del self._kept[key]
+
+    def prefetch(self, card: ModelCard, size: int) -> None:
+        """Begin to read the master of `card`, of about `size` bytes, if it fits the budget beside what is kept."""
+        known = card.key in self._kept or card.key in self._ahead
+        if not known and self.bytes + size <= self._allowed():
+            self._ahead[card.key] = _Ahead(lambda: self._hydrate(card))
+
+    @property
+    def bytes(self) -> int:
+        """What the kept ones take."""
+        return sum(master.bytes for master in self._kept.values())
+
+    def _allowed(self) -> int:
+        return min(self._budget, self.bytes + int(psutil.virtual_memory().available) // 2)
+
+
+class _Ahead:
+    """A master that is being read in a thread of its own; an error waits for who asks again without the thread."""
+
+    def __init__(self, read: Callable[[], Master]) -> None:
+        self._master: Master | None = None
+        self._thread = threading.Thread(target=self._run, args=(read,), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def result(self) -> Master | None:
+        self._thread.join()
+        return self._master
+
+    def _run(self, read: Callable[[], Master]) -> None:
+        try:
+            self._master = read()
+        except Exception:  # asked for in earnest, it is read again and says why
+            self._master = None

@@ -1,0 +1,91 @@
+"""The parts of a network that are computed one after the other, so that their weights can come one after the other.
+
+A stage is a whole layer, or any module outside the layers that owns tensors itself (embeddings, norms, a dense head).
+The same order lays out a host master: the tensors of a stage stand together there and are copied as one piece.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.network import FeedForward
+
+MLP_NAMES = ("mlp", "feed_forward")
+
+
+def layers_of(network: nn.Module) -> list[nn.Module]:
+    """The repeated layers: the list of modules that holds the most weights; empty where there is none."""
+    lists: list[nn.Module] = [
+        module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)
+    ]
+    return list(max(lists, key=size_of).children()) if lists else []
+
+
+def stages_of(network: nn.Module) -> list[list[Tensor]]:
+    """The distinct tensors of every stage of `walk`; a tensor belongs to the first that has it."""
+    seen: set[int] = set()
+    return [_fresh(tensors_of(stage, whole=whole), seen) for stage, whole in walk(network)]
+
+
+def walk(network: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Each stage, and whether it counts with everything inside it."""
+    layers = {id(layer) for layer in layers_of(network)}
+    return _walk(network, layers)
+
+
+def tensors_of(stage: nn.Module, *, whole: bool) -> list[Tensor]:
+    """Parameters and buffers of a stage."""
+    return [*stage.parameters(recurse=whole), *stage.buffers(recurse=whole)]
+
+
+def size_of(module: nn.Module) -> int:
+    """Bytes of the distinct tensors of a module."""
+    tensors = {id(tensor): tensor for tensor in tensors_of(module, whole=True)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def slot_bytes(network: nn.Module) -> int:
+    """What the weights take on a device when stages are streamed: two layers, or a larger stage alone."""
+    layers = [size_of(layer) for layer in layers_of(network)]
+    if not layers:
+        return 0
+    stages = [sum(tensor.numel() * tensor.element_size() for tensor in stage) for stage in stages_of(network)]
+    return max(*stages, 2 * max(layers))
+
+
+def feed_forwards(network: nn.Module) -> list[nn.Module]:
+    """The modules that treat each token by itself and are widest there."""
+    return [
+        module
+        for name, module in network.named_modules()
+        if isinstance(module, FeedForward) or name.rpartition(".")[2] in MLP_NAMES
+    ]
+
+
+def by_parts(whole: Callable[..., Tensor], tokens: int) -> Callable[..., Tensor]:
+    """A feed-forward of `[..., T, d]` computed `tokens` tokens at a time: the same mathematics, a smaller peak."""
+
+    def parts(hidden: Tensor, *more: object) -> Tensor:
+        out = torch.empty_like(hidden)
+        for to, part in zip(torch.split(out, tokens, -2), torch.split(hidden, tokens, -2), strict=True):
+            to.copy_(whole(part, *more))
+        return out
+
+    return parts
+
+
+def _walk(module: nn.Module, layers: set[int]) -> Iterator[tuple[nn.Module, bool]]:
+    if id(module) in layers:
+        yield module, True
+        return
+    if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+        yield module, False
+    for child in module.children():
+        yield from _walk(child, layers)
+
+
+def _fresh(tensors: list[Tensor], seen: set[int]) -> list[Tensor]:
+    new = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
+    seen |= new.keys()
+    return list(new.values())

@@ -1,0 +1,265 @@
+"""The memory law of a model before it ever runs: its real configuration, traced without weights, content or device.
+
+A few layers of the network are computed over tensors that have a shape and no memory, and every storage that an
+operation would have created is counted. Peaks do not depend on the depth, so the law holds for all of it. What was
+traced is kept beside the models, and traced anew only for another configuration or other versions of the libraries.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.errors import InterlockError
+from engine.gpu.memory import Law, Sample, fit
+from engine.gpu.meter import Counter, Meter
+from engine.models.layout import values_in
+from engine.models.network import PackedEncoder, filling, packable
+from engine.models.sources import model_cache
+from engine.models.stages import size_of, slot_bytes
+from engine.record import durable
+
+if TYPE_CHECKING:
+    from engine.models.card import ModelCard
+
+LAW_VERSION = 1
+POSITIONS = 512  # where a configuration names none
+STEP = 16
+"""Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
+TOKENS = 32 << 10
+"""In a traced batch, at least: enough that an allocator's rounding of each tensor does not count."""
+Config = Mapping[str, Any]
+
+
+def law_for(card: "ModelCard", device_kind: str) -> Law:
+    """The law of a card's model on a device of this kind: its weights as held there, or as its files say."""
+    dtype: torch.dtype = getattr(torch, card.dtype)
+    if device_kind == "cpu" and card.packed:
+        return _weighing(_closed(card.config, dtype), _weights_in(card, dtype.itemsize))
+    narrow = device_kind == "sim"
+    computed = torch.float32 if narrow else dtype
+    law = law_of(card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow)
+    return law if card.packed else _weighing(law, _weights_in(card, 2 if narrow else dtype.itemsize))
+
+
+def law_of_config_only(
+    config: Config, device_kind: str, dtype: torch.dtype = torch.float16, attention: str = "sdpa"
+) -> Law:
+    """The law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
+    packed, narrow = packable(config), device_kind == "sim"
+    computed = torch.float32 if narrow else dtype
+    law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow)
+    return _weighing(_closed(config, dtype), law.weights) if device_kind == "cpu" and packed else law
+
+
+def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str = "sdpa", narrow: bool = False) -> Law:
+    """The law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
+
+    `packed` networks are ours, without padding; any other is built by transformers, with the given attention kernel
+    where it has it. Its law counts the mask that rows of different lengths need; `Law.bare` is the one without.
+    `narrow` counts float32 at half its bytes. Weights are those of the network alone. An architecture that cannot be
+    traced gets a generous closed form.
+    """
+    about = [LAW_VERSION, _plain(config), packed, str(dtype), attention, narrow, *map(metadata.version, _LIBRARIES)]
+    told = json.dumps(about, sort_keys=True, default=str).encode()
+    file = model_cache() / "laws" / f"{hashlib.sha256(told).hexdigest()}.json"
+    with suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(file.read_bytes(), type=Law)
+    try:
+        law = _traced(_Packed(config, dtype) if packed else _Padded(config, dtype, attention), narrow=narrow)
+    except Exception:  # what foreign architectures do under a trace is beyond counting; measuring will correct it
+        return _guessed(config, 2 if narrow else dtype.itemsize, attention)
+    with suppress(InterlockError):  # it can be traced again
+        durable.write_bytes(file, msgspec.json.encode(law))
+    return law
+
+
+_LIBRARIES = ("torch", "transformers")
+_UNHEARD = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "id2label", "label2id")
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """What of a configuration can matter."""
+    return {key: value for key, value in config.items() if key not in _UNHEARD}
+
+
+def _weights_in(card: "ModelCard", size: int) -> int:
+    return size * sum(values_in(file) for file in card.snapshot.weights)
+
+
+def _weighing(law: Law, weights: int) -> Law:
+    return replace(law, weights=weights, bare=law.bare and replace(law.bare, weights=weights))
+
+
+def _closed(config: Config, dtype: torch.dtype) -> Law:
+    """The packed network's: `max(6d, 2d + ff)` values for each token, and MPNet's addition to the attention scores."""
+    width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
+    phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)
+    if config["model_type"] != "mpnet":
+        return Law(0, 0, phases)
+    square = float(config["num_attention_heads"] * size)
+    return Law(0, 0, phases, square=square, prelude=Law(0, 0, ((0.0, 0.0),), square=2 * square))
+
+
+def _guessed(config: Config, size: int, attention: str) -> Law:
+    """Above what gated networks are known to take: `4d + 3ff` values for each token, five scores for each head."""
+    width = int(config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 1024)
+    inner = int(config.get("intermediate_size") or config.get("d_ff") or 4 * width)
+    heads, depth = int(config.get("num_attention_heads") or 16), int(config.get("num_hidden_layers") or 24)
+    values = int(config.get("vocab_size") or 1 << 17) * width + depth * width * (4 * width + 3 * inner)
+    slope = 5 * heads * size if attention == "eager" else 2 * (1 + size)
+    return Law(values * size, 0, ((float(size * max(4 * width + 3 * inner, 16 * width)), float(slope)),))
+
+
+class _Subject(Protocol):
+    """A network that can be traced: blank, with a few layers, and one more."""
+
+    depth: int
+    layers: int
+    longest: int
+
+    def blank(self, layers: int) -> nn.Module:
+        """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
+
+    def tokens(self, rows: int, length: int) -> int:
+        """How many tokens are computed for rows of one length."""
+
+    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        """Unit vectors of blank rows, computed as the encoder does."""
+
+
+class _Packed:
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        self._config, self._dtype = config, dtype
+        self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
+
+    def blank(self, layers: int) -> nn.Module:
+        return PackedEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
+
+    def tokens(self, rows: int, length: int) -> int:
+        return rows * length + filling(rows * length)
+
+    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        hidden = network(torch.ones(rows * length, dtype=torch.int64), [length] * rows).float()
+        return F.normalize(hidden[torch.arange(rows)], dim=1)
+
+
+class _Padded:
+    def __init__(self, config: Config, dtype: torch.dtype, attention: str) -> None:
+        self._config, self._dtype, self._attention = config, dtype, attention
+        text = self._settings().get_text_config()
+        self._kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+        self.depth, self.layers = int(text.num_hidden_layers), max(2, len(self._kinds))
+        self.longest = _longest(text.to_dict())
+
+    def blank(self, layers: int) -> nn.Module:
+        settings = self._settings()
+        text = settings.get_text_config()
+        text.num_hidden_layers = layers
+        if self._kinds:
+            text.layer_types = (self._kinds + self._kinds[-1:] * layers)[:layers]
+        try:
+            settings._attn_implementation = self._attention
+            network = _blank(settings)
+        except ValueError:  # an architecture without that kernel; it is loaded without it too
+            settings._attn_implementation = "eager"
+            network = _blank(settings)
+        for parameter in network.parameters():
+            parameter.data = parameter.data.to(self._dtype)
+        return network.eval()
+
+    def tokens(self, rows: int, length: int) -> int:
+        return rows * length
+
+    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        ids = torch.ones(rows, length, dtype=torch.int64)
+        mask = torch.ones_like(ids) if masked else None
+        hidden = network(input_ids=ids, attention_mask=self._no_mask() if mask is None else mask)[0]
+        counted = (torch.ones_like(ids) if mask is None else mask)[..., None].to(hidden.dtype)
+        return F.normalize((hidden * counted).sum(1, dtype=torch.float32), dim=1)
+
+    def _no_mask(self) -> dict[str, None] | None:
+        """A causal network would have to look at its positions to know that it needs no mask; it is told instead."""
+        told = self._attention == "sdpa" and self._kinds == ["full_attention"]
+        return {"full_attention": None} if told else None
+
+    def _settings(self) -> Any:
+        from transformers import CONFIG_MAPPING
+
+        settings = CONFIG_MAPPING[self._config["model_type"]].from_dict(copy.deepcopy(dict(self._config)))
+        for part in (settings, settings.get_text_config()):
+            part.use_cache = False  # keys and values of every layer would be kept; nobody asks for them
+        return settings
+
+
+def _longest(config: Config) -> int:
+    """The longest row of a configuration; two positions may belong to padding."""
+    said = config.get("max_position_embeddings") or config.get("n_positions")
+    return max(1, said - 2) if isinstance(said, int) else POSITIONS
+
+
+def _blank(settings: Any) -> nn.Module:
+    """The network of a configuration, its encoder if it has two halves, without a number being drawn for it."""
+    from transformers import MODEL_MAPPING
+
+    found = MODEL_MAPPING[type(settings)]
+    base = found[0] if isinstance(found, tuple) else found
+    blank = type(base.__name__, (base,), {"__module__": base.__module__, "_init_weights": lambda *_: None})
+    network: Any = blank(settings)
+    half: nn.Module = network.get_encoder() if settings.is_encoder_decoder else network
+    return half
+
+
+def _traced(subject: _Subject, *, narrow: bool) -> Law:
+    """Sizes of the network, and the law of its forwards with a mask and without."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        network, larger = subject.blank(subject.layers), subject.blank(subject.layers + 1)
+
+        def fitted(*, masked: bool) -> Law:
+            return fit([_sample(subject, network, *shape, masked, narrow) for shape in shapes(subject.longest)])
+
+        whole = fitted(masked=True)
+        bare: Law | None = None
+        if isinstance(subject, _Padded):
+            with suppress(Exception):  # without a mask of its own it counts as with one
+                bare = fitted(masked=False)
+    share = 2 if narrow else 1
+    size = size_of(network)
+    weights = (size + (subject.depth - subject.layers) * (size_of(larger) - size)) // share
+    law = replace(whole, slots=slot_bytes(network) // share, bare=bare if bare != whole else None)
+    return _weighing(law, weights)
+
+
+def shapes(longest: int) -> list[tuple[int, int]]:
+    """Rows and their length for each forward of a trace, up to rows of `longest`."""
+    lengths = _lengths(longest)
+    batches = [(1 + 2 * STEP * max(1, TOKENS // (2 * STEP * length)), length) for length in lengths]
+    return batches + [(1, length) for length in lengths[-5:]] + [(2, length) for length in lengths[-3:]]
+
+
+def _lengths(longest: int) -> list[int]:
+    """Neighbours at both ends, where they tell the slope of a phase that ends there, and four between."""
+    top = (longest - 1) // STEP
+    if top < 4:
+        return sorted({max(1, longest * quarter // 4) for quarter in range(1, 5)})
+    between = (round(2 * (top / 2) ** (share / 5)) for share in range(1, 5))
+    return [1 + STEP * step for step in sorted({1, 2, *between, top - 1, top})]
+
+
+def _sample(subject: _Subject, network: nn.Module, rows: int, length: int, masked: bool, narrow: bool) -> Sample:
+    """The peak of one forward."""
+    counter = Counter()
+    with torch.inference_mode(), Meter(counter, narrow=narrow):
+        subject.forward(network, rows, length, masked=masked)
+    return Sample(subject.tokens(rows, length), length, counter.peak)

@@ -1,0 +1,79 @@
+"""What an operator asks of a run while it goes on: written by a front end, heeded by the workers between two batches.
+
+What was asked is pending until it is heeded; then it counts, and an event says so with who asked.
+"""
+
+import threading
+from collections.abc import Callable
+
+from engine.errors import ExitCode
+from engine.passes.schedule import Schedule
+from engine.record.events import AnyEvent, ControlApplied
+
+PAUSE_SECONDS = 0.1
+YES, NO = "yes", "no"
+VALUES: dict[str, tuple[str, ...]] = {
+    "schedule": tuple(schedule.value for schedule in Schedule),
+    "cpu_fallback": (YES, NO),
+    "pause": (YES, NO),
+}
+"""Every control and the values that it may have."""
+
+
+class Controls:
+    """The box between a front end and the engine; called, it says whether the run is to stop at the next batch."""
+
+    def __init__(self) -> None:
+        self.code: ExitCode | None = None
+        """Set to stop: the exit code that stopping means."""
+        self.schedule = Schedule.EXCLUSIVE
+        self.window = 0
+        self.cpu_fallback = True
+        self.orders = 0
+        """How often the order of the remaining cells was changed."""
+        self._asked: list[ControlApplied] = []
+        self._paused = False
+        self._lock = threading.Lock()
+
+    def __call__(self) -> bool:
+        return self.code is not None
+
+    def begin(self, schedule: Schedule, window: int, *, cpu_fallback: bool) -> None:
+        """What counts when a run begins."""
+        self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback
+
+    def ask(self, control: str, value: str, who: str) -> str:
+        """Ask for `control` to become `value`; empty, or why that cannot be."""
+        if value not in VALUES.get(control, ()):
+            return f"{control} cannot be {value!r}; it can be: {', '.join(VALUES.get(control, ('nothing',)))}"
+        with self._lock:
+            self._asked.append(ControlApplied(control=control, value=value, who=who))
+        return ""
+
+    def pending(self) -> list[ControlApplied]:
+        """What was asked and does not count yet."""
+        with self._lock:
+            return list(self._asked)
+
+    def heed(self, tell: Callable[[AnyEvent], object]) -> None:
+        """Let everything count that was asked; waits here while the run is paused and not to stop."""
+        while True:
+            with self._lock:
+                asked, self._asked = self._asked, []
+                for control in asked:
+                    self._apply(control)
+            for control in asked:
+                tell(control)
+            if not self._paused or self():
+                return
+            threading.Event().wait(PAUSE_SECONDS)
+
+    def _apply(self, asked: ControlApplied) -> None:
+        match asked.control:
+            case "schedule":
+                self.orders += asked.value != self.schedule
+                self.schedule = Schedule(asked.value)
+            case "cpu_fallback":
+                self.cpu_fallback = asked.value == YES
+            case "pause":
+                self._paused = asked.value == YES

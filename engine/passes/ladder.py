@@ -1,0 +1,230 @@
+"""What to do with a piece of a batch that did not go through on its device: the next rung of the ladder, with why.
+
+A piece is some rows that went through the model in one forward. Who computes it brings evidence, means and the effort
+made so far, gets a `Step`, does it, and comes back with the step's effort if a piece of it fails again:
+
+    out of memory    replan > split > stream > chunk > relocate > cpu > park
+    not finite       replan (a single row, as it is) > split (every row alone) > cpu > park
+    device lost      relocate > cpu > park
+
+A climb never goes back down, and a rung that cannot help is passed over. Losing a device is no fault of the piece:
+where it goes next, the climb begins again, but it relocates once in its life, and nothing comes back from the CPU. So
+every row is computed or parked within 11 + log2(rows) steps, rounded up, and none is parked for its neighbours' sake.
+
+Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where there is any.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from engine.record.durable import human_bytes
+
+MOST_REPLANS = 2
+"""How often one piece is planned anew before it is split without asking the law."""
+
+ALONE = 1
+"""As the most tokens of a forward: no two rows share one."""
+
+
+class Rung(StrEnum):
+    """What can be done, from the cheapest to the last; names compare as text, so compare `height`."""
+
+    REPLAN = "replan"
+    SPLIT = "split"
+    STREAM = "stream"
+    CHUNK = "chunk"
+    RELOCATE = "relocate"
+    CPU = "cpu"
+    PARK = "park"
+
+    @property
+    def height(self) -> int:
+        return list(Rung).index(self)
+
+
+MOVES = frozenset({Rung.RELOCATE, Rung.CPU})
+"""Rungs that take a piece to another place."""
+
+
+class Cause(StrEnum):
+    """Why a piece did not go through: out of memory, its device is gone, or vectors that are not finite or are zero."""
+
+    MEMORY = "memory"
+    LOST = "lost"
+    NOT_FINITE = "not_finite"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen when the piece failed; of one that was not finite, `rows` are those whose vectors were refused."""
+
+    cause: Cause
+    rows: int
+    longest: int
+    """Tokens of the longest row."""
+    tokens: int
+    """Of the whole forward, padding included."""
+    predicted: int
+    """Bytes that the forward was given."""
+    room: int
+    """Bytes that were free for it when it failed, after clearing."""
+    allowed_tokens: int
+    """The most tokens that the corrected law allows in that room now."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What is possible from where the piece failed; a piece that failed on the CPU has no `cpu` to go to."""
+
+    streams: bool
+    """The model's layers can be streamed from the host."""
+    chunks: bool
+    """Its MLP can be computed in slices of the sequence."""
+    others: bool
+    """Another healthy device of this lease is there."""
+    cpu: bool
+    """CPU fallback is allowed, and host memory suffices for it."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a piece has behind it. Streaming and chunking that were `tried` stay on for what follows."""
+
+    tried: frozenset[Rung] = frozenset()
+    """Rungs climbed since the last device was lost."""
+    replans: int = 0
+    again: frozenset[Cause] = frozenset()
+    """Causes after which it was done once more just as it was."""
+    moves: frozenset[Rung] = frozenset()
+    """Those of `MOVES` ever made."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do now; `effort` goes with every piece of it, and `reason` is a sentence for an operator."""
+
+    rung: Rung
+    tokens: int | None
+    """The most tokens of one forward from now on; None: as they come."""
+    effort: Effort
+    reason: str
+
+    def pieces(self, lengths: Sequence[int], padded: bool) -> list[slice]:
+        """The forwards that the rows of the failed piece (`lengths` in tokens, longest first) are now computed in."""
+        if self.tokens is not None:
+            return slices(lengths, self.tokens, padded)
+        return halves(len(lengths)) if self.rung is Rung.SPLIT else [slice(0, len(lengths))]
+
+
+def next_step(effort: Effort, evidence: Evidence, means: Means) -> Step:
+    """The first rung that is still ahead of the piece and can help."""
+    match evidence.cause:
+        case Cause.MEMORY:
+            return _short_of_memory(effort, evidence, means)
+        case Cause.NOT_FINITE:
+            return _not_finite(effort, evidence, means)
+        case Cause.LOST:
+            return _onward((Rung.RELOCATE, Rung.CPU), effort, evidence, means)
+
+
+def halves(rows: int) -> list[slice]:
+    """Two halves of at least two rows; of an odd number, the first has the fewer: its rows are the longer ones."""
+    assert rows > 1, "a single row has no halves"
+    return [slice(0, rows // 2), slice(rows // 2, rows)]
+
+
+def slices(lengths: Sequence[int], most_tokens: int, padded: bool) -> list[slice]:
+    """Rows, longest first, cut into runs of at most `most_tokens` tokens, and of at least one row each.
+
+    `padded` rows count as many tokens as the longest of their run.
+    """
+    cut, start, tokens = [], 0, 0
+    for row, length in enumerate(lengths):
+        tokens += lengths[start] if padded else length
+        if tokens > most_tokens and row > start:
+            cut.append(slice(start, row))
+            start, tokens = row, length
+    return [*cut, slice(start, len(lengths))] if len(lengths) else []
+
+
+def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
+    """Fewer tokens while there is more than one row; then less of the model at a time; then another place."""
+    allowed, tokens = evidence.allowed_tokens, evidence.tokens
+    if _may_replan(effort) and evidence.rows > 1 and evidence.longest <= allowed < tokens:
+        action = f"now at most {allowed:,} of its {tokens:,} tokens at a time"
+        return _step(Rung.REPLAN, action, effort, evidence, allowed)
+    if _may_replan(effort) and allowed >= tokens and evidence.cause not in effort.again:
+        return _again("it should have fitted, so now the same once more", effort, evidence)
+    if evidence.rows > 1:
+        return _step(Rung.SPLIT, "now each half by itself", effort, evidence)
+    return _onward((Rung.STREAM, Rung.CHUNK, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
+
+
+def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
+    """Alone, lest a row's overflow is its neighbour's; then once more as it is, unless being alone was that."""
+    if evidence.rows > 1:
+        return _step(Rung.SPLIT, "now every row alone", effort, evidence, ALONE)
+    if _may_replan(effort) and evidence.cause not in effort.again:
+        return _again("now once more, alone", effort, evidence)
+    return _onward((Rung.CPU,), effort, evidence, means)
+
+
+_ACTIONS = {
+    Rung.STREAM: "now with its layers streamed from the host",
+    Rung.CHUNK: "now with the MLP in slices of the sequence",
+    Rung.RELOCATE: "now on another device",
+    Rung.CPU: "now on the CPU in float32",
+    Rung.PARK: "nothing is left to try",
+}
+
+
+def _onward(rungs: Sequence[Rung], effort: Effort, evidence: Evidence, means: Means) -> Step:
+    """The first of `rungs` that is possible and ahead; none is the end."""
+    possible = {
+        Rung.STREAM: means.streams,
+        Rung.CHUNK: means.chunks,
+        Rung.RELOCATE: means.others,
+        Rung.CPU: means.cpu,
+    }
+    rung = next((rung for rung in rungs if possible[rung] and _ahead(rung, effort)), Rung.PARK)
+    return _step(rung, _ACTIONS[rung], effort, evidence)
+
+
+def _may_replan(effort: Effort) -> bool:
+    return effort.replans < MOST_REPLANS and effort.tried <= {Rung.REPLAN}
+
+
+def _ahead(rung: Rung, effort: Effort) -> bool:
+    """Whether `rung` is above all that was tried; a move also above the moves before a device was lost."""
+    behind = effort.tried | effort.moves if rung in MOVES else effort.tried
+    return all(rung.height > tried.height for tried in behind)
+
+
+def _again(action: str, effort: Effort, evidence: Evidence) -> Step:
+    """The same forward, which is done over once for each cause."""
+    effort = replace(effort, again=effort.again | {evidence.cause})
+    return _step(Rung.REPLAN, action, effort, evidence, evidence.tokens)
+
+
+def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: int | None = None) -> Step:
+    after = Effort(
+        tried=frozenset() if evidence.cause is Cause.LOST else effort.tried | {rung},
+        replans=effort.replans + (rung is Rung.REPLAN),
+        again=effort.again,
+        moves=effort.moves | ({rung} & MOVES),
+    )
+    return Step(rung, tokens, after, f"{_what_happened(evidence)}; {action}")
+
+
+def _what_happened(evidence: Evidence) -> str:
+    longest = f"{evidence.longest:,} tokens"
+    rows = f"a row of {longest}" if evidence.rows == 1 else f"{evidence.rows:,} rows of at most {longest}"
+    match evidence.cause:
+        case Cause.MEMORY:
+            sizes = f"{human_bytes(evidence.predicted)} were foreseen, {human_bytes(evidence.room)} were free"
+            return f"{rows} ran out of memory: {sizes}"
+        case Cause.LOST:
+            return f"the device was lost under {rows}"
+        case Cause.NOT_FINITE:
+            return f"{rows} came out zero or not finite"

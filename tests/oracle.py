@@ -1,0 +1,78 @@
+"""What forwards really allocate: the truth that a memory law is held against.
+
+`Oracle` traces the whole depth of a published configuration; `measured` counts what a real network allocates on the
+host. Neither takes anything from the code under test but the network itself and the meter.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from engine.gpu.meter import Counter, Meter
+from engine.models.network import PackedEncoder
+
+CAUSAL = ("qwen2", "qwen3")
+
+
+class Oracle:
+    """A network at its full depth without weights or content. Rows of one length are computed without a mask."""
+
+    def __init__(
+        self, config: Mapping[str, Any], *, packed: bool, attention: str = "sdpa", dtype: torch.dtype = torch.float16
+    ) -> None:
+        self._causal = config["model_type"] in CAUSAL and attention == "sdpa"
+        self._packed = packed
+        self._mode = FakeTensorMode()
+        with self._mode:
+            self._network = PackedEncoder.blank(config, dtype) if packed else _padded(config, attention, dtype)
+        parameters = {id(each): each for each in self._network.parameters()}.values()
+        self.weights = sum(each.numel() * each.element_size() for each in parameters)
+
+    def peak(self, lengths: Sequence[int]) -> int:
+        """Bytes beside the weights at the peak of one forward of rows of these lengths, pooled in float32."""
+        with self._mode:
+            return measured(self._network, lengths, packed=self._packed, causal=self._causal)
+
+
+def measured(
+    network: nn.Module, lengths: Sequence[int], *, packed: bool, narrow: bool = False, causal: bool = False
+) -> int:
+    """Bytes that a forward of rows of these lengths allocates at its peak; `causal` says so where no mask does."""
+    counter = Counter()
+    with torch.inference_mode(), Meter(counter, narrow=narrow):
+        if packed:
+            hidden = network(torch.ones(sum(lengths), dtype=torch.int64), list(lengths)).float()
+        else:
+            ids = torch.ones(len(lengths), max(lengths), dtype=torch.int64)
+            mask: Any = {"full_attention": None} if causal else None
+            if len(set(lengths)) > 1:
+                mask = torch.ones_like(ids)
+                for row, length in enumerate(lengths):
+                    mask[row, length:] = 0
+            hidden = network(input_ids=ids, attention_mask=mask)[0].float()
+        pooled = hidden[:1]
+        del hidden, pooled
+    return counter.peak
+
+
+def lengths_of(generator: np.random.Generator, longest: int, tokens: int, *, packed: bool, even: bool) -> list[int]:
+    """Rows at random: the longest from 32 up to `longest`, as many as make at most about `tokens`."""
+    top = int(np.exp(generator.uniform(np.log(32), np.log(longest + 1))))
+    rows = int(np.exp(generator.uniform(0, np.log(max(1, tokens // top) + 1))))
+    if even or (rows == 1 and packed):
+        return [top] * rows
+    return [top, *generator.integers(max(1, top // 2), top, max(1, rows - 1), endpoint=False).tolist()]
+
+
+def _padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+    from transformers.initialization import no_init_weights
+
+    settings = AutoConfig.for_model(**{**config, "use_cache": False})
+    with no_init_weights():
+        network: nn.Module = AutoModel.from_config(settings, attn_implementation=attention, dtype=dtype)
+    return network.eval()

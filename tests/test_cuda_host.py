@@ -1,0 +1,565 @@
+"""What can be shown of the GPU side without a GPU: its arithmetic, over figures that a stub tells in CUDA's place.
+
+The stub stands for torch.cuda and the driver, which cannot be had here. It proves what is done with their figures, that
+the functions exist in the torch that is installed, and nothing about a real card.
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from console import doctor
+from engine.config import load
+from engine.errors import UnavailableError
+from engine.gpu import cuda, nvml
+from engine.gpu.devices import choose, describe_host
+from engine.gpu.locks import holding
+from engine.gpu.nvml import Nvml, Process, open_nvml
+from engine.record.events import Memory, Readings
+from tests.builders import ROOT, environment
+
+MIB, GIB = 1 << 20, 1 << 30
+UUID = "GPU-12345678-0000-0000-0000-000000000000"
+LOST = torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+
+class Card:
+    """One card: who has how much of it, as the test sets it, and what was asked of it."""
+
+    total = 15 * GIB
+    others = 0
+    context = 300 * MIB  # once it is made
+    opened = False
+    error = None
+    lag = late = 0  # looks at the driver after `empty_cache` that show less than is free
+
+    def __init__(self):
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.fraction = None
+        self.calls = []
+
+    @property
+    def own(self):
+        return (self.context if self.opened else 0) + self.reserved
+
+    def mem_get_info(self, device):
+        self.answer()
+        self.late, late = max(0, self.late - 1), self.late
+        return self.total - self.others - self.own - (GIB if late else 0), self.total
+
+    def stats(self, device):
+        def counts(now, peak):
+            return {"all": {"current": now, "peak": max(now, peak)}}
+
+        reserved = counts(self.reserved, self.peak_reserved)
+        allocated = counts(self.allocated, self.peak_allocated)
+        return {"allocated_bytes": allocated, "reserved_bytes": reserved, "num_alloc_retries": 3}
+
+    def reset_peak(self, device):
+        self.peak_allocated = self.peak_reserved = 0
+
+    def set_fraction(self, fraction, device):
+        self.fraction = fraction
+
+    def first_product(self, place):
+        self.answer()
+        self.opened = True
+
+    def empty_cache(self):
+        self.answer()
+        self.calls.append("empty_cache")
+        self.reserved, self.late = self.allocated, self.lag
+
+    def answer(self):
+        if self.error:
+            raise self.error
+
+
+class Driver:
+    """NVML's account of a card; `pid` is under which number it knows this process."""
+
+    def __init__(self, card, pid):
+        self._card, self._pid = card, pid
+
+    def readings(self, uuid):
+        assert uuid == UUID
+        used = self._card.others + self._card.own + 512 * MIB
+        return Readings(used=used, total=self._card.total + 512 * MIB, others=self._card.others)
+
+    def own(self, uuid):
+        return self._card.own if self._pid == os.getpid() and self._card.opened else None
+
+    def others(self, uuid):
+        return [Process(4711, "python", self._card.others)] if self._card.others else []
+
+    def names(self):
+        return ["Tesla T4", "Tesla T4"]
+
+    def driver(self):
+        return "550.54.15"
+
+
+class Stranger(Driver):
+    """Knows another process by our number."""
+
+    def own(self, uuid):
+        return MIB
+
+
+@pytest.fixture
+def card(monkeypatch):
+    card = Card()
+    properties = SimpleNamespace(name="Tesla T4", total_memory=card.total, uuid=UUID.removeprefix("GPU-"))
+    for name, function in {
+        "get_device_properties": lambda index: properties,
+        "mem_get_info": card.mem_get_info,
+        "memory_stats_as_nested_dict": card.stats,
+        "memory_reserved": lambda device: card.reserved,
+        "reset_peak_memory_stats": card.reset_peak,
+        "set_per_process_memory_fraction": card.set_fraction,
+        "synchronize": lambda device=None: (card.answer(), card.calls.append("synchronize")),
+        "empty_cache": card.empty_cache,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    clear = lambda: card.calls.append("clear_workspaces")  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    monkeypatch.setattr(cuda, "_first_product", card.first_product)
+    monkeypatch.setattr(cuda, "open_nvml", lambda: Driver(card, os.getpid()))
+    monkeypatch.setattr(cuda, "FRESH", 0.0)
+    cuda._open.cache_clear()
+    yield card
+    cuda._open.cache_clear()
+
+
+@pytest.fixture
+def device(card):
+    return cuda.CudaDevice(0)
+
+
+def test_GIVEN_the_installed_torch_WHEN_looked_at_THEN_it_has_each_function_that_is_called_with_these_arguments():
+    where = torch.device("cuda", 0)
+    for name, arguments in {
+        "get_device_properties": (0,),
+        "mem_get_info": (where,),
+        "memory_stats_as_nested_dict": (where,),
+        "memory_reserved": (where,),
+        "reset_peak_memory_stats": (where,),
+        "set_per_process_memory_fraction": (0.5, where),
+        "synchronize": (where,),
+        "empty_cache": (),
+        "device": (where,),
+        "stream": (None,),
+        "default_stream": (where,),
+        "current_stream": (where,),
+        "Stream": (where,),
+        "cudart": (),
+        "is_available": (),
+        "device_count": (),
+    }.items():
+        inspect.signature(getattr(torch.cuda, name)).bind(*arguments)
+    assert (
+        "def _cuda_clearCublasWorkspaces() -> None"
+        in Path(torch._C.__file__).with_name("_C").joinpath("__init__.pyi").read_text()
+    )
+
+
+def test_GIVEN_the_module_WHEN_imported_THEN_cuda_is_not_touched():
+    code = "import torch, engine.gpu.cuda; assert not torch.cuda.is_initialized()"
+    poisoned = "import torch; torch.cuda._lazy_init = torch.cuda.is_available = None; " + code
+    subprocess.run([sys.executable, "-c", poisoned], env=environment(), cwd=ROOT, check=True)
+
+
+def test_GIVEN_a_card_WHEN_made_a_device_THEN_it_is_named_and_no_context_is_made(card, device):
+    assert (device.name, device.label, device.total, device.key) == ("cuda:0", "Tesla T4", 15 * GIB, UUID)
+    assert device.torch == torch.device("cuda:0")
+    assert not card.opened
+
+
+def test_GIVEN_a_ceiling_WHEN_walled_THEN_allocator_and_all_beside_it_reach_the_ceiling_exactly(card, device):
+    device.wall(12 * GIB)
+    assert round(card.fraction * card.total) + card.context == 12 * GIB
+
+
+@pytest.mark.parametrize(("ceiling", "fraction"), [(None, 1.0), (100 * GIB, 1.0), (200 * MIB, 0.0)])
+def test_GIVEN_no_ceiling_or_one_beyond_the_card_or_below_its_context_WHEN_walled_THEN_it_is_a_fraction(
+    card, device, ceiling, fraction
+):
+    device.wall(ceiling)
+    assert card.fraction == fraction
+
+
+def test_GIVEN_an_empty_card_WHEN_asked_for_room_THEN_it_is_the_ceiling_without_the_context(card, device):
+    assert device.room(12 * GIB) == 12 * GIB - card.context
+
+
+def test_GIVEN_cached_memory_WHEN_asked_for_room_THEN_it_is_room_and_what_is_allocated_is_not(card, device):
+    card.reserved, card.allocated = 5 * GIB, 2 * GIB
+    assert device.room(12 * GIB) == 12 * GIB - card.context - 2 * GIB
+
+
+def test_GIVEN_another_process_on_the_card_WHEN_asked_for_room_THEN_its_memory_is_none(card, device):
+    card.others, card.reserved, card.allocated = 10 * GIB, 2 * GIB, GIB
+    assert device.room(12 * GIB) == card.total - 10 * GIB - card.context - GIB
+
+
+def test_GIVEN_a_card_that_is_full_or_lost_WHEN_asked_for_room_THEN_there_is_none(card, device):
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), LOST):
+        card.error = error
+        assert device.room(12 * GIB) == 0
+
+
+def test_GIVEN_a_card_that_torch_has_no_kernels_for_WHEN_first_used_THEN_it_is_said_what_to_do(card, device):
+    card.error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+    with pytest.raises(UnavailableError, match=r"cuda:0 cannot compute .*on the device\): install a build of torch"):
+        device.room(12 * GIB)
+
+
+@pytest.mark.parametrize("others", [0, 3 * GIB])
+@pytest.mark.parametrize("known", ["told", "by another number", "a stranger's", "no driver"])
+def test_GIVEN_what_the_driver_tells_WHEN_measured_THEN_occupied_never_is_less_than_what_is_ours(
+    card, monkeypatch, known, others
+):
+    card.others = others
+    drivers = {
+        "told": Driver(card, os.getpid()),
+        "by another number": Driver(card, 1),
+        "a stranger's": Stranger(card, 1),
+    }
+    monkeypatch.setattr(cuda, "open_nvml", lambda: drivers.get(known))
+    device = cuda.CudaDevice(0)
+    device.room(GIB)
+    card.context += 50 * MIB  # kernels are loaded when they are first used
+    card.reserved, card.allocated = 2 * GIB, GIB
+    unknown = others if known == "no driver" else 0
+    expected = Memory(allocated=GIB, reserved=2 * GIB, occupied=2 * GIB + 350 * MIB + unknown)
+    assert device.memory() == expected
+
+
+def test_GIVEN_a_neighbour_that_leaves_WHEN_measured_without_own_figures_THEN_the_context_still_counts(
+    card, monkeypatch
+):
+    card.others = 3 * GIB
+    monkeypatch.setattr(cuda, "open_nvml", lambda: Driver(card, 1))
+    device = cuda.CudaDevice(0)
+    device.room(GIB)
+    card.others = 0
+    assert device.memory().occupied == card.context
+
+
+def test_GIVEN_a_moment_since_the_last_look_WHEN_measured_again_THEN_the_driver_is_not_asked_again(
+    card, device, monkeypatch
+):
+    device.memory()
+    monkeypatch.setattr(cuda, "FRESH", 60.0)
+    card.error = AssertionError("asked")
+    card.reserved = GIB
+    assert device.memory().occupied == GIB + card.context
+
+
+def test_GIVEN_a_peak_WHEN_begun_anew_THEN_the_highest_of_the_allocator_and_of_all_looks_is_told(card, device):
+    device.start_peak()
+    card.reserved, card.allocated = 3 * GIB, 2 * GIB
+    card.peak_reserved, card.peak_allocated = 4 * GIB, 3 * GIB
+    assert device.peak() == Memory(allocated=3 * GIB, reserved=4 * GIB, occupied=4 * GIB + card.context)
+    card.context += GIB
+    seen = device.memory().occupied
+    card.reserved = card.allocated = 0
+    card.peak_reserved = card.peak_allocated = 0
+    assert device.peak().occupied == seen
+    device.start_peak()
+    assert device.peak().occupied < seen
+    assert device.retries() == 3
+
+
+def test_GIVEN_a_lost_card_WHEN_measured_and_reclaimed_THEN_nothing_is_raised_and_the_last_figures_stand(card, device):
+    card.reserved, card.allocated = 3 * GIB, 2 * GIB
+    before = device.memory()
+    card.error = LOST
+    device.reclaim()
+    device.trim()
+    assert device.memory() == before
+    assert device.peak() == before
+    device.start_peak()
+    device.wall(GIB)
+
+
+def test_GIVEN_work_that_is_done_WHEN_reclaimed_THEN_workspaces_go_before_the_cache_and_the_driver_is_waited_for(
+    card, device
+):
+    card.reserved, card.allocated = 3 * GIB, 0
+    device.memory()
+    card.calls.clear()
+    card.lag = 3
+    device.reclaim()
+    assert card.calls == ["synchronize", "clear_workspaces", "empty_cache"]
+    assert card.late == 0
+    assert device.memory() == Memory(allocated=0, reserved=0, occupied=card.context)
+
+
+def test_GIVEN_a_driver_that_never_tells_of_it_WHEN_reclaimed_THEN_the_patience_ends(card, device, monkeypatch):
+    monkeypatch.setattr(cuda, "PATIENCE", 0.05)
+    card.reserved = 3 * GIB
+    device.memory()
+    card.lag = 1_000_000
+    device.reclaim()
+    assert 0 < card.late < card.lag
+
+
+def test_GIVEN_a_context_that_the_driver_knows_by_another_number_WHEN_read_THEN_others_are_not_made_up(
+    card, monkeypatch
+):
+    for pid, others in ((os.getpid(), 2 * GIB), (1, None)):
+        monkeypatch.setattr(cuda, "open_nvml", lambda pid=pid: Driver(card, pid))
+        card.others = 2 * GIB
+        device = cuda.CudaDevice(0)
+        device.memory()
+        assert device.readings().others == others
+
+
+def test_GIVEN_copies_beside_the_computation_WHEN_begun_and_joined_THEN_each_stream_waits_for_the_other(
+    device, monkeypatch
+):
+    said, current = [], ["main"]
+
+    class Stream:
+        def __init__(self, name):
+            self.name = "copies" if isinstance(name, torch.device) else name
+
+        def wait_stream(self, other):
+            said.append(f"{self.name} waits for {other.name}")
+
+        def __enter__(self):
+            current.append(self.name)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream("main"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(current[-1]))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: Stream(str(device)))
+    with device.computing():
+        assert current[-2:] == ["cuda:0", "main"]
+        with device.copying():
+            assert current[-1] == "copies"
+        device.join_copies()
+    assert said == ["copies waits for main", "main waits for copies"]
+    assert current == ["main"]
+
+
+@pytest.fixture
+def two_cards(card, monkeypatch, tmp_path):
+    """torch sees two cards; both are `card`."""
+    for name, told in {"is_available": True, "device_count": 2}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda told=told: told)
+    monkeypatch.setattr(nvml, "open_nvml", lambda: Driver(card, os.getpid()))
+    monkeypatch.setattr(doctor, "open_nvml", lambda: Driver(card, os.getpid()))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return card
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("auto", ["cuda:0", "cuda:1"]),
+        ("cuda", ["cuda:0", "cuda:1"]),
+        ("cuda:1", ["cuda:1"]),
+        ("cuda:1, cuda:0,cuda:1", ["cuda:1", "cuda:0"]),
+        ("cpu", ["cpu"]),
+    ],
+)
+def test_GIVEN_two_cards_WHEN_some_are_wanted_THEN_each_named_one_is_had_once_and_no_context_is_made(
+    two_cards, wanted, names
+):
+    assert [device.name for device in choose(wanted)] == names
+    assert not two_cards.opened
+
+
+def test_GIVEN_two_cards_WHEN_a_third_is_wanted_THEN_those_that_are_here_are_named(two_cards):
+    with pytest.raises(UnavailableError, match="no cuda:2 here, only cuda:0, cuda:1"):
+        choose("cuda:2")
+
+
+def test_GIVEN_a_card_WHEN_the_host_is_described_THEN_the_card_and_its_driver_are_told(two_cards):
+    assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15"
+
+
+def test_GIVEN_a_card_that_others_use_WHEN_the_doctor_looks_THEN_it_says_what_is_free_and_who_holds_the_rest(two_cards):
+    two_cards.others = 3 * GIB
+    settings = load({"devices": "cuda:0"}, {}).settings
+    (free,) = doctor._devices(settings)
+    said = "11.7 GiB free for a run under a ceiling of 12.0 GiB; 3.0 GiB held by pid 4711 (python)"
+    assert free == (True, "device cuda:0", f"Tesla T4, 15.0 GiB; {said}")
+    with holding(choose("cuda:0"), "run-7"):
+        (held,) = doctor._devices(settings)
+    assert held[0] is False
+    assert f"held by run run-7 (pid {os.getpid()}, since " in held[2]
+
+
+class Runtime:
+    """libcudart: `refuses` is what it answers instead of success."""
+
+    def __init__(self, refuses=0):
+        self.refuses, self.calls = refuses, []
+
+    def cudaHostRegister(self, pointer, size, flags):
+        self.calls.append(("register", pointer, size, flags))
+        return self.refuses
+
+    def cudaHostUnregister(self, pointer):
+        self.calls.append(("unregister", pointer))
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    return runtime
+
+
+def test_GIVEN_a_host_tensor_WHEN_pinned_THEN_its_own_bytes_are_registered_and_given_back_once(runtime):
+    tensor = torch.zeros(1000, dtype=torch.float16)
+    unpin = cuda.pin(tensor, torch.device("cuda:0"))
+    unpin()
+    unpin()
+    assert runtime.calls == [("register", tensor.data_ptr(), 2000, 1), ("unregister", tensor.data_ptr())]
+
+
+def test_GIVEN_a_registration_that_is_refused_WHEN_pinned_THEN_the_error_is_taken_up_and_nothing_is_undone(
+    runtime, monkeypatch
+):
+    taken = []
+    monkeypatch.setattr(torch, "ones", lambda *_, device: taken.append(device) or torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    runtime.refuses = 2
+    cuda.pin(torch.zeros(8), torch.device("cuda:0"))()
+    assert [call[0] for call in runtime.calls] == ["register"]
+    assert taken == ["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place"),
+    [
+        (torch.zeros(8), "cpu"),
+        (torch.zeros(0), "cuda:0"),
+        (torch.zeros(8, 2)[:, 0], "cuda:0"),
+    ],
+    ids=["for the host", "empty", "with gaps"],
+)
+def test_GIVEN_what_cannot_be_pinned_WHEN_pinned_THEN_it_stays_as_it_is(runtime, tensor, place):
+    cuda.pin(tensor, torch.device(place))()
+    assert runtime.calls == []
+
+
+def test_GIVEN_a_machine_without_a_driver_WHEN_nvml_is_opened_THEN_there_is_none_and_no_error():
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        open_nvml.cache_clear()
+        assert open_nvml() is None
+    else:
+        pytest.skip("there is a driver here")
+
+
+class Library:
+    """pynvml with one GPU: a method that is named in `broken` fails as NVML does."""
+
+    NVMLError = pynvml.NVMLError
+    NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError
+
+    def __init__(self, *broken, processes=()):
+        self._processes = processes
+        for name in broken:
+            setattr(self, name, self._fail)
+
+    def _fail(self, *_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlSystemGetDriverVersion(self):
+        return "550.54.15"
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return "handle"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != UUID:
+            self._fail()
+        return "handle"
+
+    def nvmlDeviceGetName(self, handle):
+        return "Tesla T4"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=16 * GIB, used=5 * GIB, free=11 * GIB)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=98, memory=40)
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return 71
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 69_500
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self._processes]
+
+    def nvmlSystemGetProcessName(self, pid):
+        return "/usr/bin/python"
+
+
+def test_GIVEN_a_gpu_WHEN_read_THEN_every_figure_is_in_its_unit():
+    library = Library(processes=[(os.getpid(), 2 * GIB), (4711, 3 * GIB)])
+    assert Nvml(library).readings(UUID) == Readings(
+        used=5 * GIB, total=16 * GIB, others=3 * GIB, utilisation=98, temperature=71, power=69.5
+    )
+    assert (Nvml(library).own(UUID), Nvml(library).names(), Nvml(library).driver()) == (
+        2 * GIB,
+        ["Tesla T4"],
+        "550.54.15",
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "field"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "utilisation"),
+        ("nvmlDeviceGetTemperature", "temperature"),
+        ("nvmlDeviceGetPowerUsage", "power"),
+        ("nvmlDeviceGetComputeRunningProcesses", "others"),
+    ],
+)
+def test_GIVEN_a_figure_that_is_not_told_WHEN_read_THEN_only_that_one_is_missing(broken, field):
+    told = Nvml(Library(broken)).readings(UUID)
+    assert [name for name in told.__struct_fields__ if getattr(told, name) is None] == [field]
+
+
+def test_GIVEN_a_gpu_that_the_driver_does_not_know_WHEN_asked_THEN_nothing_is_told_of_it():
+    told = Nvml(Library())
+    assert (told.readings("GPU-0"), told.processes("GPU-0"), told.own("GPU-0")) == (None, None, None)
+    assert Nvml(Library("nvmlDeviceGetMemoryInfo")).readings(UUID) is None
+
+
+def test_GIVEN_processes_WHEN_asked_who_else_is_there_THEN_they_are_named_with_what_they_hold():
+    told = Nvml(Library(processes=[(os.getpid(), GIB), (4711, 3 * GIB + 100 * MIB), (12, None)]))
+    assert told.others(UUID) == [Process(4711, "python", 3 * GIB + 100 * MIB), Process(12, "python", None)]
+    assert [str(process) for process in told.others(UUID)] == [
+        "3.1 GiB held by pid 4711 (python)",
+        "memory held by pid 12 (python)",
+    ]
+    assert told.readings(UUID).others is None

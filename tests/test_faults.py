@@ -1,0 +1,243 @@
+"""The fault menu: what a text means, and that each fault does on a simulated device what it says."""
+
+import pytest
+import torch
+
+from engine.errors import UsageError
+from engine.gpu.faults import MENU, Fault, parse
+from engine.gpu.shortage import Trouble, classify
+from engine.gpu.sim import CONTEXT, Card, SimDevice
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+CARD = Card("GPU for tests", GIB)
+
+
+def device(faults: str = "", name: str = "cuda:0", **options: object) -> SimDevice:
+    return SimDevice(name, CARD, parse(faults), narrow=False, **options)
+
+
+def tensor(size: int) -> torch.Tensor:
+    """A tensor of `size` bytes, made by one allocation."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def tried(on: SimDevice, *sizes: int) -> list[bool]:
+    """Whether each allocation succeeded; each is dropped before the next."""
+    done = []
+    for size in sizes:
+        try:
+            with on.computing():
+                tensor(size)
+            done.append(True)
+        except torch.OutOfMemoryError:
+            done.append(False)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("oom:40", Fault("oom", first=40)),
+        ("oom-over:1.5GiB", Fault("oom-over", size=1536 * MIB)),
+        ("fragment:800MiB", Fault("fragment", size=800 * MIB)),
+        ("leak:2MiB", Fault("leak", size=2 * MIB)),
+        ("other:3GiB:7", Fault("other", size=3 * GIB, first=7)),
+        ("other:3GiB:7:9", Fault("other", size=3 * GIB, first=7, last=9)),
+        ("lose@cuda:1:400", Fault("lose", "cuda:1", first=400)),
+        ("attach@0:2", Fault("attach", "cuda:0", first=2)),
+        ("nan@cuda:12:5", Fault("nan", "cuda:12", first=5)),
+        ("lag:0.5", Fault("lag", seconds=0.5)),
+    ],
+)
+def test_GIVEN_a_text_of_the_menu_WHEN_parsed_THEN_it_is_that_fault(text, fault):
+    assert parse(text) == [fault]
+
+
+def test_GIVEN_several_with_commas_WHEN_parsed_THEN_they_come_in_order_and_nothing_is_none():
+    assert parse(" oom:1 , lose@1:2,") == [Fault("oom", first=1), Fault("lose", "cuda:1", first=2)]
+    assert parse("") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("meteor:1", "no such fault"),
+        ("oom", "no such fault"),
+        ("oom:", "no such fault"),
+        ("oom:x", "K is 'x'"),
+        ("oom:0", "K must be above 0"),
+        ("oom:-1", "K is '-1'"),
+        ("oom:1:2", "it takes K"),
+        ("oom@cuda:1", "no such fault|it takes"),
+        ("oom@gpu:1:2", "no such fault"),
+        ("leak:much", "a size like"),
+        ("leak:0MiB", "SIZE must be above 0"),
+        ("other:1GiB", r"it takes SIZE:K\[:M\]"),
+        ("other:1GiB:5:4", "M is before K"),
+        ("other:1GiB:5:6:7", r"it takes SIZE:K\[:M\]"),
+        ("lag:soon", "SECONDS is 'soon'"),
+    ],
+)
+def test_GIVEN_nonsense_WHEN_parsed_THEN_it_is_named_with_the_menu(text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        parse(f"oom:1,{text}")
+    assert repr(text) in str(caught.value)
+    assert all(f"{kind}:{arguments}" in str(caught.value) for kind, arguments in MENU.items())
+
+
+def test_GIVEN_oom_at_the_third_WHEN_allocating_THEN_only_the_third_fails_as_out_of_memory():
+    on = device("oom:3")
+    assert tried(on, *[MIB] * 5) == [True, True, False, True, True]
+    assert (on.allocator.counters().ooms, on.allocations) == (1, 5)
+
+
+def test_GIVEN_oom_over_a_size_WHEN_allocating_THEN_every_larger_allocation_fails():
+    assert tried(device("oom-over:1MiB"), MIB, MIB + 1, MIB, 2 * MIB) == [True, False, True, False]
+
+
+def test_GIVEN_a_fault_of_one_device_WHEN_another_allocates_THEN_it_is_not_struck():
+    assert tried(device("oom@cuda:1:1", "cuda:0"), MIB) == [True]
+    assert tried(device("oom@cuda:1:1", "cuda:1"), MIB) == [False]
+
+
+def test_GIVEN_fragments_WHEN_allocating_THEN_their_size_is_useless_for_large_tensors_but_not_for_small_ones():
+    on = device("fragment:600MiB")
+    assert tried(on, 120 * MIB, 126 * MIB) == [True, False]  # 124 MiB are left beside context and fragments
+    assert tried(device(), 700 * MIB) == [True]
+    with on.computing():
+        small = [tensor(9 * MIB) for _ in range(60)]
+    assert on.memory().reserved == 600 * MIB
+    assert len(small) == 60
+
+
+def test_GIVEN_fragments_WHEN_they_are_laid_THEN_the_peak_counts_their_pins_alone():
+    on = device("fragment:600MiB")
+    with on.computing():
+        kept = tensor(100 * MIB)
+        assert on.peak().allocated == 160 * MIB == on.memory().allocated
+    del kept
+
+
+def test_GIVEN_fragments_WHEN_reclaimed_THEN_they_stay_as_long_as_a_tensor_does():
+    on = device("fragment:600MiB")
+    with on.computing():
+        kept = tensor(MIB)
+        on.reclaim()
+        assert on.memory().reserved == 602 * MIB
+    del kept
+    on.reclaim()
+    assert on.memory().reserved == on.memory().allocated == 0
+    assert tried(on, MIB) == [True]
+    assert on.memory().reserved == 602 * MIB
+
+
+def test_GIVEN_a_leak_WHEN_reclaimed_after_something_was_computed_THEN_it_stays_for_good():
+    on = device("leak:30MiB")
+    on.reclaim()
+    assert on.memory().allocated == 0
+    assert tried(on, MIB) == [True]
+    for _ in range(3):
+        on.reclaim()
+        assert on.memory().allocated == 30 * MIB
+    assert on.memory().occupied == CONTEXT + 30 * MIB
+
+
+def test_GIVEN_another_process_WHEN_it_comes_and_goes_THEN_room_and_readings_say_so():
+    on = device("other:500MiB:2:3")
+    rooms, others = [], []
+    for _ in range(4):
+        assert tried(on, MIB) == [True]
+        rooms.append(on.room(GIB))
+        others.append(on.readings().others)
+    assert others == [0, 500 * MIB, 500 * MIB, 0]
+    assert [rooms[0] - room for room in rooms] == others
+    assert tried(device("other:500MiB:1:1"), 600 * MIB, 600 * MIB) == [False, True]
+
+
+def test_GIVEN_another_process_that_wants_more_than_is_free_WHEN_it_comes_THEN_it_gets_what_is_free():
+    on = device("other:5GiB:2")
+    with on.computing():
+        kept = tensor(400 * MIB)
+        assert tried(on, MIB) == [False]
+    assert on.readings().others == GIB - CONTEXT - 400 * MIB
+    assert on.readings().used == on.readings().total
+    del kept
+
+
+def test_GIVEN_a_lost_device_WHEN_anything_is_computed_on_it_THEN_it_fails_as_cuda_does():
+    on = device("lose:2")
+    with on.computing():
+        kept = torch.ones(4)
+        with pytest.raises(RuntimeError, match=r"^CUDA error: unspecified launch failure") as caught:
+            kept + 1
+        assert type(caught.value) is getattr(torch, "AcceleratorError", RuntimeError)
+        assert classify(caught.value) is Trouble.LOST
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            kept.view(2, 2)  # not even this, which allocates nothing
+    with pytest.raises(RuntimeError, match="unspecified launch failure"), on.computing():
+        pass
+    assert torch.equal(kept + 1, torch.full((4,), 2.0))  # the host is well
+
+
+def test_GIVEN_a_lost_device_WHEN_it_is_asked_THEN_it_tells_what_was_last_known():
+    on = device("lose:3")
+    with on.computing():
+        kept = tensor(30 * MIB)
+        tensor(50 * MIB)
+        with pytest.raises(RuntimeError):
+            tensor(MIB)
+    del kept
+    on.start_peak()
+    on.reclaim()
+    on.trim()
+    on.wall(None)
+    assert on.lost
+    assert (on.memory().allocated, on.peak().allocated) == (30 * MIB, 80 * MIB)
+    assert (on.room(GIB), on.retries(), on.readings()) == (0, 0, None)
+
+
+def test_GIVEN_attaching_that_fails_twice_WHEN_weights_are_copied_THEN_the_third_try_succeeds_and_all_after_it():
+    on = device("attach:2")
+    host = torch.ones(150_000)
+    failures = 0
+    while True:
+        try:
+            with on.computing():
+                weights = torch.empty_like(host).copy_(host)
+            break
+        except torch.OutOfMemoryError:
+            failures += 1
+    assert failures == 2
+    assert tried(on, MIB, MIB) == [True, True]
+    assert torch.equal(weights, host)
+
+
+def test_GIVEN_nan_at_the_second_WHEN_computed_THEN_that_result_alone_is_not_finite():
+    on = device("nan:2")
+    with on.computing(), torch.inference_mode():
+        results = [torch.ones(4) * 2 for _ in range(2)]
+    assert [bool(result.isnan().all()) for result in results] == [True, False]
+    on = device("nan:1")
+    with on.computing():
+        assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2]))
+
+
+def test_GIVEN_a_driver_that_lags_WHEN_reclaimed_THEN_it_waits_until_the_driver_sees_it():
+    now = [0.0]
+    on = device("lag:0.5", clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    assert tried(on, 100 * MIB) == [True]
+    on.trim()
+    assert (on.memory().reserved, on.memory().occupied) == (0, CONTEXT + 100 * MIB)
+    assert tried(on, 100 * MIB) == [True]
+    on.reclaim()
+    assert 0.5 <= now[0] < 0.6
+    assert on.memory().occupied == CONTEXT
+
+
+def test_GIVEN_a_driver_that_lags_for_long_WHEN_reclaimed_THEN_the_wait_ends_after_two_seconds():
+    now = [0.0]
+    on = device("lag:60", clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    assert tried(on, 100 * MIB) == [True]
+    on.reclaim()
+    assert 2 <= now[0] < 2.1
+    assert on.readings().used == CONTEXT + 100 * MIB

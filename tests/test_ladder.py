@@ -1,0 +1,307 @@
+"""The ladder: which rung comes next for a piece that failed, and that every climb ends."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
+
+ALL = Means(streams=True, chunks=True, others=True, cpu=True)
+NONE = Means(streams=False, chunks=False, others=False, cpu=False)
+
+any_means = st.one_of(st.just(ALL), st.builds(Means, st.booleans(), st.booleans(), st.booleans(), st.booleans()))
+any_cause = st.sampled_from([Cause.MEMORY, Cause.MEMORY, Cause.MEMORY, Cause.NOT_FINITE, Cause.LOST])
+lengths_of_rows = st.lists(st.integers(1, 600), min_size=1, max_size=60).map(lambda rows: sorted(rows, reverse=True))
+
+
+def short(rows=8, longest=100, tokens=800, allowed=0):
+    return Evidence(Cause.MEMORY, rows, longest, tokens, predicted=3 << 29, room=1 << 30, allowed_tokens=allowed)
+
+
+def seen(cause, lengths, padded, allowed=0):
+    """Evidence of a failed forward of these rows."""
+    tokens = lengths[0] * len(lengths) if padded else sum(lengths)
+    return Evidence(cause, len(lengths), lengths[0], tokens, predicted=0, room=0, allowed_tokens=allowed)
+
+
+def climb(evidence, means, effort=None):
+    """The rungs of a piece that keeps failing in the same way, to the end."""
+    effort, rungs = effort or Effort(), []
+    while Rung.PARK not in rungs:
+        step = next_step(effort, evidence, means)
+        rungs.append(step.rung)
+        effort = step.effort
+    return rungs
+
+
+@st.composite
+def lineages(draw):
+    """A piece that fails again and again, each time for any cause and with any means: (means, evidence, step) each.
+
+    Of the pieces that a step makes, any one is followed.
+    """
+    lengths, padded, effort = draw(lengths_of_rows), draw(st.booleans()), Effort()
+    steps = []
+    while not steps or steps[-1][2].rung is not Rung.PARK:
+        assert len(steps) < 100, "the climb has no end"
+        allowed = draw(st.one_of(st.just(0), st.integers(0, 1200), st.just(1 << 40)))
+        evidence = seen(draw(any_cause), lengths, padded, allowed)
+        possible = draw(any_means)
+        step = next_step(effort, evidence, possible)
+        steps.append((possible, evidence, step))
+        lengths = lengths[draw(st.sampled_from(step.pieces(lengths, padded)))]
+        effort = step.effort
+    return steps
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_failures_WHEN_climbed_THEN_the_end_comes_within_the_promised_steps(steps):
+    rows = steps[0][1].rows
+    assert len(steps) <= 11 + math.ceil(math.log2(rows))
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_failures_but_a_lost_device_WHEN_climbed_THEN_seven_steps_and_the_splits_are_enough(steps):
+    kept = [step for _, evidence, step in steps if evidence.cause is not Cause.LOST]
+    if len(kept) == len(steps):
+        assert len(steps) <= 7 + math.ceil(math.log2(steps[0][1].rows))
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_failures_WHEN_climbed_THEN_rungs_never_go_back_until_a_device_is_lost(steps):
+    height = 0
+    for _, evidence, step in steps:
+        assert step.rung.height >= height or evidence.cause is Cause.LOST
+        height = 0 if evidence.cause is Cause.LOST else step.rung.height
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_failures_WHEN_climbed_THEN_only_replans_and_splits_are_repeated(steps):
+    rungs = [step.rung for _, _, step in steps]
+    assert rungs.count(Rung.REPLAN) <= 2
+    assert all(rungs.count(rung) <= 1 for rung in (*MOVES, Rung.PARK))
+    losses = sum(evidence.cause is Cause.LOST for _, evidence, _ in steps)
+    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.CHUNK))
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_means_WHEN_climbed_THEN_no_rung_is_chosen_that_they_forbid(steps):
+    for possible, _, step in steps:
+        allowed = {Rung.STREAM: possible.streams, Rung.CHUNK: possible.chunks}
+        allowed |= {Rung.RELOCATE: possible.others, Rung.CPU: possible.cpu}
+        assert allowed.get(step.rung, True)
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_a_lost_device_WHEN_climbed_THEN_the_piece_leaves_it_at_once(steps):
+    for _, evidence, step in steps:
+        assert evidence.cause is not Cause.LOST or step.rung in {*MOVES, Rung.PARK}
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_several_rows_on_a_device_that_is_there_WHEN_they_fail_THEN_none_is_parked_or_moved_for_the_others(steps):
+    for _, evidence, step in steps:
+        if evidence.rows > 1 and evidence.cause is not Cause.LOST:
+            assert step.rung in (Rung.REPLAN, Rung.SPLIT)
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_a_rung_that_cannot_help_WHEN_climbed_THEN_it_is_passed_over(steps):
+    for _, evidence, step in steps:
+        if step.rung is Rung.SPLIT:
+            assert evidence.rows > 1
+        if step.rung is Rung.REPLAN and step.tokens != evidence.tokens:
+            assert evidence.rows > 1
+            assert evidence.longest <= step.tokens < evidence.tokens
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_GIVEN_any_failures_WHEN_climbed_THEN_the_same_forward_is_repeated_once_for_each_cause(steps):
+    same = [
+        evidence.cause for _, evidence, step in steps if step.rung is Rung.REPLAN and step.tokens == evidence.tokens
+    ]
+    assert len(same) == len(set(same))
+
+
+@given(lengths_of_rows, st.booleans(), st.sampled_from([Cause.MEMORY, Cause.NOT_FINITE]), st.integers(0, 40_000))
+def test_GIVEN_any_piece_WHEN_it_is_cut_THEN_every_row_is_in_one_piece_in_order(lengths, padded, cause, allowed):
+    step = next_step(Effort(), seen(cause, lengths, padded, allowed), ALL)
+    pieces = step.pieces(lengths, padded)
+    assert [row for piece in pieces for row in range(len(lengths))[piece]] == list(range(len(lengths)))
+    assert all(lengths[piece] for piece in pieces)
+
+
+@given(lengths_of_rows, st.booleans(), st.data())
+def test_GIVEN_a_law_that_allows_fewer_tokens_WHEN_planned_anew_THEN_every_forward_keeps_to_them(lengths, padded, data):
+    whole = seen(Cause.MEMORY, lengths, padded)
+    allowed = data.draw(st.integers(whole.longest, whole.tokens))
+    step = next_step(Effort(), replace(whole, allowed_tokens=allowed), ALL)
+    assert step.rung is Rung.REPLAN
+    for piece in step.pieces(lengths, padded):
+        assert seen(Cause.MEMORY, lengths[piece], padded).tokens <= allowed
+
+
+@given(lengths_of_rows, st.integers(0, 3000), st.booleans())
+def test_GIVEN_rows_WHEN_sliced_THEN_a_slice_is_over_the_limit_only_alone_and_never_could_take_the_next_row(
+    lengths, most, padded
+):
+    def tokens(rows):
+        return rows[0] * len(rows) if padded else sum(rows)
+
+    cut = slices(lengths, most, padded)
+    assert [row for piece in cut for row in range(len(lengths))[piece]] == list(range(len(lengths)))
+    for piece in cut:
+        assert tokens(lengths[piece]) <= most or piece.stop - piece.start == 1
+        if piece.stop < len(lengths):
+            assert tokens(lengths[piece.start : piece.stop + 1]) > most
+
+
+def test_GIVEN_no_rows_WHEN_sliced_THEN_there_is_no_slice():
+    assert slices([], 100, padded=True) == []
+
+
+@given(st.integers(2, 10_000))
+def test_GIVEN_rows_WHEN_halved_THEN_none_is_lost_and_the_longer_rows_are_not_the_more(rows):
+    first, second = halves(rows)
+    assert (first.start, first.stop, second.stop) == (0, second.start, rows)
+    assert 0 <= (second.stop - second.start) - (first.stop - first.start) <= 1
+
+
+@pytest.mark.parametrize(
+    ("padded", "cut"),
+    [(True, [slice(0, 2), slice(2, 4), slice(4, 5)]), (False, [slice(0, 2), slice(2, 5)])],
+)
+def test_GIVEN_rows_of_many_lengths_WHEN_sliced_THEN_padding_counts_where_there_is_any(padded, cut):
+    assert slices([50, 40, 40, 30, 10], 100, padded) == cut
+
+
+def test_GIVEN_every_means_WHEN_a_single_row_never_fits_THEN_all_rungs_are_climbed_in_order():
+    assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.CHUNK, Rung.RELOCATE, Rung.CPU, Rung.PARK]
+
+
+def test_GIVEN_no_means_WHEN_a_single_row_never_fits_THEN_it_is_parked():
+    assert climb(short(rows=1, tokens=100), NONE) == [Rung.PARK]
+
+
+def test_GIVEN_room_for_some_rows_WHEN_memory_runs_out_THEN_the_law_says_how_many_tokens_go_at_once():
+    step = next_step(Effort(), short(rows=8, longest=100, tokens=800, allowed=350), ALL)
+    assert (step.rung, step.tokens) == (Rung.REPLAN, 350)
+    assert step.pieces([100] * 8, padded=True) == [slice(0, 3), slice(3, 6), slice(6, 8)]
+
+
+def test_GIVEN_no_room_for_the_longest_row_WHEN_memory_runs_out_THEN_the_piece_is_halved():
+    step = next_step(Effort(), short(rows=7, longest=100, tokens=700, allowed=99), ALL)
+    assert (step.rung, step.tokens) == (Rung.SPLIT, None)
+    assert step.pieces([100] * 7, padded=True) == [slice(0, 3), slice(3, 7)]
+
+
+def test_GIVEN_two_replans_WHEN_memory_runs_out_again_THEN_the_piece_is_halved_and_its_halves_are_not_replanned():
+    effort, rungs = Effort(), []
+    for allowed in (700, 600, 500, 1 << 20):
+        step = next_step(effort, short(allowed=allowed), ALL)
+        rungs.append(step.rung)
+        effort = step.effort
+    assert rungs == [Rung.REPLAN, Rung.REPLAN, Rung.SPLIT, Rung.SPLIT]
+
+
+@pytest.mark.parametrize("spare", [0, 1 << 20])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_GIVEN_a_piece_that_should_have_fitted_WHEN_memory_runs_out_THEN_it_is_tried_once_more_as_it_was(rows, spare):
+    evidence = short(rows=rows, tokens=100 * rows, allowed=100 * rows + spare)
+    step = next_step(Effort(), evidence, ALL)
+    assert (step.rung, step.tokens) == (Rung.REPLAN, evidence.tokens)
+    assert step.pieces([100] * rows, padded=True) == [slice(0, rows)]
+    assert next_step(step.effort, evidence, ALL).rung is (Rung.SPLIT if rows > 1 else Rung.STREAM)
+
+
+def test_GIVEN_a_row_computed_with_filling_WHEN_only_its_own_tokens_fit_THEN_it_is_not_planned_anew():
+    assert next_step(Effort(), short(rows=1, longest=100, tokens=128, allowed=110), ALL).rung is Rung.STREAM
+
+
+def test_GIVEN_a_streamed_and_chunked_row_WHEN_it_is_relocated_THEN_its_effort_still_says_how_it_is_computed():
+    effort = Effort()
+    for _ in range(3):
+        effort = next_step(effort, short(rows=1, tokens=100), ALL).effort
+    assert effort.tried == {Rung.STREAM, Rung.CHUNK, Rung.RELOCATE}
+
+
+@pytest.mark.parametrize(
+    ("possible", "rungs"),
+    [
+        (ALL, [Rung.RELOCATE, Rung.CPU, Rung.PARK]),
+        (replace(ALL, others=False), [Rung.CPU, Rung.PARK]),
+        (replace(ALL, cpu=False), [Rung.RELOCATE, Rung.PARK]),
+        (NONE, [Rung.PARK]),
+    ],
+)
+def test_GIVEN_a_device_is_gone_WHEN_climbed_THEN_the_piece_goes_to_another_device_then_the_cpu(possible, rungs):
+    assert climb(seen(Cause.LOST, [100] * 8, padded=True), possible) == rungs
+
+
+def test_GIVEN_a_piece_that_a_lost_device_sent_on_WHEN_memory_runs_out_there_THEN_its_climb_begins_again():
+    moved = next_step(Effort(), seen(Cause.LOST, [100] * 8, padded=True), ALL).effort
+    assert next_step(moved, short(allowed=400), ALL).rung is Rung.REPLAN
+    rungs = climb(short(rows=1, tokens=100), ALL, moved)
+    assert rungs == [Rung.STREAM, Rung.CHUNK, Rung.CPU, Rung.PARK]
+
+
+def test_GIVEN_a_piece_on_the_cpu_after_a_loss_WHEN_memory_runs_out_there_THEN_it_does_not_go_back_to_a_device():
+    moved = next_step(Effort(), seen(Cause.LOST, [100], padded=True), replace(ALL, others=False)).effort
+    assert climb(short(rows=1, tokens=100), replace(NONE, others=True), moved) == [Rung.PARK]
+
+
+def test_GIVEN_rows_that_are_not_finite_WHEN_climbed_THEN_every_row_is_alone_next_then_on_the_cpu_then_parked():
+    first = next_step(Effort(), seen(Cause.NOT_FINITE, [9, 5, 1, 1], padded=False), ALL)
+    assert first.rung is Rung.SPLIT
+    assert first.pieces([9, 5, 1, 1], padded=False) == [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]
+    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), ALL, first.effort) == [Rung.CPU, Rung.PARK]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "rungs"), [(True, [Rung.REPLAN, Rung.CPU, Rung.PARK]), (False, [Rung.REPLAN, Rung.PARK])]
+)
+def test_GIVEN_one_row_that_is_not_finite_WHEN_climbed_THEN_it_is_tried_once_more_alone(cpu, rungs):
+    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), replace(ALL, cpu=cpu)) == rungs
+
+
+def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_parked():
+    on_cpu = Effort(tried=frozenset({Rung.CPU}), moves=frozenset({Rung.CPU}))
+    assert next_step(on_cpu, seen(Cause.NOT_FINITE, [9], padded=False), ALL).rung is Rung.PARK
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        (
+            short(rows=64, longest=512, tokens=32_768, allowed=9000),
+            "64 rows of at most 512 tokens ran out of memory: 1.5 GiB were foreseen, 1.0 GiB were free; "
+            "now at most 9,000 of its 32,768 tokens at a time",
+        ),
+        (
+            short(rows=1, longest=8192, tokens=8192),
+            "a row of 8,192 tokens ran out of memory: 1.5 GiB were foreseen, 1.0 GiB were free; nothing is left to try",
+        ),
+        (
+            seen(Cause.LOST, [10] * 3, padded=True),
+            "the device was lost under 3 rows of at most 10 tokens; nothing is left to try",
+        ),
+        (
+            seen(Cause.NOT_FINITE, [10], padded=True),
+            "a row of 10 tokens came out zero or not finite; now once more, alone",
+        ),
+    ],
+)
+def test_GIVEN_a_failure_WHEN_a_step_is_chosen_THEN_its_reason_is_a_sentence_for_an_operator(evidence, sentence):
+    assert next_step(Effort(), evidence, NONE).reason == sentence

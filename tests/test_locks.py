@@ -1,0 +1,213 @@
+"""Holding a device among processes: told who has it, all or none, and free again however the holder ended."""
+
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from engine.errors import UnavailableError
+from engine.gpu import locks
+from engine.gpu.locks import holder, holding
+from tests.builders import ROOT, environment
+
+HOLD = """
+import sys, time
+from types import SimpleNamespace
+from engine.gpu.locks import holding
+devices = [SimpleNamespace(name=f"cuda:{number}", key=key) for number, key in enumerate(sys.argv[2:])]
+with holding(devices, sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@dataclass
+class Card:
+    """As much of a device as a lock looks at."""
+
+    name: str
+    key: str | None
+
+
+ONE, TWO = Card("cuda:0", "GPU-1"), Card("cuda:1", "GPU-2")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """The machine's temporary directory, for this test and the processes it starts."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of-the-user"))
+    return tmp_path / "interlock-locks"
+
+
+@pytest.fixture
+def other(place):
+    """`other(run, *keys)` starts a process that holds devices until its input ends; all are killed in the end."""
+    started = []
+
+    def start(run, *keys):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, run, *keys],
+            env=environment(),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def refusal(*devices):
+    with pytest.raises(UnavailableError) as refused, holding(devices, "mine"):
+        pass
+    return str(refused.value)
+
+
+def test_GIVEN_another_process_holds_a_device_WHEN_wanted_THEN_the_refusal_names_the_run_the_process_and_the_time(
+    other,
+):
+    process = other("run-7", ONE.key)
+    said = refusal(Card("cuda:3", ONE.key))
+    began = time.strftime("%H:%M", time.localtime(holder(ONE).since))
+    assert said == (
+        f"cuda:3 is held by run run-7 (pid {process.pid}, since {began}): wait for it, or choose other --devices"
+    )
+
+
+def test_GIVEN_a_holder_that_is_killed_WHEN_wanted_again_THEN_it_is_free_and_what_the_dead_one_wrote_is_not_told(other):
+    process = other("run-7", ONE.key)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert holder(ONE) is None
+    with holding([ONE], "mine"):
+        assert (holder(ONE).run, holder(ONE).pid) == ("mine", os.getpid())
+
+
+def test_GIVEN_a_holder_that_ends_as_it_should_WHEN_wanted_again_THEN_it_is_free(other):
+    process = other("run-7", ONE.key)
+    process.communicate("\n")
+    assert process.returncode == 0
+    with holding([ONE], "mine"):
+        pass
+
+
+def test_GIVEN_a_block_that_raises_WHEN_left_THEN_its_devices_are_free():
+    with pytest.raises(ValueError, match="inside"), holding([ONE, TWO], "mine"):
+        raise ValueError("inside")
+    assert holder(ONE) is None
+    with holding([TWO, ONE], "mine"):
+        pass
+
+
+def test_GIVEN_one_of_two_devices_is_held_WHEN_both_are_wanted_THEN_neither_is_taken(other):
+    other("run-7", TWO.key)
+    assert "cuda:1 is held by run run-7" in refusal(ONE, TWO)
+    assert holder(ONE) is None
+
+
+def test_GIVEN_two_devices_are_held_WHEN_both_are_wanted_in_either_order_THEN_they_are_tried_in_one_order(other):
+    other("run-7", ONE.key)
+    other("run-8", TWO.key)
+    assert refusal(ONE, TWO) == refusal(TWO, ONE)
+
+
+def test_GIVEN_a_device_held_in_this_process_WHEN_wanted_once_more_THEN_it_is_refused():
+    with holding([ONE], "first"):
+        assert "held by run first" in refusal(ONE)
+
+
+def test_GIVEN_devices_without_a_key_or_named_twice_WHEN_held_THEN_nothing_stands_in_the_way():
+    host = Card("cpu", None)
+    with holding([host, ONE, ONE], "first"), holding([host], "second"):
+        assert holder(host) is None
+
+
+def test_GIVEN_a_child_that_outlives_its_holder_WHEN_wanted_THEN_it_does_not_hold_the_device():
+    with holding([ONE], "first"):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        with holding([ONE], "second"):
+            pass
+    finally:
+        child.communicate(b"\n")
+
+
+def test_GIVEN_a_strict_umask_WHEN_held_THEN_every_user_of_the_machine_can_lock_there(place):
+    before = os.umask(0o077)
+    try:
+        with holding([ONE], "mine"):
+            (file,) = place.iterdir()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+
+
+def test_GIVEN_a_link_in_place_of_the_lock_file_WHEN_held_THEN_it_is_not_followed(place, tmp_path):
+    with holding([ONE], "mine"):
+        (file,) = place.iterdir()
+    file.unlink()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    file.symlink_to(victim)
+    assert f"{file} is in the way" in refusal(ONE)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_GIVEN_no_file_in_place_of_the_lock_file_WHEN_held_THEN_it_is_refused_and_nothing_hangs(place, make):
+    with holding([ONE], "mine"):
+        (file,) = place.iterdir()
+    file.unlink()
+    make(file)
+    assert f"{file} is in the way" in refusal(ONE)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe{", b"[]", b'{"pid":1,"run":"x","device":"y","since":1e300}', b"x" * 9999]
+)
+def test_GIVEN_a_lock_file_full_of_nonsense_WHEN_the_device_is_held_THEN_it_is_refused_without_a_name(place, content):
+    with holding([ONE], "mine"):
+        (file,) = place.iterdir()
+        file.write_bytes(content)
+        assert "cuda:0 is held by another run: wait for it" in refusal(ONE)
+
+
+@pytest.mark.parametrize("spoil", ["file", "link"])
+def test_GIVEN_a_machine_directory_that_is_none_WHEN_held_THEN_the_users_own_serves(place, tmp_path, spoil):
+    place.write_text("") if spoil == "file" else place.symlink_to(tmp_path)
+    with holding([ONE], "mine"):
+        assert len(list((tmp_path / "of-the-user" / "interlock-locks").iterdir())) == 1
+        assert "held by run mine" in refusal(ONE)
+
+
+def test_GIVEN_no_directory_to_lock_in_WHEN_held_THEN_the_refusal_says_where_it_was_looked_for(place, tmp_path):
+    place.write_text("")
+    (tmp_path / "of-the-user").write_text("")
+    assert "set TMPDIR" in refusal(ONE)
+    assert holder(ONE) is None
+
+
+def test_GIVEN_somebody_who_only_looks_WHEN_a_run_wants_the_device_THEN_it_waits_for_a_moment(place, monkeypatch):
+    with holding([ONE], "makes the file"):
+        (file,) = place.iterdir()
+    looker = file.open()
+    fcntl.flock(looker, fcntl.LOCK_SH)  # as `holder` does
+    monkeypatch.setattr(locks.time, "sleep", lambda _: looker.close())
+    with holding([ONE], "mine"):
+        assert looker.closed

@@ -1,0 +1,231 @@
+"""Leases, schedules and the ladder on GPUs that are not there: the same vectors whatever happens, and all is told."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode
+from engine.passes.controls import Controls
+from engine.record import events as ev
+from engine.record import summary
+from engine.run import Run
+from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model, toml
+
+TEXTS = [*sentences(90, 30), "a long one " + "and on it goes " * 25]
+CONTEXT = 300 << 20
+
+
+@dataclass
+class Desk:
+    """A corpus, two models and a place for runs; `reference` are the vectors of an undisturbed run on the CPU."""
+
+    root: Path
+    file: Path
+    out: Path
+    reference: list[np.ndarray]
+
+    def run(self, controls: Controls | None = None, **flags: str) -> tuple[ExitCode, Path]:
+        settings = load({"out": str(self.out), "roster": "one,two", **flags}, {}, self.file)
+        run = Run(self.root, settings, controls or Controls())
+        return run.go(), run.directory.path
+
+    def check(self, run: Path) -> dict[str, Any]:
+        """Every row has the reference's vector, and every lease left nothing; the summary."""
+        for wanted, found in zip(self.reference, vectors_of(run), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=2e-6)
+        said = summary_of(run)
+        leases = [lease for each in said["collections"] for lease in each["leases"]]
+        assert leases
+        assert all(receipt["residue_bytes"] == 0 for lease in leases for receipt in lease["receipts"])
+        assert said["status"] == "completed"
+        return said
+
+
+def vectors_of(run: Path) -> list[np.ndarray]:
+    return [np.load(file) for file in sorted(run.glob("passes/*/vectors.npy"))]
+
+
+def mitigations(said: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for each in said["collections"] for step in each["mitigations"]]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    place = tmp_path_factory.mktemp("rounds")
+    models = {
+        "one": tiny_model(place / "one", seed=1, width=64, layers=3),
+        "two": tiny_model(place / "two", seed=2, kind="qwen3", pooling="lasttoken", head_dim=8, num_key_value_heads=2),
+    }
+    tables = {key: {"source": str(path), "batch_tokens": 300, "gpu_batch_tokens": 300} for key, path in models.items()}
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS[:50]}, "More": {"b_chunks.json": TEXTS[50:]}})
+    desk = Desk(root, toml(place / "models.toml", tables), place / "runs", [])
+    code, run = desk.run(devices="cpu", run_id="reference")
+    assert code == ExitCode.COMPLETED
+    desk.reference = vectors_of(run)
+    return desk
+
+
+SCHEDULES = [{}, {"window": "2"}, {"exclusive": "no"}]
+
+
+@pytest.mark.parametrize("devices", ["cpu", "sim:T4", "sim:2xT4"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["exclusive", "rotating", "shared"])
+def test_GIVEN_any_schedule_on_any_devices_WHEN_run_THEN_the_vectors_are_the_same(desk, devices, schedule):
+    code, run = desk.run(devices=devices, **schedule)
+    assert code == ExitCode.COMPLETED
+    said = desk.check(run)
+    assert mitigations(said) == []
+    ends = events_of(run, ev.EnsemblePassCompleted)
+    assert [(end.model, end.rows) for end in sorted(ends, key=lambda end: end.model_pass)] == [("one", 91), ("two", 91)]
+
+
+def test_GIVEN_two_gpus_WHEN_run_exclusively_THEN_one_lease_a_model_holds_both_and_both_compute(desk):
+    _, run = desk.run(devices="sim:2xT4")
+    assert [lease.devices for lease in events_of(run, ev.LeaseGranted)] == [["cuda:0", "cuda:1"]] * 2
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
+
+
+def test_GIVEN_a_shared_schedule_WHEN_run_THEN_the_primary_is_on_the_first_gpu_and_the_companion_on_the_second(desk):
+    _, run = desk.run(devices="sim:2xT4", exclusive="no")
+    held = {lease.model: lease.devices for lease in events_of(run, ev.LeaseGranted)}
+    assert held == {"one": ["cuda:0"], "two": ["cuda:1"]}
+
+
+def test_GIVEN_a_simulated_device_WHEN_run_THEN_the_summary_says_so_and_nothing_of_time(desk):
+    _, run = desk.run(devices="sim:2xT4", faults="oom:200")
+    said = desk.check(run)
+    assert said["device_kind"] == "sim"
+    assert [device["kind"] for device in said["devices"]] == ["sim", "sim"]
+    passes = [each for collection in said["collections"] for each in collection["passes"]]
+    assert {each["seconds"] for each in passes} | {each["rows_per_second"] for each in passes} == {None}
+    assert {step["cost_seconds"] for step in mitigations(said)} == {None}
+    assert said["seconds"] is None
+
+
+def test_GIVEN_a_device_lost_in_the_middle_of_a_pass_WHEN_run_THEN_the_other_one_finishes_it(desk):
+    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:260")
+    assert code == ExitCode.COMPLETED
+    said = desk.check(run)
+    assert [device["lost"] != "" for device in said["devices"]] == [False, True]
+    assert mitigations(said)[0]["rung"] == "relocate"
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
+
+
+@pytest.mark.parametrize("fallback", ["yes", "no"])
+def test_GIVEN_every_gpu_lost_WHEN_run_THEN_the_cpu_finishes_unless_it_may_not(desk, fallback):
+    code, run = desk.run(devices="sim:2xT4", faults="lose:260", cpu_fallback=fallback)
+    if fallback == "yes":
+        assert code == ExitCode.COMPLETED
+        desk.check(run)
+        assert "cpu" in {batch.device for batch in events_of(run, ev.BatchCommitted)}
+    else:
+        assert code == ExitCode.FAILED
+        assert "cpu" not in {batch.device for batch in events_of(run, ev.BatchCommitted)}
+        assert "may not go to the CPU" in summary_of(run)["reason"]
+
+
+@pytest.mark.parametrize(
+    "faults", ["oom:150,oom:151,oom:300", "nan:200", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"]
+)
+def test_GIVEN_a_fault_WHEN_run_THEN_no_row_is_lost_and_what_was_done_is_told(desk, faults):
+    code, run = desk.run(devices="sim:2xT4", faults=faults)
+    assert code == ExitCode.COMPLETED
+    said = desk.check(run)
+    if not faults.startswith("fragment"):
+        assert mitigations(said)
+
+
+def test_GIVEN_a_schedule_switched_in_mid_run_WHEN_it_ends_THEN_every_cell_was_done_once_and_the_switch_is_told(desk):
+    controls = Controls()
+    settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
+    run = Run(desk.root, settings, controls)
+    emit = run.recorder.emit
+
+    def watching(event):
+        entry = emit(event)
+        if isinstance(event, ev.BatchCommitted) and event.batch_index == 3 and controls.schedule == "exclusive":
+            assert controls.ask("schedule", "shared", "a test") == ""
+        return entry
+
+    run._emit = watching
+    assert run.go() == ExitCode.COMPLETED
+    said = desk.check(run.directory.path)
+    assert said["controls"][0] == {"control": "schedule", "value": "shared", "who": "a test"}
+    assert said["schedule"] == "shared"
+    cells = [(batch.model_pass, batch.batch_index) for batch in events_of(run.directory.path, ev.BatchCommitted)]
+    assert len(cells) == len(set(cells))
+
+
+def test_GIVEN_a_control_that_is_none_WHEN_asked_THEN_the_reason_names_what_there_is():
+    assert "exclusive, rotating, shared" in Controls().ask("schedule", "backwards", "a test")
+    assert Controls().pending() == []
+
+
+def test_GIVEN_a_ceiling_just_above_the_weights_WHEN_run_THEN_batches_are_cut_and_the_ceiling_holds(desk):
+    ceiling = CONTEXT + (64 << 20) + (1 << 20)
+    code, run = desk.run(devices="sim:2xT4", ceiling=f"{ceiling >> 10}KiB")
+    assert code == ExitCode.COMPLETED
+    said = desk.check(run)
+    peaks = [receipt["peak"]["occupied"] for each in said["collections"] for lease in each["leases"]
+             for receipt in lease["receipts"] if receipt["device"] != "cpu"]  # fmt: skip
+    assert max(peaks) <= ceiling
+
+
+def test_GIVEN_random_faults_WHEN_run_THEN_the_vectors_are_those_of_an_undisturbed_run(desk):
+    dice = random.Random(7)
+    for _ in range(6):
+        first, later = dice.randrange(50, 300), dice.randrange(301, 900)
+        kinds = [f"oom:{first}", f"nan:{later}", f"lose@cuda:1:{later}", f"other:14750MiB:{first}:{later}"]
+        faults = ",".join(dice.sample(kinds, dice.randrange(1, 4)))
+        schedule = dice.choice(SCHEDULES)
+        code, run = desk.run(devices="sim:2xT4", faults=faults, **schedule)
+        assert code == ExitCode.COMPLETED, (faults, schedule)
+        desk.check(run)
+
+
+def test_GIVEN_a_run_that_is_stopped_on_two_gpus_WHEN_resumed_on_the_cpu_THEN_nothing_is_done_twice(desk):
+    controls = Controls()
+    settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
+    run = Run(desk.root, settings, controls)
+    emit = run.recorder.emit
+
+    def watching(event):
+        if isinstance(event, ev.BatchCommitted) and event.batch_index == 4:
+            controls.code = ExitCode.INTERRUPTED
+        return emit(event)
+
+    run._emit = watching
+    assert run.go() == ExitCode.INTERRUPTED
+    done = len(events_of(run.directory.path, ev.BatchCommitted))
+    code, again = desk.run(devices="sim:T4", resume="yes", run_id=run.directory.id)
+    assert code == ExitCode.COMPLETED
+    cells = [(batch.model_pass, batch.batch_index) for batch in events_of(again, ev.BatchCommitted)]
+    assert 0 < done < len(cells) == len(set(cells))
+    desk.check(again)
+
+
+def test_GIVEN_the_command_WHEN_run_on_simulated_gpus_THEN_the_screen_says_so_and_the_exit_code_is_good(tmp_path, desk):
+    said = interlock("run", desk.root, "--out", tmp_path, "--roster", "one,two", "--config", desk.file,
+                     "--devices", "sim:2xT4", "--faults", "lose@cuda:1:300")  # fmt: skip
+    assert "SIMULATED: devices: cuda:0 Tesla T4 (simulated)" in said.stderr
+    assert "device cuda:1 is LOST" in said.stderr
+
+
+def test_GIVEN_faults_on_a_real_device_WHEN_run_THEN_they_are_refused(tmp_path, desk):
+    said = interlock("run", desk.root, "--out", tmp_path, "--roster", "one", "--config", desk.file,
+                     "--devices", "cpu", "--faults", "oom:3", check=2)  # fmt: skip
+    assert "simulated" in said.stderr
+
+
+def test_GIVEN_a_simulated_run_WHEN_its_journal_is_folded_again_THEN_the_summary_is_the_same_byte_for_byte(desk):
+    from engine.record.journal import Journal
+    from engine.record.recorder import Recorder
+
+    _, run = desk.run(devices="sim:2xT4", faults="oom:200", window="2")
+    again = Recorder(Journal(run / "journal.jsonl"), "sim")
+    assert summary.dumps(again.look(summary.summarise)) == (run / "summary.json").read_bytes()

@@ -1,0 +1,89 @@
+"""The sampler: a thread that tells of devices, is never in the way, and ends at once."""
+
+import threading
+import time
+
+from engine.gpu.cpu import CpuDevice
+from engine.gpu.sampler import Sampler
+from engine.gpu.sim import simulated
+
+
+class Told:
+    """What a sampler told, and a way to wait for it."""
+
+    def __init__(self):
+        self.seen = []
+        self._more = threading.Condition()
+
+    def __call__(self, name, memory, readings):
+        with self._more:
+            self.seen.append((name, memory, readings))
+            self._more.notify_all()
+
+    def wait_for(self, count, name=None):
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.of(name)) >= count, timeout=10), self.seen
+
+    def of(self, name=None):
+        return [seen for seen in self.seen if name in (None, seen[0])]
+
+
+class Broken(CpuDevice):
+    """A device whose driver fails from the second look on."""
+
+    name = "broken"
+    looks = 0
+
+    def readings(self):
+        self.looks += 1
+        if self.looks > 1:
+            raise OSError("the driver is gone")
+
+
+def test_GIVEN_devices_WHEN_a_run_lasts_THEN_each_is_told_again_and_again_with_its_memory_and_readings():
+    told = Told()
+    with Sampler([CpuDevice(), *simulated("sim:1xT4")], told, period=0.01):
+        told.wait_for(3, "cpu")
+        told.wait_for(3, "cuda:0")
+    _, memory, readings = told.of("cpu")[0]
+    assert memory.occupied > 0
+    assert readings.total >= readings.used > 0
+
+
+def test_GIVEN_a_long_period_WHEN_the_block_ends_THEN_the_first_look_was_told_and_the_end_is_not_waited_for():
+    told = Told()
+    began = time.monotonic()
+    with Sampler([CpuDevice()], told, period=60):
+        told.wait_for(1)
+    assert time.monotonic() - began < 5
+    assert not any(thread.name == "sampler" for thread in threading.enumerate())
+
+
+def test_GIVEN_the_block_has_ended_WHEN_time_passes_THEN_nothing_is_told_any_more():
+    told = Told()
+    with Sampler([CpuDevice()], told, period=0.001):
+        told.wait_for(2)
+    count = len(told.seen)
+    time.sleep(0.05)
+    assert len(told.seen) == count
+
+
+def test_GIVEN_a_device_that_fails_WHEN_sampled_THEN_it_is_left_alone_and_the_others_are_still_told():
+    told, broken = Told(), Broken()
+    with Sampler([broken, CpuDevice()], told, period=0.001):
+        told.wait_for(5, "cpu")
+    assert len(told.of("broken")) == 1
+    assert broken.looks == 2
+
+
+def test_GIVEN_a_listener_that_fails_WHEN_told_THEN_the_run_goes_on_and_the_sampler_stops():
+    calls = []
+
+    def tell(*seen):
+        calls.append(seen)
+        raise ValueError("nobody listens")
+
+    with Sampler([CpuDevice()], tell, period=0.001) as sampler:
+        sampler._thread.join(timeout=10)
+        assert not sampler._thread.is_alive()
+    assert len(calls) == 1

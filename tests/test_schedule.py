@@ -1,0 +1,343 @@
+"""Schedules: three orders of one grid; every cell is walked once, whatever is switched on the way."""
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.passes.schedule import Need, Place, Round, Schedule, Turn, next_round
+
+EXCLUSIVE, ROTATING, SHARED = Schedule
+MIB = 1 << 20
+
+
+def gpu(number, room=100):
+    return Place(f"cuda:{number}", "cuda", room)
+
+
+def host(room=100):
+    return Place("cpu", "cpu", room)
+
+
+def need(whole=10, streamed=0, host=10):
+    return Need("model", whole, streamed, host)
+
+
+def round_of(schedule, left, needs=None, places=None, window=2, last=None, cpu_fallback=False):
+    needs = needs or [need()] * len(left)
+    places = [gpu(0), gpu(1)] if places is None else places
+    return next_round(schedule, left, needs, places, window, last, cpu_fallback)
+
+
+def placed(found):
+    """Which pass is where: {0: "cuda:0"}, with a star where it is streamed."""
+    return {turn.model_pass: ",".join(turn.devices) + "*" * turn.streamed for turn in found.turns}
+
+
+def visits(schedule, left, window):
+    """The turns of one model after the other, all of each done: ("A", batches)."""
+    left, last, seen = [list(batches) for batches in left], None, []
+    while found := round_of(schedule, left, window=window, last=last):
+        (turn,) = found.turns
+        seen.append(("ABCDEFGH"[turn.model_pass], list(turn.batches)))
+        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in turn.batches]
+        last = turn.model_pass
+    return seen
+
+
+def spelled(seen):
+    return " ".join(name * len(batches) for name, batches in seen)
+
+
+needs_of_models = st.builds(Need, st.just("m"), st.integers(1, 60), st.integers(0, 20), st.integers(1, 60))
+counts = st.lists(st.integers(0, 12), min_size=1, max_size=5)
+grids = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(sorted), min_size=1, max_size=5)
+rooms = st.integers(0, 100)
+
+
+@st.composite
+def machines(draw):
+    gpus = [gpu(number, draw(rooms)) for number in range(draw(st.integers(0, 3)))]
+    return [*gpus, host(draw(rooms))]
+
+
+@st.composite
+def walks(draw):
+    """A grid walked to its end while schedule, window and devices change and turns are done in part.
+
+    Gives what each pass had left at first, the needs, and for each round (places, cpu_fallback, round, cells done).
+    """
+    left = draw(grids)
+    first = [list(batches) for batches in left]
+    needs = [draw(needs_of_models) for _ in left]
+    rounds, last = [], None
+    while True:
+        schedule, window = draw(st.sampled_from(Schedule)), draw(st.integers(0, 8))
+        places, fallback = draw(machines()), draw(st.booleans())
+        found = next_round(schedule, left, needs, places, window, last, fallback)
+        if found is None:
+            return first, needs, rounds
+        assert len(rounds) < 500, "the walk has no end"
+        for model_pass in found.refused:
+            left[model_pass] = []
+        done = set()
+        for turn in found.turns:
+            some = draw(st.sets(st.sampled_from(turn.batches), min_size=1))
+            done |= {(turn.model_pass, batch) for batch in some}
+            left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
+            last = turn.model_pass
+        rounds.append((places, fallback, found, done))
+
+
+@given(walks())
+@settings(deadline=None)
+def test_GIVEN_any_grid_WHEN_walked_with_switches_THEN_every_cell_is_walked_once_unless_its_pass_was_refused(walk):
+    first, _, rounds = walk
+    walked = [cell for _, _, _, done in rounds for cell in done]
+    refused = {model_pass for _, _, found, _ in rounds for model_pass in found.refused}
+    all_cells = {(model_pass, batch) for model_pass, batches in enumerate(first) for batch in batches}
+    assert len(walked) == len(set(walked))
+    assert set(walked) <= all_cells
+    assert {cell[0] for cell in all_cells - set(walked)} <= refused
+
+
+@given(walks())
+@settings(deadline=None)
+def test_GIVEN_any_grid_WHEN_walked_THEN_no_turn_is_empty_and_no_pass_is_twice_in_a_round(walk):
+    _, _, rounds = walk
+    for _, _, found, _ in rounds:
+        assert found.turns or found.refused
+        assert all(turn.batches and turn.devices for turn in found.turns)
+        passes = [turn.model_pass for turn in found.turns] + list(found.refused)
+        assert len(passes) == len(set(passes))
+
+
+@given(walks())
+@settings(deadline=None)
+def test_GIVEN_any_devices_WHEN_a_round_is_made_THEN_no_device_is_given_more_than_it_has_room_for(walk):
+    _, needs, rounds = walk
+    for places, _, found, _ in rounds:
+        room = {place.name: place.room for place in places}
+        for turn in found.turns:
+            size = needs[turn.model_pass].streamed if turn.streamed else needs[turn.model_pass].whole
+            for name in turn.devices:
+                room[name] -= needs[turn.model_pass].host if name == "cpu" else size
+        assert min(room.values()) >= 0
+
+
+@given(walks())
+@settings(deadline=None)
+def test_GIVEN_gpus_and_no_fallback_WHEN_a_round_is_made_THEN_nothing_is_on_the_cpu(walk):
+    _, _, rounds = walk
+    for places, fallback, found, _ in rounds:
+        if len(places) > 1 and not fallback:
+            assert all(turn.devices != ("cpu",) for turn in found.turns)
+
+
+@given(walks())
+@settings(deadline=None)
+def test_GIVEN_a_refused_pass_WHEN_looked_at_THEN_it_would_have_fitted_on_no_device_that_may_be_used(walk):
+    _, needs, rounds = walk
+    for places, fallback, found, _ in rounds:
+        *gpus, cpu = places
+        for model_pass in found.refused:
+            least = min(needs[model_pass].whole, needs[model_pass].streamed or 1 << 40)
+            assert all(least > place.room for place in gpus)
+            assert needs[model_pass].host > cpu.room or (gpus and not fallback)
+
+
+@given(counts, st.data())
+@settings(deadline=None)
+def test_GIVEN_any_grid_WHEN_walked_exclusively_in_parts_THEN_each_model_is_attached_once_in_roster_order(counts, data):
+    left, attached, last = [list(range(count)) for count in counts], [], None
+    while found := round_of(EXCLUSIVE, left, last=last):
+        (turn,) = found.turns
+        attached.append(turn.model_pass)
+        some = data.draw(st.sets(st.sampled_from(turn.batches), min_size=1))
+        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
+        last = turn.model_pass
+    assert [model_pass for model_pass, _ in groupby(attached)] == [k for k, count in enumerate(counts) if count]
+
+
+@given(grids, st.integers(1, 8), st.data())
+@settings(deadline=None)
+def test_GIVEN_any_grid_WHEN_rotated_in_parts_THEN_models_are_attached_no_more_than_to_and_fro_needs(
+    left, window, data
+):
+    cycles = 1 + max((batches[-1] // window for batches in left if batches), default=0)
+    models = sum(bool(batches) for batches in left)
+    left, attached, last = list(left), [], None
+    while found := round_of(ROTATING, left, window=window, last=last):
+        (turn,) = found.turns
+        attached.append(turn.model_pass)
+        some = data.draw(st.sets(st.sampled_from(turn.batches), min_size=1))
+        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
+        last = turn.model_pass
+    assert len(list(groupby(attached))) <= cycles * (models - 1) + 1
+
+
+@given(counts, st.integers(1, 8))
+def test_GIVEN_any_grid_WHEN_rotated_THEN_no_model_is_more_than_two_windows_ahead_of_one_with_work_left(counts, window):
+    done = [0] * len(counts)
+    for name, batches in visits(ROTATING, [range(count) for count in counts], window):
+        done["ABCDEFGH".index(name)] += len(batches)
+        behind = [have // window for have, count in zip(done, counts, strict=True) if have < count]
+        assert not behind or max(-(-have // window) for have in done) <= min(behind) + 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "window", "order"),
+    [
+        ([6, 4, 6], 2, "AA BB CCCC BB AAAA CC"),
+        ([4, 4, 4], 2, "AA BB CCCC BB AA"),
+        ([3, 3], 1, "A BB AA B"),
+        ([1, 5, 1], 2, "A BB C BBB"),
+        ([5], 2, "AAAAA"),
+        ([3, 3, 3], 0, "AAA BBB CCC"),
+        ([3, 3, 3], 3, "AAA BBB CCC"),
+    ],
+)
+def test_GIVEN_a_window_WHEN_rotated_THEN_the_roster_is_walked_to_and_fro(counts, window, order):
+    assert spelled(visits(ROTATING, [range(count) for count in counts], window)) == order
+
+
+def test_GIVEN_batches_done_before_WHEN_rotated_THEN_windows_are_the_same_cells_as_ever():
+    seen = visits(ROTATING, [[1, 2, 3, 5], [0, 1, 2, 3]], 2)
+    assert seen == [("A", [1]), ("B", [0, 1, 2, 3]), ("A", [2, 3, 5])]
+
+
+def test_GIVEN_a_model_far_ahead_WHEN_the_schedule_becomes_rotating_THEN_the_others_catch_up_first():
+    found = round_of(ROTATING, [[8, 9], range(10), range(10)], window=2, last=0)
+    assert found.turns == (Turn(1, (0, 1), ("cuda:0", "cuda:1")),)
+
+
+def test_GIVEN_models_that_stand_level_WHEN_rotated_THEN_the_last_one_goes_on():
+    found = round_of(ROTATING, [range(4)] * 3, window=2, last=1)
+    assert placed(found) == {1: "cuda:0,cuda:1"}
+
+
+@pytest.mark.parametrize("schedule", [EXCLUSIVE, SHARED])
+def test_GIVEN_no_rotation_WHEN_a_later_model_was_last_THEN_the_first_with_work_left_is_next(schedule):
+    first = round_of(schedule, [[], [3], [1, 2]], last=2).turns[0]
+    assert (first.model_pass, first.batches) == (1, (3,))
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_GIVEN_nothing_left_WHEN_asked_THEN_there_is_no_round(schedule):
+    assert round_of(schedule, [[], []]) is None
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize(
+    ("wants", "places", "fallback", "where"),
+    [
+        (need(10), [gpu(0), gpu(1), host()], True, "cuda:0,cuda:1"),
+        (need(50), [gpu(0, 40), gpu(1, 60), host()], True, "cuda:1"),
+        (need(50, streamed=20), [gpu(0, 40), gpu(1, 60), host()], True, "cuda:1"),
+        (need(50, streamed=20), [gpu(0, 40), gpu(1, 10), host()], True, "cuda:0*"),
+        (need(50, streamed=20), [gpu(0, 20), gpu(1, 30), host()], True, "cuda:0,cuda:1*"),
+        (need(50, streamed=0), [gpu(0, 40), host()], True, "cpu"),
+        (need(50, streamed=45), [gpu(0, 40), host()], True, "cpu"),
+        (need(50), [host()], False, "cpu"),
+        (need(10), [Place("sim:0", "sim", 10), host()], False, "sim:0"),
+    ],
+)
+def test_GIVEN_a_model_alone_WHEN_placed_THEN_whole_goes_before_streamed_and_gpus_before_the_cpu(
+    schedule, wants, places, fallback, where
+):
+    assert placed(round_of(schedule, [[0]], [wants], places, cpu_fallback=fallback)) == {0: where}
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_GIVEN_a_model_that_fits_nowhere_WHEN_its_turn_comes_THEN_it_is_refused_and_the_next_goes_on(schedule):
+    found = round_of(schedule, [[0], [0]], [need(200), need(10)], [gpu(0)])
+    assert list(found.refused) == [0]
+    assert placed(found) == {1: "cuda:0"}
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_GIVEN_a_model_that_fits_nowhere_WHEN_others_are_due_THEN_it_is_not_refused_yet(schedule):
+    found = round_of(schedule, [[0], [0]], [need(10), need(200)], [gpu(0)])
+    assert (placed(found), found.refused) == ({0: "cuda:0"}, {})
+
+
+def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_them_and_has_no_turns():
+    found = round_of(EXCLUSIVE, [[0], [], [0]], [need(200)] * 3, [gpu(0)])
+    assert found == Round((), found.refused)
+    assert list(found.refused) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("places", "fallback", "reason"),
+    [
+        (
+            [gpu(0, 4 * MIB), gpu(1, -MIB), host(6 * MIB)],
+            True,
+            "model needs 8.0 MiB (5.0 MiB streamed) and may have 4.0 MiB on cuda:0, 0 B on cuda:1 "
+            "and needs 7.0 MiB and may have 6.0 MiB on cpu",
+        ),
+        (
+            [gpu(0, 4 * MIB), host(9 * MIB)],
+            False,
+            "model needs 8.0 MiB (5.0 MiB streamed) and may have 4.0 MiB on cuda:0 and may not go to the CPU",
+        ),
+        ([host(6 * MIB)], True, "model needs 7.0 MiB and may have 6.0 MiB on cpu"),
+        ([], True, "model has no GPU and may not go to the CPU"),
+    ],
+)
+def test_GIVEN_a_refused_model_WHEN_told_THEN_the_reason_names_what_it_needs_and_what_there_is(
+    places, fallback, reason
+):
+    found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB, 5 * MIB, 7 * MIB)], places, cpu_fallback=fallback)
+    assert found.refused[0] == f"{reason}: raise --ceiling, free memory, or leave it out of --roster"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places", "fallback", "where"),
+    [
+        # the primary on the first GPU, its companions on the other one while it holds them
+        ([10, 10, 10], [gpu(0), gpu(1), host()], True, ["cuda:0", "cuda:1", "cuda:1"]),
+        ([10, 10], [gpu(0, 50), gpu(1)], False, ["cuda:0", "cuda:1"]),
+        # then beside the primary, then on the CPU, or waiting
+        ([40, 70, 50], [gpu(0), gpu(1), host()], True, ["cuda:0", "cuda:1", "cuda:0"]),
+        ([60, 70, 50], [gpu(0), gpu(1), host()], True, ["cuda:0", "cuda:1", "cpu"]),
+        ([60, 70, 50], [gpu(0), gpu(1), host()], False, ["cuda:0", "cuda:1", None]),
+        ([60, 70, 50], [gpu(0), gpu(1), host(40)], True, ["cuda:0", "cuda:1", None]),
+        # who waits does not keep the next from a place
+        ([60, 70, 50, 20], [gpu(0), gpu(1)], False, ["cuda:0", "cuda:1", None, "cuda:1"]),
+        # the GPU with the most room left
+        ([10, 30, 10, 10], [gpu(0, 99), gpu(1, 50), gpu(2, 40)], False, ["cuda:0", "cuda:1", "cuda:2", "cuda:2"]),
+        # a primary that the first GPU does not hold
+        ([60, 30], [gpu(0, 50), gpu(1)], False, ["cuda:1", "cuda:0"]),
+        # one device for all
+        ([40, 40, 40], [gpu(0)], False, ["cuda:0", "cuda:0", None]),
+        # no GPU: as many as the host holds
+        ([40, 40, 40, 20], [host()], False, ["cpu", "cpu", None, "cpu"]),
+    ],
+)
+def test_GIVEN_models_of_these_sizes_WHEN_shared_THEN_they_are_side_by_side_where_they_fit(
+    sizes, places, fallback, where
+):
+    needs = [need(size, host=size) for size in sizes]
+    found = round_of(SHARED, [[0, 1]] * len(sizes), needs, places, cpu_fallback=fallback)
+    assert [placed(found).get(model_pass) for model_pass in range(len(sizes))] == where
+
+
+def test_GIVEN_a_companion_that_a_free_gpu_would_hold_whole_WHEN_shared_THEN_it_waits_rather_than_is_streamed():
+    found = round_of(SHARED, [[0]] * 3, [need(60), need(60, streamed=5), need(10)], [gpu(0)])
+    assert placed(found) == {0: "cuda:0", 2: "cuda:0"}
+
+
+def test_GIVEN_a_companion_that_no_gpu_holds_whole_WHEN_shared_THEN_it_is_streamed_beside_the_primary():
+    found = round_of(SHARED, [[0]] * 2, [need(60), need(200, streamed=5)], [gpu(0)])
+    assert placed(found) == {0: "cuda:0", 1: "cuda:0*"}
+
+
+def test_GIVEN_nobody_to_share_with_WHEN_shared_THEN_the_one_model_has_every_gpu():
+    assert placed(round_of(SHARED, [[], [0], []])) == {1: "cuda:0,cuda:1"}
+
+
+def test_GIVEN_a_shared_round_WHEN_made_THEN_each_model_has_all_that_is_left_of_its_pass():
+    found = round_of(SHARED, [[0, 2], [], [5]], window=1)
+    assert found.turns == (Turn(0, (0, 2), ("cuda:0",)), Turn(2, (5,), ("cuda:1",)))

@@ -1,0 +1,122 @@
+"""Which errors are a shortage of memory, which the loss of a device, and which are neither and must not be hidden."""
+
+import errno
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.gpu.shortage import Trouble, classify, needed
+
+HINT = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+CUDA_FULL = (
+    "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 14.57 GiB of which 1.58 GiB is "
+    "free. Process 2493055 has 12.02 GiB memory in use. Including non-PyTorch memory, this process has 966.00 MiB "
+    "memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 MiB is reserved by PyTorch "
+    "but unallocated."
+)
+SHORT = [
+    torch.OutOfMemoryError(CUDA_FULL),
+    torch.OutOfMemoryError("Allocation on device 0 would exceed allowed memory."),
+    torch.AcceleratorError("CUDA error: out of memory" + HINT),
+    RuntimeError("CUDA error: out of memory" + HINT),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("CUDA driver error: device not ready"),
+    RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB."),
+    RuntimeError("MPS backend out of memory (MPS allocated: 5.05 GB)"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError('!handles_.at(i) INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":430'),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:83] . DefaultCPUAllocator: not enough memory: you tried to allocate 8"
+    ),
+    RuntimeError("unable to mmap 1024 bytes from file </x>: Cannot allocate memory (12)"),
+    MemoryError(),
+    np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype("u1")),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
+GONE = [
+    "unspecified launch failure",
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "the launch timed out and was terminated",
+    "uncorrectable ECC error encountered",
+    "uncorrectable NVLink error detected during the execution",
+    "no CUDA-capable device is detected",
+    "all CUDA-capable devices are busy or unavailable",
+    "unknown error",
+    "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle, opa, opb, m, n, k, ...)`",
+]
+NEITHER = [
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x5)"),
+    RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+    RuntimeError("CUDA error: no kernel image is available for execution on the device" + HINT),
+    RuntimeError("CUDA error: device kernel image is invalid" + HINT),
+    RuntimeError("CUDA error: invalid device ordinal" + HINT),
+    RuntimeError("CUDA error: invalid argument" + HINT),
+    RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"),
+    RuntimeError("misaligned address in the file"),
+    ValueError("out of memory"),
+    IndexError("index out of range in self"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: f"{type(error).__name__}-{str(error)[:40]}")
+def test_GIVEN_what_torch_and_cuda_say_of_full_memory_WHEN_classified_THEN_it_is_memory(error):
+    assert classify(error) is Trouble.MEMORY
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.parametrize("text", GONE)
+def test_GIVEN_an_error_after_which_cuda_answers_no_more_WHEN_classified_THEN_the_device_is_lost(kind, text):
+    assert classify(kind(f"CUDA error: {text}{HINT}")) is Trouble.LOST
+
+
+@pytest.mark.parametrize("error", NEITHER, ids=lambda error: f"{type(error).__name__}-{str(error)[:40]}")
+def test_GIVEN_a_mistake_of_another_kind_WHEN_classified_THEN_it_is_not_hidden(error):
+    assert classify(error) is None
+
+
+def test_GIVEN_torchs_own_error_for_host_memory_WHEN_classified_THEN_it_is_memory_and_says_how_much():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 46, dtype=torch.uint8)
+    assert classify(caught.value) is Trouble.MEMORY
+    assert needed(caught.value) == 1 << 46
+
+
+@given(st.integers(0, 1 << 40))
+def test_GIVEN_an_allocation_as_torch_words_it_WHEN_parsed_THEN_it_is_never_less_and_close(size):
+    read = needed(torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {torch_words(size)}. GPU 0 has a"))
+    assert size <= read <= size * 1.011 + 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError(), RuntimeError("")])
+def test_GIVEN_an_error_that_names_no_size_WHEN_parsed_THEN_nothing_is_made_up(error):
+    assert needed(error) is None
+
+
+@given(st.text())
+def test_GIVEN_any_text_of_a_bug_WHEN_read_THEN_reading_it_never_fails(text):
+    assert classify(ValueError(text)) is None
+    assert needed(RuntimeError(text)) is None or "allocate" in text.lower()
+
+
+def torch_words(size):
+    """`format_size` of c10/core/Allocator.h: two decimals, and a unit only beyond 1024 of the one below."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size > 1 << power:
+            return f"{size / (1 << power):.2f} {unit}"
+    return f"{math.floor(size)} bytes"

@@ -1,0 +1,514 @@
+"""The meter counts what real and fake tensors take; a simulated device makes a GPU of it: charged, walled, emptied."""
+
+import copy
+import gc
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from engine.errors import UsageError
+from engine.gpu import chip
+from engine.gpu.chip import WORKSPACE
+from engine.gpu.device import Device
+from engine.gpu.faults import parse
+from engine.gpu.meter import Counter, Meter
+from engine.gpu.shortage import Trouble, classify, needed
+from engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
+from engine.record.durable import parse_bytes
+from engine.record.events import Memory
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LENGTHS = (48, 32, 7)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_a: Path) -> nn.Module:
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(tiny_a, attn_implementation="sdpa").eval()
+
+
+@pytest.fixture
+def device() -> SimDevice:
+    return SimDevice("cuda:0", Card("GPU for tests", GIB))
+
+
+@torch.inference_mode()
+def encode(model: nn.Module) -> torch.Tensor:
+    """Unit vectors of padded rows: everything that an encoder does."""
+    rows = [torch.arange(length) % 60 + 5 for length in LENGTHS]
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = (ids > 0).long()
+    hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    return nn.functional.normalize(pooled, dim=1)
+
+
+def attach(model: nn.Module) -> tuple[torch.Tensor, nn.Module]:
+    """A copy of the model whose weights are views of one flat tensor."""
+    twin = copy.deepcopy(model)
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    start = 0
+    for parameter in twin.parameters():
+        parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return flat, twin
+
+
+def test_GIVEN_a_tensor_WHEN_made_and_dropped_within_THEN_it_is_charged_in_steps_of_512_and_taken_off():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.empty(300)
+        assert counter.allocated == 1536
+        del tensor
+        assert (counter.allocated, counter.peak) == (0, 1536)
+
+
+def test_GIVEN_views_WHEN_all_but_one_are_dropped_THEN_the_storage_stays_charged_once():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.empty(1024)
+        views = [
+            tensor.view(32, 32),
+            tensor[5:],
+            tensor.t(),
+            tensor.detach(),
+            tensor.reshape(2, -1),
+            tensor.expand(3, -1),
+        ]
+    assert counter.allocated == 4096
+    last = views.pop(1)
+    del tensor, views
+    assert counter.allocated == 4096
+    del last
+    assert counter.allocated == 0
+
+
+def test_GIVEN_host_tensors_WHEN_they_pass_through_THEN_only_what_is_made_of_them_is_charged():
+    host = torch.ones(1000)
+    counter = Counter()
+    with Meter(counter):
+        passed = [host.contiguous(), host.to(torch.float32), host.view(10, 100), host.reshape(-1), host.add_(1)]
+        passed += [nn.functional.dropout(host, training=False), torch.broadcast_tensors(host)[0]]
+        passed += [torch.ops.aten.lift(host)]  # its schema promises a new tensor
+        assert counter.allocated == 0
+        made = host.half()
+    assert counter.allocated == 2048
+    del passed, made
+    assert counter.allocated == 0
+
+
+def test_GIVEN_a_tensor_made_outside_WHEN_dropped_within_THEN_nothing_is_taken_off():
+    tensor = torch.ones(1000)
+    counter = Counter()
+    with Meter(counter):
+        del tensor
+    assert counter.allocated == 0
+
+
+def test_GIVEN_several_results_of_one_operation_WHEN_made_THEN_each_is_charged():
+    counter = Counter()
+    with Meter(counter):
+        values, places = torch.ones(4, 128).sort()
+        assert counter.allocated == 2048 + 4096
+        parts = torch.split(values, 1)
+        assert counter.allocated == 2048 + 4096
+    del places, parts
+    assert counter.allocated == 2048
+
+
+def test_GIVEN_a_result_that_replaces_an_input_WHEN_computed_THEN_the_peak_holds_both():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.ones(1024)
+        for _ in range(5):
+            tensor = tensor * 2
+    assert (counter.allocated, counter.peak) == (4096, 8192)
+    counter.start_peak()
+    assert counter.peak == 4096
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_GIVEN_a_composite_operation_WHEN_it_runs_THEN_what_it_makes_inside_is_seen(mode):
+    query = torch.ones(1, 2, 16, 8)
+    counter = Counter()
+    with mode(), Meter(counter):
+        nn.functional.scaled_dot_product_attention(query, query, query)
+    assert counter.peak == query.numel() * 4 + 512  # the result, and the sums beside it that are never returned
+    counter = Counter()
+    with mode(), Meter(counter):
+        kept = torch.chunk(torch.ones(8, 64) @ torch.ones(64, 64), 2)[0]
+    assert counter.peak == (8 * 64 + 64 * 64 + 8 * 64) * 4
+    assert counter.allocated == 8 * 64 * 4
+    del kept
+    assert counter.allocated == 0
+
+
+def test_GIVEN_the_two_modes_without_gradients_WHEN_a_model_runs_THEN_they_are_charged_the_same(model):
+    peaks = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        counter = Counter()
+        with mode(), Meter(counter):
+            model(input_ids=torch.ones(3, 40, dtype=torch.long))
+        peaks.append(counter.peak)
+    assert peaks[0] == peaks[1] > 3 * 40 * 64 * 4
+
+
+def test_GIVEN_a_narrow_meter_WHEN_tensors_are_made_THEN_float32_counts_half_and_nothing_else_does():
+    counter = Counter()
+    with Meter(counter, narrow=True):
+        single = torch.empty(1024, dtype=torch.float32)
+        assert counter.allocated == 2048
+        others = [torch.empty(1024, dtype=dtype) for dtype in (torch.float16, torch.int64, torch.bool)]
+        assert counter.allocated == 2048 + 2048 + 8192 + 1024
+        view = single.view(torch.int32)
+    del single, others
+    assert counter.allocated == 2048
+    del view
+    assert counter.allocated == 0
+
+
+def test_GIVEN_a_meter_within_itself_and_two_on_one_ledger_WHEN_computed_THEN_each_storage_is_charged_once():
+    counter = Counter()
+    outer = Meter(counter)
+    with outer, outer, Meter(counter):
+        tensor = torch.empty(1024)
+    assert counter.allocated == 4096
+    del tensor
+    assert counter.allocated == 0
+
+
+def test_GIVEN_two_ledgers_WHEN_nested_THEN_each_gets_the_charge():
+    one, other = Counter(), Counter()
+    with Meter(one), Meter(other):
+        tensor = torch.empty(1024)
+    assert one.allocated == other.allocated == 4096
+    del tensor
+    assert one.allocated == other.allocated == 0
+
+
+def test_GIVEN_a_meter_that_is_gone_WHEN_its_tensors_die_THEN_they_are_taken_off_all_the_same():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.empty(1024)
+    gc.collect()
+    del tensor
+    assert counter.allocated == 0
+
+
+def test_GIVEN_one_meter_on_several_threads_WHEN_tensors_die_on_others_THEN_nothing_is_lost_or_counted_twice():
+    counter = Counter()
+    meter = Meter(counter)
+    passed_on: list[torch.Tensor] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.inference_mode():
+                for _ in range(150):
+                    with meter:
+                        passed_on.append(nn.functional.linear(torch.ones(4, 16), torch.ones(16, 16)))
+                    torch.ones(100_000)  # nobody's
+                    passed_on.pop()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert counter.allocated == 0
+    assert 0 < counter.peak < 100_000
+    torch.ones(1000)
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_GIVEN_a_cycle_of_garbage_WHEN_collected_THEN_its_storage_is_taken_off():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.empty(1024)
+        tensor.itself = tensor
+        del tensor
+    gc.collect()
+    assert counter.allocated == 0
+
+
+def test_GIVEN_fake_tensors_WHEN_computed_THEN_they_are_charged_as_real_ones_are(model):
+    from transformers import AutoModel
+
+    real, fake = Counter(), Counter()
+    with torch.inference_mode(), Meter(real):
+        model(input_ids=torch.ones(3, 40, dtype=torch.long))
+    with FakeTensorMode():
+        twin = AutoModel.from_config(model.config, attn_implementation="sdpa").eval()
+        with torch.inference_mode(), Meter(fake):
+            twin(input_ids=torch.ones(3, 40, dtype=torch.long))
+    assert fake.peak == pytest.approx(real.peak, rel=0.02)
+
+
+def test_GIVEN_fake_tensors_and_a_meter_in_one_with_WHEN_they_die_THEN_they_are_taken_off():
+    counter = Counter()
+    with FakeTensorMode(), Meter(counter):
+        tensor = torch.empty(GIB, dtype=torch.uint8)
+        assert counter.allocated == GIB
+        view = tensor[1:]
+        del tensor
+        assert counter.allocated == GIB
+        del view
+        assert counter.allocated == 0
+
+
+def test_GIVEN_an_architecture_of_real_size_WHEN_traced_THEN_it_is_charged_and_the_host_gives_nothing():
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.for_model(
+        "xlm-roberta",
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_attention_heads=16,
+        num_hidden_layers=2,
+        vocab_size=250_002,
+        max_position_embeddings=8194,
+    )
+    device = SimDevice("cuda:0", CARDS["T4"])
+    before = psutil.Process().memory_info().rss
+    with FakeTensorMode(), torch.inference_mode(), device.computing():
+        model = AutoModel.from_config(config, attn_implementation="sdpa").eval()
+        weights = sum(parameter.numel() * 2 for parameter in model.parameters())
+        assert weights <= device.memory().allocated < weights * 1.01
+        device.start_peak()
+        held = device.memory().allocated
+        model(input_ids=torch.ones(8, 1024, dtype=torch.long))
+        activations = device.peak().allocated - held
+    assert 150 * MIB < activations - WORKSPACE < 250 * MIB  # 22.5 KB for each of 8192 tokens is 176 MiB
+    assert psutil.Process().memory_info().rss - before < 100 * MIB
+    del model
+    device.reclaim()
+    assert device.memory().allocated == 0
+
+
+def test_GIVEN_a_real_model_WHEN_computed_within_THEN_its_vectors_are_those_of_outside_bit_for_bit(device, model):
+    outside = encode(model)
+    with device.computing():
+        within = encode(model)
+    assert torch.equal(outside, within)
+    assert device.allocations > 50
+
+
+def test_GIVEN_a_real_model_WHEN_computed_twice_THEN_the_measured_peak_is_the_same(device, model):
+    peaks = []
+    for _ in range(2):
+        device.start_peak()
+        with device.computing():
+            encode(model)
+        peaks.append(device.peak())
+    assert peaks[0] == peaks[1]
+    assert peaks[0].allocated > WORKSPACE + 10 * KIB
+    assert peaks[0].occupied == CONTEXT + peaks[0].reserved > CONTEXT + peaks[0].allocated
+
+
+def test_GIVEN_an_attached_model_WHEN_everything_is_dropped_and_reclaimed_THEN_the_device_is_as_before(device, model):
+    before = device.memory()
+    with device.computing():
+        flat, twin = attach(model)
+        held = device.memory().allocated
+        vectors = encode(twin)
+    assert held == -(-flat.numel() * 2 // 512) * 512
+    del flat, twin, vectors
+    device.reclaim()
+    assert device.memory() == before == Memory(allocated=0, occupied=CONTEXT, reserved=0)
+
+
+def test_GIVEN_tensors_in_a_cycle_WHEN_reclaimed_THEN_they_are_found(device):
+    gc.disable()
+    try:
+        with device.computing():
+            tensor = torch.empty(MIB)
+            tensor.itself = tensor
+            del tensor
+        device.trim()
+        assert device.memory().allocated == 2 * MIB
+        device.reclaim()
+        assert device.memory().reserved == 0
+    finally:
+        gc.enable()
+
+
+def test_GIVEN_a_wall_WHEN_a_model_goes_over_it_THEN_it_is_out_of_memory_and_all_is_freed_after_the_handler(device):
+    device.wall(CONTEXT + 40 * MIB)
+    layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+    gc.disable()
+    try:
+        with device.computing(), torch.inference_mode():
+            kept = torch.ones(4, 1024)
+            held = device.memory().allocated
+            with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 1024\.00 MiB") as caught:
+                layers(torch.ones(8000, 1024))
+            assert classify(caught.value) is Trouble.MEMORY
+            assert needed(caught.value) >= 8000 * 1024 * 2
+            del caught
+            assert device.memory().allocated == held + WORKSPACE
+            layers(kept)
+    finally:
+        gc.enable()
+    assert device.peak().occupied <= CONTEXT + 40 * MIB
+    assert device.retries() > 0
+
+
+def test_GIVEN_two_devices_on_two_threads_WHEN_both_compute_THEN_each_is_charged_for_its_own(model):
+    devices = simulated("sim:2xT4")
+    alone = SimDevice("cuda:0", CARDS["T4"])
+    with alone.computing():
+        encode(model)
+    start = threading.Barrier(2)
+
+    def work(device: SimDevice, times: int) -> None:
+        with device.computing():
+            start.wait()
+            for _ in range(times):
+                encode(model)
+
+    threads = [threading.Thread(target=work, args=(device, 3 * (n + 1))) for n, device in enumerate(devices)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [device.allocations for device in devices] == [3 * alone.allocations, 6 * alone.allocations]
+    assert [device.peak() for device in devices] == [alone.peak()] * 2
+    encode(model)  # on none
+    assert [device.memory().allocated for device in devices] == [WORKSPACE] * 2
+
+
+def test_GIVEN_devices_within_each_other_WHEN_computed_THEN_only_the_innermost_is_charged():
+    one, other = simulated("sim:2xT4")
+    with one.computing():
+        with one.computing():
+            assert torch._C._len_torch_dispatch_stack() == 1
+        with other.computing(), one.copying():
+            tensor = torch.empty(MIB)
+        assert (one.memory().allocated, other.memory().allocated) == (2 * MIB, 0)
+        with other.computing():
+            moved = tensor.clone()
+        assert (one.memory().allocated, other.memory().allocated) == (2 * MIB, 2 * MIB)
+    del tensor, moved
+
+
+def test_GIVEN_a_matrix_product_WHEN_it_is_the_first_THEN_the_workspace_is_allocated_until_reclaimed(device):
+    with device.computing():
+        torch.ones(4).exp()
+        assert device.memory().allocated == 0
+        for _ in range(2):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+            assert device.memory().allocated == WORKSPACE
+    device.trim()
+    assert device.memory().allocated == WORKSPACE
+    device.reclaim()
+    assert device.memory().reserved == 0
+
+
+def test_GIVEN_cached_memory_WHEN_room_is_asked_THEN_it_is_room_and_what_is_allocated_is_not(device):
+    assert device.room(GIB) == GIB - CONTEXT
+    assert device.room(CONTEXT + 100 * MIB) == 100 * MIB
+    assert device.room(CONTEXT - MIB) == 0
+    with device.computing():
+        kept = torch.empty(60 * MIB, dtype=torch.uint8)
+        torch.empty(30 * MIB, dtype=torch.uint8)
+    assert device.memory().reserved == 90 * MIB
+    assert device.room(CONTEXT + 100 * MIB) == 40 * MIB
+    assert device.room(CONTEXT + 80 * MIB) == 20 * MIB
+    device.trim()
+    assert device.memory().reserved == 60 * MIB
+    del kept
+
+
+def test_GIVEN_a_host_that_is_short_itself_WHEN_a_large_tensor_comes_THEN_the_card_is_out_of_memory_before_the_host(
+    device, monkeypatch
+):
+    low = psutil.virtual_memory()._replace(available=chip.HOST_RESERVE + 300 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: low)
+    weight, one, numbers = torch.ones(30_000, 8), torch.ones(1), torch.zeros(10 * MIB, dtype=torch.long)
+    with device.computing():
+        torch.empty(70 * MIB)
+        for make in (
+            lambda: torch.empty(80 * MIB),
+            lambda: torch.zeros(80, MIB),
+            lambda: weight @ weight.t(),
+            lambda: one.expand(80 * MIB).clone(),
+            lambda: nn.functional.embedding(numbers, weight),
+        ):
+            before = device.allocations
+            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+                make()
+            assert device.allocations == before  # it was never run
+        with FakeTensorMode():
+            torch.empty(80 * MIB)
+
+
+def test_GIVEN_a_simulated_device_WHEN_it_is_looked_at_THEN_it_is_a_device_that_says_what_it_is():
+    device: Device = SimDevice("cuda:1", CARDS["T4"], key="GPU-1")
+    assert (device.name, device.kind, device.label) == ("cuda:1", "sim", "Tesla T4 (simulated)")
+    assert (device.total, device.torch, device.key, device.metered) == (15095 * MIB, torch.device("cpu"), "GPU-1", True)
+    readings = device.readings()
+    assert (readings.used, readings.total, readings.others) == (CONTEXT, 15095 * MIB, 0)
+    device.hold(object(), GIB)
+    device.join_copies()
+    assert device.memory().allocated == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "totals"),
+    [
+        ("sim:T4", [15095 * MIB]),
+        ("sim:2xT4", [15095 * MIB] * 2),
+        ("sim:1xt4+1xL4", [15095 * MIB, 22563 * MIB]),
+        ("sim:2x16GiB", [16 * GIB] * 2),
+        ("sim:1.5GiB+h100", [1536 * MIB, 81004 * MIB]),
+    ],
+)
+def test_GIVEN_a_text_WHEN_devices_are_simulated_THEN_they_are_numbered_cards_of_these_sizes(text, totals):
+    devices = simulated(text)
+    assert [device.total for device in devices] == totals
+    assert [device.name for device in devices] == [f"cuda:{number}" for number in range(len(totals))]
+    assert all(device.key is None for device in devices)
+
+
+@pytest.mark.parametrize(
+    "text", ["sim", "sim:", "T4", "sim:0xT4", "sim:2xK80", "sim:T4,L4", "sim:99xT4", "sim:2x", "sim:+"]
+)
+def test_GIVEN_no_such_cards_WHEN_simulated_THEN_the_table_is_told(text):
+    with pytest.raises(UsageError, match="sim:2xT4") as caught:
+        simulated(text)
+    assert repr(text) in str(caught.value)
+    assert all(name in str(caught.value) for name in CARDS)
+
+
+def test_GIVEN_a_card_too_small_for_a_context_WHEN_simulated_THEN_that_is_said():
+    with pytest.raises(UsageError, match=r"more than 600\.0 MiB"):
+        simulated("sim:2x512MiB")
+
+
+def test_GIVEN_a_fault_of_a_device_that_is_not_there_WHEN_simulated_THEN_it_is_named():
+    with pytest.raises(UsageError, match=r"cuda:2.*cuda:0, cuda:1"):
+        simulated("sim:2xT4", parse("oom@2:1"))
+    assert len(simulated("sim:2xT4", parse("oom@1:1,lag:1"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("12GiB", 12 * GIB), ("1.5 MiB", 1536 * KIB), ("800mb", 800_000_000), ("4096", 4096), (" 1KiB ", KIB)],
+)
+def test_GIVEN_a_size_as_people_write_it_WHEN_parsed_THEN_it_is_in_bytes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 parsec", "1e3", "1GiB2"])
+def test_GIVEN_no_size_WHEN_parsed_THEN_it_is_refused(text):
+    with pytest.raises(ValueError, match="a size like"):
+        parse_bytes(text)
