@@ -46,13 +46,14 @@ def hold(model: str) -> None:
     from engine.models.assets import Policy, resolve
     from engine.models.card import read_card
     from engine.models.registry import REGISTRY, find
-    from engine.models.weights import attach
+    from engine.models.weights import attach_to_host
 
     torch.set_num_threads(1)
     spec = find(REGISTRY, [model])[0]
     card = read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
-    with Lessor(choose("cpu"), 12 << 30).lease(card.key, card.shape.weights_bytes, lambda _: None) as lease:
-        attached = attach(card, lease)
+    (device,) = choose("cpu")
+    with Lessor([device], 12 << 30).lease(card.key, {device.name: 0}, lambda _: None):
+        attached = attach_to_host(card, device)
         print(attached.bytes, flush=True)
         sys.stdin.read()
 

@@ -89,7 +89,7 @@ class Calibration:
         return bisect_right(range(1, UNBOUNDED), room, key=lambda tokens: self.activations(law, tokens, longest))
 
     def observed(self, predicted: int, measured: int) -> "Calibration":
-        """With one clean batch more: `predicted` by the bare law, `measured` activations of it, in bytes.
+        """With one clean batch more: `predicted` by the law alone, `measured` activations of it, in bytes.
 
         The first batch sets the scale; after it only what exceeds the corrected law moves it, up to what covers it.
         """

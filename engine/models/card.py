@@ -77,7 +77,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
-        batch_tokens=spec.batch_tokens if device_kind == "cpu" else spec.gpu_batch_tokens,
+        batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
         attention=spec.attention,
     )
 

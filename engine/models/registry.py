@@ -43,9 +43,9 @@ class ModelSpec:
     dtype: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": "float32", "cuda": "float16"})
     """Precision by kind of device."""
     batch_tokens: Positive = 2048
-    """Tokens in a batch on a CPU: past it the activations leave the cache and throughput falls."""
+    """Tokens in a batch that the host computes: past it the activations leave the cache and throughput falls."""
     gpu_batch_tokens: Positive = 16384
-    """Tokens in a batch on a GPU: enough to keep it busy; memory is no reason for more."""
+    """Tokens in a batch on a real GPU: enough to keep it busy; memory is no reason for more."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention kernel of a network that transformers builds; eager takes memory with the square of the longest row."""
     matryoshka: tuple[Positive, ...] = ()

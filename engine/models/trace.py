@@ -107,7 +107,8 @@ def _closed(config: Config, dtype: torch.dtype) -> Law:
     if config["model_type"] != "mpnet":
         return Law(0, 0, phases)
     square = float(config["num_attention_heads"] * size)
-    return Law(0, 0, phases, square=square, prelude=Law(0, 0, ((0.0, 0.0),), square=2 * square))
+    prelude = Law(0, 0, ((0.0, 0.0),), square=max(2 * square, 44.0))  # the scores twice, or distances as whole numbers
+    return Law(0, 0, phases, square=square, prelude=prelude)
 
 
 def _guessed(config: Config, size: int, attention: str) -> Law:
@@ -115,7 +116,7 @@ def _guessed(config: Config, size: int, attention: str) -> Law:
     width = int(config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 1024)
     inner = int(config.get("intermediate_size") or config.get("d_ff") or 4 * width)
     heads, depth = int(config.get("num_attention_heads") or 16), int(config.get("num_hidden_layers") or 24)
-    values = int(config.get("vocab_size") or 1 << 17) * width + depth * width * (4 * width + 3 * inner)
+    values = int(config.get("vocab_size") or 1 << 17) * width + depth * width * (6 * width + 3 * inner)
     slope = 5 * heads * size if attention == "eager" else 2 * (1 + size)
     return Law(values * size, 0, ((float(size * max(4 * width + 3 * inner, 16 * width)), float(slope)),))
 

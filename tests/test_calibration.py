@@ -1,0 +1,130 @@
+"""What measured batches teach about a memory law, and how many tokens fit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.gpu.memory import FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN, WINDOW, Calibration, Law
+
+LAW = Law(1 << 30, 10_000, ((20_000.0, 1.0), (8_000.0, 40.0)), square=24.0)
+SIZES = st.integers(1 << 10, 1 << 34)
+RATIOS = st.floats(0.5, 2.0)
+LENGTHS = st.integers(1, 1 << 15)
+PHASES = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0, 200)), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def laws(draw, *, nested=True):
+    terms = st.floats(0, 100)
+    prelude = draw(st.none() | laws(nested=False)) if nested else None
+    return Law(
+        draw(SIZES),
+        draw(st.integers(0, 1 << 24)),
+        draw(PHASES),
+        square=draw(terms),
+        line=draw(terms),
+        prelude=prelude and replace(prelude, weights=0),
+    )
+
+
+CALIBRATIONS = st.builds(Calibration, scale=RATIOS, margin=st.floats(LEAST_MARGIN, MOST_MARGIN))
+
+
+def after(calibration, ratios, predicted=1 << 30):
+    """The calibration when batches have taken these ratios of what the law says."""
+    for ratio in ratios:
+        calibration = calibration.observed(predicted, round(predicted * ratio))
+    return calibration
+
+
+@given(laws(), CALIBRATIONS, st.integers(1, 1 << 22), LENGTHS, st.integers(0, 1 << 20), st.integers(0, 1 << 12))
+def test_GIVEN_any_law_WHEN_tokens_or_rows_grow_THEN_no_less_is_predicted(
+    law, calibration, tokens, longest, more, longer
+):
+    least = calibration.activations(law, tokens, longest)
+    assert calibration.activations(law, tokens + more, longest) >= least
+    assert calibration.activations(law, tokens, longest + longer) >= least
+    assert law.peak(tokens + more, longest + longer) >= law.peak(tokens, longest)
+
+
+@given(laws(), CALIBRATIONS, LENGTHS, st.integers(0, 1 << 38))
+def test_GIVEN_any_room_WHEN_asked_for_the_most_tokens_THEN_they_fit_and_one_more_does_not(
+    law, calibration, longest, room
+):
+    tokens = calibration.most_tokens(law, longest, room)
+    assert tokens == 0 or calibration.activations(law, tokens, longest) <= room
+    assert calibration.activations(law, tokens + 1, longest) > room
+
+
+@given(laws(), CALIBRATIONS, LENGTHS, st.integers(1, 1 << 22))
+def test_GIVEN_just_the_room_of_a_batch_WHEN_asked_for_the_most_tokens_THEN_the_batch_fits(
+    law, calibration, longest, tokens
+):
+    assert calibration.most_tokens(law, longest, calibration.activations(law, tokens, longest)) >= tokens
+
+
+def test_GIVEN_the_first_margin_WHEN_a_window_of_batches_is_clean_THEN_it_is_the_least():
+    assert after(Calibration(), [1.0]).margin < FIRST_MARGIN
+    assert after(Calibration(), [1.0] * (WINDOW // 2)).margin > LEAST_MARGIN
+    assert after(Calibration(), [1.0] * WINDOW).margin == pytest.approx(LEAST_MARGIN)
+
+
+def test_GIVEN_the_least_margin_WHEN_more_batches_are_clean_THEN_it_stays():
+    assert after(Calibration(), [1.0] * 3 * WINDOW).margin == pytest.approx(LEAST_MARGIN)
+
+
+@given(CALIBRATIONS)
+def test_GIVEN_any_margin_WHEN_strained_THEN_it_doubles_up_to_the_most(calibration):
+    assert calibration.strained().margin == pytest.approx(min(MOST_MARGIN, 2 * calibration.margin))
+
+
+@given(st.integers(1, 8), st.integers(1 << 24, 1 << 34))
+def test_GIVEN_pressure_WHEN_batches_are_clean_again_THEN_the_room_for_tokens_grows_back(strains, room):
+    calm = after(Calibration(), [1.0] * WINDOW)
+    pressed = calm
+    for _ in range(strains):
+        pressed = pressed.strained()
+    assert pressed.most_tokens(LAW, 512, room) < calm.most_tokens(LAW, 512, room)
+    eased = after(pressed, [1.0] * 4 * WINDOW)
+    assert eased.most_tokens(LAW, 512, room) == calm.most_tokens(LAW, 512, room)
+
+
+@given(RATIOS, st.integers(1, 3 * WINDOW))
+def test_GIVEN_a_device_that_always_takes_k_times_the_law_WHEN_measured_THEN_the_scale_is_k(k, batches):
+    assert after(Calibration(), [k] * batches).scale == pytest.approx(k, rel=1e-6)
+
+
+@given(RATIOS)
+def test_GIVEN_a_device_that_always_takes_k_times_the_law_WHEN_a_window_is_over_THEN_the_margin_is_the_least(k):
+    assert after(Calibration(), [k] * (WINDOW + 1)).margin == pytest.approx(LEAST_MARGIN)
+
+
+@given(st.lists(RATIOS, max_size=12), st.floats(0.5, 4.0), st.lists(st.floats(0.1, 4.0), max_size=2 * WINDOW))
+def test_GIVEN_a_measured_batch_WHEN_whatever_follows_THEN_what_is_predicted_covers_it(earlier, ratio, later):
+    tokens, longest = 4096, 512
+    predicted = LAW.activations(tokens, longest)
+    measured = round(predicted * ratio)
+    calibration = after(Calibration(), earlier).observed(predicted, measured)
+    for number in range(len(later) + 1):
+        assert after(calibration, later[:number]).activations(LAW, tokens, longest) >= measured
+
+
+def test_GIVEN_a_settled_law_WHEN_one_batch_takes_more_THEN_a_margin_for_another_such_is_kept_for_a_window():
+    settled = after(Calibration(), [1.0] * 2 * WINDOW)
+    surprised = after(settled, [1.2])
+    assert surprised.margin == pytest.approx(0.2, rel=0.01)
+    assert after(surprised, [1.2] * (WINDOW - 1)).margin == pytest.approx(0.2, rel=0.01)
+    assert after(surprised, [1.2] * 4 * WINDOW).margin == pytest.approx(LEAST_MARGIN)
+
+
+def test_GIVEN_a_settled_law_WHEN_a_batch_takes_less_THEN_nothing_less_is_predicted():
+    settled = after(Calibration(), [1.0] * 2 * WINDOW)
+    assert after(settled, [0.5]).activations(LAW, 4096, 512) == settled.activations(LAW, 4096, 512)
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_GIVEN_batches_of_next_to_nothing_WHEN_measured_THEN_the_calibration_stays_usable(predicted, measured):
+    calibration = after(Calibration().observed(predicted, measured), [1.0])
+    assert calibration.most_tokens(LAW, 512, 1 << 32) > 0
