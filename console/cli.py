@@ -86,9 +86,10 @@ def _plan(commands: Any) -> None:
         commands,
         "plan",
         "Read and tokenise CHUNKS and show passes, batches, tokens, truncation and predicted memory. No weights are\n"
-        "loaded and nothing is written.",
+        "loaded and nothing is written. Without CHUNKS: what each model of the registry would take, by its\n"
+        "configuration alone.",
     )
-    command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
+    command.add_argument("chunks", type=Path, nargs="?", metavar="CHUNKS", help="directory of collections")
     _settings(command)
 
 

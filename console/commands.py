@@ -45,6 +45,42 @@ def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -
     return code
 
 
+def _survey(settings: Configuration) -> int:
+    """What each model of the registry would take."""
+    from engine.forecast import survey
+
+    models, ceiling, kind = survey(settings)
+    rows = []
+    for each in models:
+        row = [each.key, each.dtype, f"{each.longest:,}", "-", "-", "-", "-", each.source]
+        if law := each.law:
+            fits = (
+                f"{each.most_tokens:,}"
+                if each.most_tokens >= each.longest
+                else f"{each.most_tokens:,}, streamed or CPU"
+            )
+            batch = f"{each.batch_tokens:,} tokens: {human_bytes(each.batch_bytes)}"
+            row[3:7] = [
+                human_bytes(law.weights),
+                human_bytes(law.activations(1024, min(1024, each.longest))),
+                batch,
+                fits,
+            ]
+        rows.append(row)
+    heads = [
+        "model",
+        "dtype",
+        "longest row",
+        "weights",
+        "per 1,024 tokens",
+        "a batch",
+        f"most in {human_bytes(ceiling)}",
+    ]
+    print(render([*heads, "configuration"], rows))
+    print(f"\npredicted for {kind}, peak with the weights; no weights were read, nothing was computed")
+    return ExitCode.COMPLETED
+
+
 def _limit_threads(settings: Configuration) -> None:
     """The tokenizer's own threads are settled before its library starts them."""
     if settings.settings.threads:
@@ -55,6 +91,8 @@ def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
     from engine.forecast import forecast
 
+    if options.chunks is None:
+        return _survey(configuration(options))
     seen = forecast(options.chunks, configuration(options))
     print(
         render(

@@ -28,9 +28,17 @@ class Oracle:
         self._packed = packed
         self._mode = FakeTensorMode()
         with self._mode:
-            self._network = PackedEncoder.blank(config, dtype) if packed else _padded(config, attention, dtype)
+            self._network = PackedEncoder.blank(config, dtype) if packed else blank_padded(config, attention, dtype)
         parameters = {id(each): each for each in self._network.parameters()}.values()
         self.weights = sum(each.numel() * each.element_size() for each in parameters)
+
+    def __enter__(self) -> nn.Module:
+        """The network, for as long as tensors are without content."""
+        self._mode.__enter__()
+        return self._network
+
+    def __exit__(self, *exception: Any) -> None:
+        self._mode.__exit__(*exception)
 
     def peak(self, lengths: Sequence[int]) -> int:
         """Bytes beside the weights at the peak of one forward of rows of these lengths, pooled in float32."""
@@ -68,7 +76,8 @@ def lengths_of(generator: np.random.Generator, longest: int, tokens: int, *, pac
     return [top, *generator.integers(max(1, top // 2), top, max(1, rows - 1), endpoint=False).tolist()]
 
 
-def _padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:
+def blank_padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:
+    """The network that transformers builds of a configuration, its weights not set."""
     from transformers import AutoConfig, AutoModel
     from transformers.initialization import no_init_weights
 

@@ -73,6 +73,16 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
         return path, commit
 
 
+def config_in(source: str, spec: ModelSpec) -> Path:
+    """The `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
+    with _as_missing():
+        parts = _parts(source)
+        path = _target(parts, model_cache() / spec.key) if parts else _place(source, spec)[0]
+        if not (path / "config.json").is_file():
+            raise Missing(f"no config.json in {path}")
+        return path / "config.json"
+
+
 @contextmanager
 def _as_missing() -> Iterator[None]:
     """A place that cannot be read or used lacks the model; the next source is asked."""

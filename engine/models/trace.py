@@ -246,7 +246,8 @@ def shapes(longest: int) -> list[tuple[int, int]]:
     """Rows and their length for each forward of a trace, up to rows of `longest`."""
     lengths = _lengths(longest)
     batches = [(1 + 2 * STEP * max(1, TOKENS // (2 * STEP * length)), length) for length in lengths]
-    return batches + [(1, length) for length in lengths[-5:]] + [(2, length) for length in lengths[-3:]]
+    few = [(1, length) for length in lengths[-4:]] + [(2, length) for length in lengths[-3:]]
+    return batches + few + [(8, length) for length in lengths[::-2][:2]]
 
 
 def _lengths(longest: int) -> list[int]:

@@ -33,6 +33,9 @@ class DeviceGone(Exception):
 class Elsewhere(Protocol):
     """Where a piece can go that does not fit where it is."""
 
+    def lose(self, seat: Seat, reason: str) -> None:
+        """Its device is lost, and its own worker may be done and not find out."""
+
     def other(self, seat: Seat) -> Seat | None:
         """The same model on another healthy device of its lease."""
 
@@ -109,8 +112,10 @@ class Forwards:
         """One forward; the pieces that are still to do because of it."""
         got = self._denied(piece) or piece.seat.attempt([self._rows[place] for place in piece.places])
         if isinstance(got, Shortfall):
-            if got.trouble is Trouble.LOST and piece.seat is self._seat:
-                raise DeviceGone(got.message)
+            if got.trouble is Trouble.LOST:
+                if piece.seat is self._seat:
+                    raise DeviceGone(got.message)
+                self._elsewhere.lose(piece.seat, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
         vectors[piece.places] = got

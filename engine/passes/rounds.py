@@ -29,6 +29,7 @@ from engine.passes.ladder import Rung
 from engine.passes.schedule import Need, Place, Round, Schedule, Turn, next_round
 from engine.passes.seat import Seat, first_calibration
 from engine.passes.worker import Post, Queue, Worker, run_all
+from engine.record.durable import human_bytes
 from engine.record.events import (
     AnyEvent,
     DeviceLost,
@@ -74,6 +75,7 @@ class Rounds:
         self._crew = crew
         self._seconds = [0.0] * len(grid)
         self._lost: set[str] = set()
+        self._lock = RLock()
         self._last: int | None = None
         self._calibrations: dict[tuple[int, str], Calibration] = {}
 
@@ -150,7 +152,9 @@ class Rounds:
     def _work(self, now: Round, stack: ExitStack) -> list[Queue]:
         """Attach and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
         crew = self._crew
-        sittings = [self._sit(turn, stack, most) for turn, most in zip(now.turns, self._split(now), strict=True)]
+        sittings: list[_Sitting] = []
+        for turn, most in zip(now.turns, self._split(now), strict=True):
+            sittings.append(self._sit(turn, stack, most, may_wait=any(sitting.seats for sitting in sittings)))
         self._prefetch(now)
         posts: dict[str, list[Post]] = {}
         for sitting in sittings:
@@ -190,14 +194,14 @@ class Rounds:
             return need.host
         return need.streamed if turn.streamed else need.whole
 
-    def _sit(self, turn: Turn, stack: ExitStack, most: Mapping[str, int] | None) -> "_Sitting":
-        """Lease the devices of a turn and attach its model to each."""
+    def _sit(self, turn: Turn, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool) -> "_Sitting":
+        """Lease the devices of a turn and attach its model to each; what finds no room beside others may wait."""
         cells = self._grid[turn.model_pass]
         sitting = _Sitting(self, cells, turn, stack, most)
         try:
             sitting.begin()
         except UnavailableError as error:
-            sitting.queue.failed = error.with_traceback(None)
+            sitting.queue.failed = None if may_wait else error.with_traceback(None)
         return sitting
 
     def _prefetch(self, now: Round) -> None:
@@ -209,10 +213,12 @@ class Rounds:
             self._crew.masters.prefetch(cells.card, self.law_of(cells, self._crew.devices[0]).weights)
 
     def lose(self, device: Device, reason: str) -> None:
-        """A lost device is in no further round, and no receipt can speak of it."""
-        self._crew.lessor.lose(device)
-        if device.name not in self._lost:
+        """A lost device is in no further round, and no receipt can speak of it; called from any worker."""
+        with self._lock:
+            known = device.name in self._lost
             self._lost.add(device.name)
+        self._crew.lessor.lose(device)
+        if not known:
             self._crew.emit(DeviceLost(device=device.name, reason=reason))
 
     def _close(self, turn: Turn, queue: Queue, seconds: float) -> None:
@@ -271,6 +277,10 @@ class _Sitting:
         crew, cells = self._crew, self._cells
         devices = [device for device in (*crew.devices, crew.host) if device.name in self._turn.devices]
         devices = list({device.name: device for device in devices}.values())
+        devices = self._still_roomy(devices)
+        if not devices:
+            self._sit_on_host(f"no room is left on {', '.join(self._turn.devices)}")
+            return
         self.lease = self._leased(devices, streamed=self._turn.streamed)
         if devices[0] is crew.host:
             self.seats = [self._seat_on_host(self.lease)]
@@ -278,13 +288,8 @@ class _Sitting:
         master, warm = crew.masters.take(cells.card)
         self._stack.callback(crew.masters.give_back, cells.card, master)
         self.seats = [seat for device in devices if (seat := self._seat(device, master, warm))]
-        if self.seats:
-            return
-        seat = self.host() if self.host_possible() else None
-        if seat is None:
-            raise UnavailableError(f"{cells.card.key} could not be attached to {', '.join(self._turn.devices)}")
-        self._told(Rung.CPU, "it could not be attached to a GPU", "computed on the CPU in float32", seat.device, None)
-        self.seats = [seat]
+        if not self.seats:
+            self._sit_on_host(f"it could not be attached to {', '.join(self._turn.devices)}")
 
     def rise(self) -> Mapping[tuple[int, str], Calibration]:
         """Let go of the seats; what they have learnt of the memory law."""
@@ -297,6 +302,10 @@ class _Sitting:
         if device.name in self._turn.devices:
             action = "what it had not committed is computed on what is left"
             self._told(Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None)
+
+    def lose(self, seat: Seat, reason: str) -> None:
+        """A device was lost under a piece that had come there from another one."""
+        self._rounds.lose(seat.device, reason)
 
     def other(self, seat: Seat) -> Seat | None:
         """The same model on another healthy device of its lease."""
@@ -316,6 +325,28 @@ class _Sitting:
             if self._host is None and self.host_possible():
                 self._host = self._seat_on_host(self._leased([self._crew.host], streamed=False))
             return self._host
+
+    def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
+        """Those that still have what the turn was promised: others may have taken it since, and it is told."""
+        room = {device.name: self._crew.lessor.budget(device) for device in devices}
+        needed = {device.name: self._rounds.least(self._turn, device.name) for device in devices}
+        short = [device for device in devices if needed[device.name] > room[device.name]]
+        if short == [self._crew.host]:
+            return list(devices)  # the lease says what it lacks
+        for device in short:
+            of = f"{human_bytes(max(0, room[device.name]))} of {human_bytes(needed[device.name])}"
+            action = f"{device.name} is left out of this lease"
+            self._told(Rung.RELOCATE, f"{of} are left on {device.name}", action, device, None)
+        return [device for device in devices if device not in short]
+
+    def _sit_on_host(self, cause: str) -> None:
+        """No GPU takes it. Raises UnavailableError where the host may not either."""
+        seat = self.host() if self.host_possible() else None
+        if seat is None:
+            key = self._cells.card.key
+            raise UnavailableError(f"{key}: {cause}, and not on the CPU: free memory, or leave it out of --roster")
+        self._told(Rung.CPU, cause, "computed on the CPU in float32", seat.device, None)
+        self.seats = [seat]
 
     def _leased(self, devices: Sequence[Device], *, streamed: bool) -> Lease:
         crew, cells = self._crew, self._cells

@@ -1,0 +1,304 @@
+"""The memory law against full-depth traces of published architectures, and against what real networks allocate."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from engine.gpu.memory import Law, Sample, fit, worst_error
+from engine.models import trace
+from engine.models.assets import Policy, resolve
+from engine.models.card import ModelCard, read_card
+from engine.models.layout import values_in
+from engine.models.network import PackedEncoder, filling
+from engine.models.registry import ModelSpec
+from engine.models.stages import slot_bytes
+from engine.models.trace import law_for, law_of, law_of_config_only, shapes
+from tests.architectures import (
+    ARCHITECTURES,
+    LIMITS,
+    MINILM,
+    MODERNBERT_BASE,
+    MPNET_BASE,
+    QWEN3_06B,
+)
+from tests.builders import tiny_model
+from tests.oracle import Oracle, blank_padded, lengths_of, measured
+
+PACKED = ("MiniLM-L6", "MPNet-base", "XLM-R-large")
+SDPA = ("MiniLM-L6", "XLM-R-large", "ModernBERT-base", "Qwen3-0.6B", "Qwen2-1.5B")
+EAGER = (*SDPA, "MPNet-base")
+CASES = [
+    *((name, True, "sdpa") for name in PACKED),
+    *((name, False, "sdpa") for name in SDPA),
+    *((name, False, "eager") for name in EAGER),
+]
+SMALL = {"num_hidden_layers": 3, "vocab_size": 300, "hidden_size": 128, "num_attention_heads": 4, "pad_token_id": 0}
+SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+REAL = {
+    "bert": {**MINILM, **SMALL, "intermediate_size": 512},
+    "mpnet": {**MPNET_BASE, **SMALL, "intermediate_size": 512, "pad_token_id": 1},
+    "modernbert": {**MODERNBERT_BASE, **SMALL, **SPECIALS, "intermediate_size": 192, "max_position_embeddings": 256},
+    "qwen3": {**QWEN3_06B, **SMALL, **SPECIALS, "intermediate_size": 384, "num_key_value_heads": 2, "head_dim": 32}
+    | {"max_position_embeddings": 256},
+}
+BATCHES = ([250] * 2, [50] * 8, [250], [60, 50, 40, 60], [200, 120, 199])
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of laws."""
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "laws"
+
+
+@pytest.fixture
+def untraceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on a trace would be a mistake."""
+    monkeypatch.setattr(trace, "_traced", lambda *_, **__: pytest.fail("traced"))
+
+
+@cache
+def law_named(name: str, packed: bool, attention: str = "sdpa") -> Law:
+    return law_of(ARCHITECTURES[name], packed=packed, dtype=torch.float16, attention=attention)
+
+
+def tokens_of(lengths, packed):
+    return sum(lengths) + filling(sum(lengths)) if packed else max(lengths) * len(lengths)
+
+
+def predicted(law: Law, lengths, packed):
+    return law.for_rows(lengths).activations(tokens_of(lengths, packed), max(lengths))
+
+
+def card_of(directory: Path, device_kind: str = "cuda", **model) -> ModelCard:
+    spec = ModelSpec(directory.name, (str(tiny_model(directory, **model)),))
+    return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), device_kind)
+
+
+@pytest.mark.parametrize(("name", "packed", "attention"), CASES)
+def test_GIVEN_a_published_architecture_WHEN_traced_in_full_THEN_the_law_is_within_one_percent(name, packed, attention):
+    law = law_named(name, packed, attention)
+    oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=attention)
+    generator = np.random.default_rng(11)
+    activations, totals = [], []
+    for even in (True, False, True, False) if attention == "sdpa" else (True, False):
+        lengths = lengths_of(generator, LIMITS[name], 1 << 16, packed=packed, even=even)
+        peak = oracle.peak(lengths)
+        error = abs(predicted(law, lengths, packed) - peak)
+        activations.append(error / peak)
+        totals.append(
+            abs(law.weights - oracle.weights + predicted(law, lengths, packed) - peak) / (oracle.weights + peak)
+        )
+    assert max(totals) <= 0.002
+    assert median(activations) <= 0.01
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "ModernBERT-base"])
+def test_GIVEN_one_row_as_long_as_the_model_takes_WHEN_traced_in_full_THEN_the_law_knows_its_masks(name):
+    law = law_named(name, False)
+    oracle = Oracle(ARCHITECTURES[name], packed=False)
+    for lengths in ([8192], [8192, 5000], [3000, 2999, 10]):
+        assert predicted(law, lengths, False) == pytest.approx(oracle.peak(lengths), rel=0.002)
+
+
+@pytest.mark.parametrize(("kind", "narrow"), [("bert", True), ("mpnet", False), ("modernbert", True), ("qwen3", False)])
+def test_GIVEN_a_padded_network_WHEN_really_computed_THEN_it_allocates_what_the_law_says(kind, narrow):
+    attention = "eager" if kind == "mpnet" else "sdpa"
+    network = _filled(blank_padded(REAL[kind], attention, torch.float32))
+    law = law_of(REAL[kind], packed=False, dtype=torch.float32, attention=attention, narrow=narrow)
+    for lengths in BATCHES:
+        peak = measured(network, lengths, packed=False, narrow=narrow)
+        assert predicted(law, lengths, False) == pytest.approx(peak, rel=0.01)
+
+
+@pytest.mark.parametrize(("kind", "narrow"), [("bert", False), ("bert", True), ("mpnet", False)])
+def test_GIVEN_a_packed_network_WHEN_really_computed_THEN_it_allocates_no_more_than_the_law_says(kind, narrow):
+    network = _filled(PackedEncoder.blank(REAL[kind]))
+    law = law_of(REAL[kind], packed=True, dtype=torch.float32, narrow=narrow)
+    for lengths in BATCHES:
+        peak = measured(network, lengths, packed=True, narrow=narrow)
+        assert predicted(law, lengths, True) >= 0.998 * peak
+        if kind == "bert":
+            assert predicted(law, lengths, True) == pytest.approx(peak, rel=0.002)
+
+
+def _filled(network: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return network
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_GIVEN_rows_of_one_length_WHEN_no_mask_is_made_THEN_less_is_predicted_than_with_one(name):
+    law = law_named(name, False)
+    even, mixed = [LIMITS[name]] * 4, [LIMITS[name]] * 3 + [LIMITS[name] - 1]
+    assert law.for_rows(mixed) == law
+    assert law.for_rows(even).peak(4 * LIMITS[name], LIMITS[name]) < law.peak(4 * LIMITS[name], LIMITS[name])
+
+
+def test_GIVEN_layers_of_two_kinds_far_apart_WHEN_traced_THEN_both_count():
+    kinds = ["full_attention"] * 5 + ["sliding_attention"]
+    config = {**MODERNBERT_BASE, "num_hidden_layers": 6, "layer_types": kinds}
+    law = law_of(config, packed=False, dtype=torch.float16)
+    oracle = Oracle(config, packed=False)
+    for lengths in ([2048] * 8, [2048] * 7 + [1]):
+        assert predicted(law, lengths, False) == pytest.approx(oracle.peak(lengths), rel=0.002)
+
+
+@pytest.mark.parametrize("name", ["MiniLM-L6", "XLM-R-large"])
+def test_GIVEN_a_packed_network_WHEN_it_has_its_full_depth_THEN_it_weighs_what_the_law_says(name):
+    law = law_named(name, True)
+    with Oracle(ARCHITECTURES[name], packed=True) as network:
+        assert law.weights == sum(each.numel() * each.element_size() for each in network.parameters())
+        assert law.slots == slot_bytes(network)
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_GIVEN_a_padded_network_WHEN_it_has_its_full_depth_THEN_it_weighs_and_streams_as_the_law_says(name):
+    law = law_named(name, False)
+    with Oracle(ARCHITECTURES[name], packed=False) as network:
+        weights = sum(each.numel() * each.element_size() for each in network.parameters())
+        assert law.weights == pytest.approx(weights, rel=0.0005)
+        assert law.slots == slot_bytes(network)
+
+
+def test_GIVEN_a_packed_model_WHEN_a_card_is_asked_THEN_the_law_weighs_what_would_be_attached(tmp_path):
+    card = card_of(tmp_path / "tiny", layers=3)
+    values = sum(each.numel() for each in PackedEncoder.blank(card.config).parameters())
+    assert card.dtype == "float16"
+    assert law_for(card, "cuda").weights == 2 * values
+    assert law_for(card, "sim").weights == 2 * values
+
+
+def test_GIVEN_a_padded_model_WHEN_a_card_is_asked_THEN_its_files_say_what_it_weighs(tmp_path):
+    card = card_of(tmp_path / "tiny", pooling="max")
+    assert not card.packed
+    values = values_in(tmp_path / "tiny" / "model.safetensors")
+    assert law_for(card, "cuda").weights == law_for(card, "sim").weights == 2 * values
+    assert law_for(replace(card, dtype="float32"), "cpu").weights == 4 * values
+
+
+def test_GIVEN_a_simulated_card_WHEN_asked_THEN_the_law_is_that_of_float32_charged_at_half(tmp_path):
+    card = card_of(tmp_path / "tiny", width=256, pooling="max", intermediate_size=1024)
+    narrow, whole = law_for(card, "sim"), law_of(card.config, packed=False, dtype=torch.float32)
+    assert narrow == replace(
+        law_of(card.config, packed=False, dtype=torch.float32, narrow=True),
+        weights=narrow.weights,
+        bare=narrow.bare,
+    )
+    assert narrow.activations(8192, 64) == pytest.approx(whole.activations(8192, 64) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_GIVEN_a_packed_model_on_the_host_WHEN_asked_THEN_a_closed_form_agrees_with_the_trace(tmp_path, kind):
+    card = card_of(tmp_path / "tiny", "cpu", kind=kind, width=256, intermediate_size=1024, max_tokens=512)
+    traced = law_of(card.config, packed=True, dtype=torch.float32)
+    for tokens, longest in ((32768, 64), (8192, 512), (512, 512)):
+        assert law_for(card, "cpu").activations(tokens, longest) == pytest.approx(
+            traced.activations(tokens, longest), rel=0.07
+        )
+
+
+@pytest.mark.usefixtures("untraceable")
+def test_GIVEN_a_packed_model_on_the_host_WHEN_asked_THEN_nothing_is_traced_or_kept(tmp_path, kept):
+    card = card_of(tmp_path / "tiny", "cpu")
+    assert law_for(card, "cpu").weights == 4 * values_in(tmp_path / "tiny" / "model.safetensors")
+    assert not kept.exists()
+
+
+def test_GIVEN_only_a_configuration_WHEN_asked_THEN_its_law_is_that_of_the_model_as_it_would_run():
+    assert law_of_config_only(MINILM, "cuda") == law_of(MINILM, packed=True, dtype=torch.float16)
+    assert law_of_config_only(MINILM, "sim") == law_of(MINILM, packed=True, dtype=torch.float32, narrow=True)
+    on_host = law_of_config_only(MINILM, "cpu", torch.float32)
+    assert on_host.weights == law_of(MINILM, packed=True, dtype=torch.float32).weights
+    assert on_host.phases == ((4.0 * 6 * 384, 0.0),)
+
+
+def test_GIVEN_a_law_traced_before_WHEN_asked_again_THEN_it_is_read(monkeypatch):
+    first = law_of(MPNET_BASE, packed=True, dtype=torch.float16)
+    monkeypatch.setattr(trace, "_traced", lambda *_, **__: pytest.fail("traced"))
+    assert law_of(MPNET_BASE, packed=True, dtype=torch.float16) == first
+    assert law_of({**MPNET_BASE, "_name_or_path": "elsewhere"}, packed=True, dtype=torch.float16) == first
+
+
+def test_GIVEN_other_circumstances_WHEN_asked_THEN_each_has_a_law_of_its_own(monkeypatch, kept):
+    calls = []
+    monkeypatch.setattr(trace, "_traced", lambda *_, **__: calls.append(1) or Law(len(calls), 0, ((1.0, 0.0),)))
+    usual = {"packed": False, "dtype": torch.float16, "attention": "sdpa", "narrow": False}
+    others = [{"packed": True}, {"dtype": torch.float32}, {"attention": "eager"}, {"narrow": True}]
+    laws = {law_of(MINILM, **usual).weights} | {law_of(MINILM, **{**usual, **other}).weights for other in others}
+    laws.add(law_of({**MINILM, "hidden_size": 768}, **usual).weights)
+    monkeypatch.setattr(trace.metadata, "version", lambda name: f"another {name}")
+    laws.add(law_of(MINILM, **usual).weights)
+    monkeypatch.setattr(trace, "LAW_VERSION", trace.LAW_VERSION + 1)
+    laws.add(law_of(MINILM, **usual).weights)
+    assert len(laws) == len(list(kept.iterdir())) == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"weights": "heavy"}', b"\xff\xfe"])
+def test_GIVEN_a_kept_law_that_cannot_be_read_WHEN_asked_THEN_it_is_traced_and_kept_again(kept, content):
+    first = law_of(MINILM, packed=True, dtype=torch.float16)
+    (file,) = kept.iterdir()
+    file.write_bytes(content)
+    assert law_of(MINILM, packed=True, dtype=torch.float16) == first
+    assert json.loads(file.read_bytes())["weights"] == first.weights
+
+
+def test_GIVEN_a_cache_that_cannot_be_written_WHEN_asked_THEN_the_law_is_the_same(kept):
+    first = law_of(MINILM, packed=True, dtype=torch.float16)
+    for file in kept.iterdir():
+        file.unlink()
+    kept.rmdir()
+    kept.write_text("a file where the directory should be")
+    assert law_of(MINILM, packed=True, dtype=torch.float16) == first
+
+
+def test_GIVEN_an_architecture_that_cannot_be_traced_WHEN_asked_THEN_a_generous_form_is_given_and_not_kept(
+    monkeypatch, kept
+):
+    traced = law_of(QWEN3_06B, packed=False, dtype=torch.float16)
+    for file in kept.iterdir():
+        file.unlink()
+    monkeypatch.setattr(trace, "_blank", lambda _: (_ for _ in ()).throw(RuntimeError("no such operator")))
+    guessed = law_of(QWEN3_06B, packed=False, dtype=torch.float16)
+    assert not list(kept.iterdir())
+    for tokens, longest in ((16384, 64), (16384, 512), (8192, 8192)):
+        assert traced.peak(tokens, longest) < guessed.peak(tokens, longest) < 3 * traced.peak(tokens, longest)
+
+
+def test_GIVEN_a_trace_WHEN_its_shapes_are_chosen_THEN_they_stay_within_what_the_model_takes():
+    for longest in (1, 2, 15, 40, 126, 510, 8192, 32766):
+        chosen = shapes(longest)
+        assert all(rows >= 1 and 1 <= length <= longest for rows, length in chosen)
+        assert max(length for _, length in chosen) > 0.8 * longest
+
+
+TERM = st.floats(0, 60)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(1e3, 1e5), TERM, st.floats(0.1, 0.9), st.floats(1, 100), TERM, st.floats(0, 1000), st.integers(0, 50_000)
+)
+def test_GIVEN_samples_of_two_phases_WHEN_fitted_THEN_the_law_foretells_every_other_forward(
+    fixed, slope, share, steeper, square, line, constant
+):
+    truth = Law(0, constant, ((fixed, slope), (fixed * share, slope + steeper)), square=square, line=line)
+    samples = [Sample(rows * length, length, truth.activations(rows * length, length)) for rows, length in shapes(8192)]
+    law = fit(samples)
+    others = [
+        Sample(rows * length, length, truth.activations(rows * length, length))
+        for rows, length in ((700, 40), (30, 700), (9, 8192), (3, 2500), (1, 5000))
+    ]
+    assert worst_error(law, others) <= 0.03
+    assert worst_error(law, samples) <= 0.01
