@@ -28,7 +28,6 @@ import machine
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from engine.errors import ExitCode, InterlockError, UnavailableError
 from engine.gpu.cpu import CpuDevice
@@ -730,9 +729,7 @@ def _lowered(bench: Bench, card: ModelCard, lengths: Sequence[int], share: float
     return bench.device.memory().occupied + int(need * (1 - share))
 
 
-def _climbed(
-    pressure: str, fallback: bool, vectors: Vectors, wanted: Vectors, told: Sequence[ev.AnyEvent]
-) -> Tree:
+def _climbed(pressure: str, fallback: bool, vectors: Vectors, wanted: Vectors, told: Sequence[ev.AnyEvent]) -> Tree:
     rungs = [event.rung for event in told if isinstance(event, ev.Mitigated)]
     parked = sum(isinstance(event, ev.RowParked) for event in told)
     refused = [event.reason for event in told if isinstance(event, ev.PassFailed)]
@@ -895,7 +892,7 @@ def device_of(options: argparse.Namespace) -> Device:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULT, metavar="PATH")
-    parser.add_argument("--rehearse", action="store_true", help="on a simulated T4 with small models; no figure of time")
+    parser.add_argument("--rehearse", action="store_true", help="on a simulated T4, small models; no figure of time")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION")
     options = parser.parse_args()
     try:
