@@ -127,7 +127,7 @@ def plan(options: argparse.Namespace) -> int:
                 f"{sum(share.truncated for share in shares):,}",
                 human_bytes(each.weights_bytes),
                 human_bytes(each.predicted_bytes),
-                "does not fit" if each.fits else "fits",
+                "does not fit" if each.refused else ",".join(each.devices) + (" streamed" if each.streamed else ""),
             ]
         )
     heads = [
@@ -143,9 +143,9 @@ def plan(options: argparse.Namespace) -> int:
         "weights",
         "predicted",
     ]
-    print("\n" + render([*heads, f"in {human_bytes(seen.budget_bytes)}"], passes))
+    print("\n" + render([*heads, f"of {human_bytes(seen.budget_bytes)} on"], passes))
     print(f"\nfused vectors: {seen.fused_dim or 'none, one named vector a model'}")
-    if refused := [each.fits for each in seen.passes if each.fits]:
+    if refused := [each.refused for each in seen.passes if each.refused]:
         raise UnavailableError("\n".join(refused))
     return ExitCode.COMPLETED
 

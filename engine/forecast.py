@@ -1,13 +1,14 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from engine.config import Configuration
-from engine.errors import UnavailableError
+from engine.config import Configuration, Settings
+from engine.gpu.cpu import CpuDevice
 from engine.gpu.device import RESERVE, Device
 from engine.gpu.devices import choose as choose_devices
 from engine.gpu.lease import Lessor
@@ -20,23 +21,27 @@ from engine.models.assets import Policy, configuration_of
 from engine.models.card import ModelCard
 from engine.models.registry import ModelSpec, extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
-from engine.models.trace import law_for, law_of_config_only
+from engine.models.trace import law_of_config_only
 from engine.models.weights import DTYPES
 from engine.outlet.fusion import Fusion, fused_width
 from engine.passes import reuse
 from engine.passes.grid import Layout, lay_out
+from engine.passes.needs import Needs, places
 from engine.passes.reuse import Mask
+from engine.passes.schedule import Place, Schedule, Turn, next_round
 from engine.passes.seat import first_calibration
 
 
 @dataclass(frozen=True)
 class PassForecast:
-    """One model's pass: `fits` is empty, or says why no lease would be granted."""
+    """One model's pass: where it would be computed, `streamed` or not, or why it is refused."""
 
     layout: Layout
     weights_bytes: int
     predicted_bytes: int
-    fits: str
+    devices: tuple[str, ...]
+    streamed: bool
+    refused: str
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,8 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     settings = configuration.settings
     specs = find(extended(configuration.models), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
-    device = choose_devices(settings.devices, settings.faults)[0]
-    lessor = Lessor([device], settings.ceiling)
-    cards = cards_of(specs, Policy(offline=True), device.kind, lambda _: None)
+    devices = choose_devices(settings.devices, settings.faults)
+    cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
         corpus, stores = read_and_tokenise(
@@ -113,9 +117,8 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
             for number, card in enumerate(cards)
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
-    return Forecast(
-        corpus.rows, [_forecast(layout, device, lessor) for layout in layouts], lessor.budget(device), fused
-    )
+    passes, budget = _forecasts(layouts, devices, settings)
+    return Forecast(corpus.rows, passes, budget, fused)
 
 
 def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
@@ -126,11 +129,20 @@ def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
     return mask
 
 
-def _forecast(layout: Layout, device: Device, lessor: Lessor) -> PassForecast:
-    law, first = law_for(layout.card, device.kind), first_calibration(device)
-    predicted = layout.predicted_bytes(law, first)
-    try:
-        lessor.check(layout.card.key, layout.least_bytes(law, first), device)
-    except UnavailableError as error:
-        return PassForecast(layout, law.weights, predicted, str(error))
-    return PassForecast(layout, law.weights, predicted, "")
+def _forecasts(
+    layouts: Sequence[Layout], devices: Sequence[Device], settings: Settings
+) -> tuple[list[PassForecast], int]:
+    """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
+    host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
+    lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
+    needs, rooms = Needs(devices, host), places(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
+    return [_forecast(layout, devices[0], needs, rooms, settings) for layout in layouts], rooms[0].room
+
+
+def _forecast(layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: Settings) -> PassForecast:
+    law = needs.law(layout.card, device)
+    predicted = layout.predicted_bytes(law, first_calibration(device))
+    found = next_round(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)
+    assert found is not None, "one batch is left"
+    turn = found.turns[0] if found.turns else Turn(0, (), ())
+    return PassForecast(layout, law.weights, predicted, turn.devices, turn.streamed, found.refused.get(0, ""))

@@ -29,7 +29,7 @@ from engine.intake.reading import read_and_tokenise
 from engine.intake.tokens import TokenStore
 from engine.models.assets import Policy
 from engine.models.card import ModelCard
-from engine.models.masters import Masters
+from engine.models.masters import Masters, hydrated_for
 from engine.models.registry import extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
 from engine.outlet.delivery import check_store, deliver
@@ -37,8 +37,9 @@ from engine.outlet.fusion import Fusion, fused_width, shares
 from engine.passes import reuse
 from engine.passes.controls import Controls
 from engine.passes.grid import Cells, lay_out
-from engine.passes.rounds import Crew, Rounds, completed
+from engine.passes.rounds import Rounds, completed
 from engine.passes.schedule import Schedule
+from engine.passes.sitting import Crew
 from engine.passes.vectors import VectorFile, lost
 from engine.record import durable, rundir, summary, verdict
 from engine.record import events as ev
@@ -269,7 +270,7 @@ class Run:
             devices=self._devices,
             host=self._host,
             lessor=self._lessor,
-            masters=Masters(self.settings.warm),
+            masters=Masters(self.settings.warm, hydrated_for(self._devices[0])),
             controls=self.controls,
             emit=self._emit,
             sync=self._journal.sync,

@@ -3,12 +3,14 @@
 import ctypes
 import gc
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import torch
 
+from engine.gpu.device import no_pin
 from engine.record.events import Memory, Readings
 
 
@@ -64,6 +66,9 @@ class CpuDevice:
 
     def _let_go(self, size: int) -> None:
         self._allocated -= size
+
+    def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return no_pin(tensor)
 
     def start_peak(self) -> None:
         with suppress(OSError), Path("/proc/self/clear_refs").open("w") as handle:

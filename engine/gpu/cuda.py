@@ -92,6 +92,9 @@ class CudaDevice:
     def hold(self, model: object, size: int) -> None:
         """The allocator counts."""
 
+    def pin(self, tensor: Tensor) -> Callable[[], None]:
+        return pin(tensor, self.torch)
+
     def start_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch)
         self._highest = 0

@@ -4,15 +4,22 @@ Three rooms implement it: `cpu` (the host itself), `cuda` (a real GPU) and `sim`
 computation on the host, charged to the allocator of the card that it stands for).
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from engine.record.events import Memory, Readings
 
 RESERVE = 64 << 20
 """Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
+
+
+def no_pin(tensor: Tensor) -> Callable[[], None]:
+    """What a device does with a host tensor when its copies are the host's own: nothing."""
+    return lambda: None
 
 
 class Device(Protocol):
@@ -56,6 +63,9 @@ class Device(Protocol):
 
     def hold(self, model: object, size: int) -> None:
         """Count `size` bytes as allocated for as long as `model` lives, where no allocator counts them."""
+
+    def pin(self, tensor: Tensor) -> Callable[[], None]:
+        """Let copies of a host tensor to devices of this kind run at full speed, until what is returned is called."""
 
     def start_peak(self) -> None:
         """Begin a new measurement of the peak."""

@@ -114,6 +114,7 @@ class Lessor:
         lease = self._grant(holder, needs, shared, most or {})
         try:
             before = [self._begin(device) for device in lease.devices]
+            retries = [device.retries() for device in lease.devices]
             began = time.monotonic()
             try:
                 yield lease
@@ -123,7 +124,7 @@ class Lessor:
                     if device.name not in lease.lost:
                         device.reclaim()
                 lease.held_seconds = time.monotonic() - began
-                lease.receipts = [self._receipt(lease, *at) for at in zip(lease.devices, before, strict=True)]
+                lease.receipts = [self._receipt(lease, *at) for at in zip(lease.devices, before, retries, strict=True)]
                 released(lease)
         finally:
             self._open.remove(lease)
@@ -201,7 +202,7 @@ class Lessor:
                     for lease in holders:
                         lease.peaks[device.name] = _higher(lease.peaks.get(device.name, peak), peak)
 
-    def _receipt(self, lease: Lease, device: Device, before: Memory) -> Receipt:
+    def _receipt(self, lease: Lease, device: Device, before: Memory, retries: int) -> Receipt:
         lost = device.name in lease.lost
         after = device.memory()
         left = after.allocated - before.allocated
@@ -213,6 +214,7 @@ class Lessor:
             peak=lease.peaks.get(device.name, after),
             after=after,
             residue_bytes=0 if lost else max(0, after.allocated - before.allocated),
+            retries=device.retries() - retries,
             lost=lost,
         )
 

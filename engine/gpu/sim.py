@@ -16,6 +16,7 @@ import torch
 from engine.errors import UsageError
 from engine.gpu.allocator import Allocator
 from engine.gpu.chip import Chip, ChipMeter
+from engine.gpu.device import no_pin
 from engine.gpu.faults import Fault, Plight
 from engine.record.durable import human_bytes, parse_bytes
 from engine.record.events import Memory, Readings
@@ -130,6 +131,9 @@ class SimDevice:
 
     def hold(self, model: object, size: int) -> None:
         """The allocator counts it."""
+
+    def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return no_pin(tensor)
 
     def start_peak(self) -> None:
         self.allocator.start_peak()

@@ -9,10 +9,22 @@ from collections.abc import Callable
 
 import psutil
 
+from engine.gpu.device import Device
 from engine.models.card import ModelCard
 from engine.models.weights import Master, load
 
 Hydrate = Callable[[ModelCard], Master]
+
+
+def hydrated_for(device: Device) -> Hydrate:
+    """Reads a master whose copies to devices like this one run at full speed."""
+
+    def hydrate(card: ModelCard) -> Master:
+        master = Master(load(card))
+        master.pin(device)
+        return master
+
+    return hydrate
 
 
 class Masters:

@@ -7,6 +7,7 @@ into the layout that its kernels want.
 
 import copy
 import math
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,6 +118,11 @@ class Master:
         self.flats, self._places = _flattened([tensor for stage in stages for tensor in stage])
         self._stages = [[id(tensor) for tensor in stage] for stage in stages]
         self.bytes = sum(flat.numel() * flat.element_size() for flat in self.flats.values())
+
+    def pin(self, device: Device) -> None:
+        """Let it be copied to `device` at full speed for as long as it lives."""
+        for flat in self.flats.values():
+            weakref.finalize(self, device.pin(flat))
 
     def twin(self) -> tuple[nn.Module, list[Stage]]:
         """The network again, with tensors of its own that point to this master's memory, and its stages."""
