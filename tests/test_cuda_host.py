@@ -4,6 +4,7 @@ The stub stands for torch.cuda and the driver, which cannot be had here. It prov
 the functions exist in the torch that is installed, and nothing about a real card.
 """
 
+import gc
 import inspect
 import os
 import subprocess
@@ -24,6 +25,7 @@ from engine.gpu import cuda, nvml
 from engine.gpu.devices import choose, describe_host
 from engine.gpu.locks import holding
 from engine.gpu.nvml import Nvml, Process, open_nvml
+from engine.models.weights import Master
 from engine.record.events import Memory, Readings
 from tests.builders import ROOT, environment
 
@@ -435,6 +437,15 @@ def test_GIVEN_a_host_tensor_WHEN_pinned_THEN_its_own_bytes_are_registered_and_g
     unpin()
     unpin()
     assert runtime.calls == [("register", tensor.data_ptr(), 2000, 1), ("unregister", tensor.data_ptr())]
+
+
+def test_GIVEN_a_host_master_that_is_pinned_WHEN_it_is_gone_THEN_its_memory_is_given_back(runtime):
+    master = Master(torch.nn.Linear(8, 8))
+    (flat,) = (each.data_ptr() for each in master.flats.values())
+    master.pin(SimpleNamespace(pin=lambda tensor: cuda.pin(tensor, torch.device("cuda:0"))))
+    del master
+    gc.collect()
+    assert [(call[0], call[1]) for call in runtime.calls] == [("register", flat), ("unregister", flat)]
 
 
 def test_GIVEN_a_registration_that_is_refused_WHEN_pinned_THEN_the_error_is_taken_up_and_nothing_is_undone(

@@ -227,6 +227,17 @@ def test_GIVEN_a_lease_WHEN_more_than_the_ceiling_is_allocated_THEN_the_wall_sto
     assert all(receipt.peak.occupied <= 12 << 30 for receipt in lease.receipts)
 
 
+def test_GIVEN_an_allocator_that_gave_back_its_cache_to_go_on_WHEN_released_THEN_the_receipt_counts_it(gpus):
+    device, ceiling = gpus.lessor.devices[0], gpus.lessor.ceiling
+    with gpus.lease("a"):
+        most = ceiling - device.memory().occupied
+        cached = on(device, most // 2)
+        del cached
+        whole = on(device, most * 3 // 4)
+        del whole
+    assert [receipt.retries for receipt in gpus.ended[0].receipts] == [1, 0]
+
+
 def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_and_missing_in_the_next_budget(gpus):
     before = gpus.budget()
     with gpus.lease() as lease:

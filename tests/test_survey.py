@@ -3,7 +3,7 @@
 import json
 
 from tests.architectures import QWEN2_15B, XLM_R_LARGE
-from tests.builders import interlock, toml
+from tests.builders import corpus, interlock, sentences, tiny_model, toml
 
 
 def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_the_law_of_each_is_shown(tmp_path):
@@ -27,3 +27,18 @@ def test_GIVEN_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_that_the_mo
     said = interlock("plan", "--config", file, "--offline", "--ceiling", "1GiB").stdout
     (line,) = [line for line in said.splitlines() if line.startswith("big ")]
     assert "0, streamed or CPU" in line
+
+
+def test_GIVEN_chunks_and_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_where_passes_would_be_computed(
+    tmp_path,
+):
+    model = tiny_model(tmp_path / "tall", width=256, layers=16)
+    chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(4)}})
+    plan = ("plan", chunks, "--roster", model, "--devices", "sim:2xT4", "--ceiling")
+
+    def said(ceiling: str) -> str:
+        return interlock(*plan, ceiling).stdout
+
+    assert "cuda:0,cuda:1\n" in said("1GiB")
+    assert "cuda:0,cuda:1 streamed" in said("372MiB")
+    assert " cpu\n" in said("365MiB")
