@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from console.safe import safe
 from engine import __version__, config
 from engine.config import Configuration, flag_of, knobs
 from engine.errors import MEANINGS
+from engine.record.safe import safe
 
 EPILOG = f"""exit codes:
 {chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}

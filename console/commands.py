@@ -12,13 +12,13 @@ from pathlib import Path
 from console import demo as demo_corpus
 from console.cli import configuration
 from console.lines import line_of
-from console.safe import safe
 from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
 from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.models import assets
 from engine.models.registry import extended, find
 from engine.record.durable import human_bytes
+from engine.record.safe import safe
 
 
 def run(options: argparse.Namespace) -> int:

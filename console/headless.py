@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TextIO
 
 from console.lines import line_of, progress
-from console.safe import safe
 from engine.errors import ExitCode, UsageError
 from engine.passes.controls import Controls
 from engine.record import durable, journal
 from engine.record.events import Entry, RecordRefused
+from engine.record.safe import safe
 from engine.run import Run
 
 POLL_SECONDS = 0.25

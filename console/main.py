@@ -18,8 +18,8 @@ if Path(__file__).parent.parent not in Path(str(engine.__file__)).parents:
     )
 
 from console.cli import parse
-from console.safe import safe
 from engine.errors import ExitCode, InterlockError
+from engine.record.safe import safe
 
 ENVIRONMENT = {
     # A spinning OpenMP barrier costs three times the work's own time when a neighbour holds a core.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from console.safe import safe
+from engine.record.safe import safe
 
 _NUMBER = re.compile(r"[-+]?[\d.,]+%?( (B|KiB|MiB|GiB|TiB))?|\?")
 

@@ -129,6 +129,15 @@ class ControlApplied(Event, frozen=True, tag="control_applied"):
     who: str
 
 
+class ControlRefused(Event, frozen=True, tag="control_refused"):
+    """Something an operator asked for that cannot be, and why."""
+
+    control: str
+    value: str
+    who: str
+    reason: str
+
+
 class ModelResolved(Event, frozen=True, tag="model_resolved"):
     model: str
     source: str
@@ -371,6 +380,7 @@ AnyEvent = (
     | DeviceSampled
     | DeviceLost
     | ControlApplied
+    | ControlRefused
     | ModelResolved
     | DownloadRetried
     | RosterResolved

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from engine.record.events import AnyEvent, Entry
 from engine.record.journal import Journal
+from engine.record.snapshot import Snapshot, snapshot
 from engine.record.state import RunState, fold
 
 RING = 4096
@@ -57,6 +58,11 @@ class Recorder:
         """Read something of the state while it stands still; keep `read` short and let it copy what it returns."""
         with self._lock:
             return read(self._state)
+
+    def snapshot(self) -> Snapshot:
+        """The run at this moment."""
+        with self._lock:
+            return snapshot(self._state, self._next - 1)
 
     def drain(self, after: int) -> tuple[list[Entry], int]:
         """The entries with `seq` above `after` that are still in the ring, and how many were dropped before them."""

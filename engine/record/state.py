@@ -3,7 +3,8 @@
 `fold` is the only way in. Folding the journal of a run gives the same state as having watched it.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from engine.record import events as ev
 from engine.record.events import Entry, Receipt, Status
 
 HISTORY = 600
-"""Samples of a device that are kept: ten minutes."""
+"""Samples of a device, and seconds of the pace, that are kept: ten minutes."""
 
 
 @dataclass
@@ -90,10 +91,34 @@ class Lease:
     streamed: bool = False
     budgets: dict[str, int] = field(default_factory=dict)
     weights_bytes: int = 0
+    weights_on: dict[str, int] = field(default_factory=dict)
     attach_seconds: float = 0.0
     warm: bool = False
     held_seconds: float | None = None
     receipts: list[Receipt] = field(default_factory=list)
+
+
+@dataclass
+class Pace:
+    """Rows and tokens committed in each second of work, the latest last; `second` is which one that is."""
+
+    second: int = 0
+    rows: deque[int] = field(default_factory=lambda: deque([0], maxlen=HISTORY))
+    tokens: deque[int] = field(default_factory=lambda: deque([0], maxlen=HISTORY))
+
+    def copy(self) -> "Pace":
+        return Pace(self.second, self.rows.copy(), self.tokens.copy())
+
+    def begin(self) -> None:
+        """Another session counts its seconds anew."""
+        self.second = 0
+
+    def reach(self, second: int) -> None:
+        """Seconds in which nothing was committed count too."""
+        for _ in range(min(second - self.second, HISTORY)):
+            self.rows.append(0)
+            self.tokens.append(0)
+        self.second = max(self.second, second)
 
 
 @dataclass
@@ -111,6 +136,12 @@ class RunState:
     schedule: str = ""
     devices: dict[str, Gauge] = field(default_factory=dict)
     controls: list[ev.ControlApplied] = field(default_factory=list)
+    refused: list[ev.ControlRefused] = field(default_factory=list)
+    cpu_fallback: bool = True
+    paused: bool = False
+    pace: Pace = field(default_factory=Pace)
+    mitigated: Counter[int] = field(default_factory=Counter)
+    latest_batch: int | None = None
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
     residues: list[ev.ResidueFound] = field(default_factory=list)
     roster: list[ev.RosterEntry] = field(default_factory=list)
@@ -140,6 +171,11 @@ class RunState:
         found = [share for collection in self.collections.values() for share in collection.shares.values()]
         return sorted(found, key=lambda share: (share.model_pass, share.first_batch))
 
+    def shares_of(self, model_pass: int) -> list[Share]:
+        """Every share of one pass."""
+        collections = self.collections.values()
+        return [each.shares[model_pass] for each in collections if model_pass in each.shares]
+
     def share_of(self, model_pass: int, batch_index: int) -> tuple[Collection, Share] | None:
         """The collection and share that a cell of the grid belongs to."""
         for collection in self.collections.values():
@@ -154,11 +190,15 @@ def fold(state: RunState, entry: Entry) -> None:
     state.latest_at = entry.at
     state.device_kind = entry.device_kind
     state.session = entry.session
+    if entry.session not in state.seconds_of_session:
+        state.pace.begin()
     state.seconds_of_session[entry.session] = entry.elapsed
+    state.pace.reach(int(entry.elapsed))
     match entry.body:
         case ev.RunStarted():
             state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
             state.schedule = entry.body.schedule
+            state.cpu_fallback = _fallback(entry.body.config)
         case ev.RunResumed():
             _reopen(state, entry.body)
         case ev.ModelResolved():
@@ -193,10 +233,21 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             gauge.lost = event.reason
         case ev.ControlApplied():
             state.controls.append(event)
-            if event.control == "schedule":
-                state.schedule = event.value
+            _control(state, event)
+        case ev.ControlRefused():
+            state.refused.append(event)
         case ev.ResidueFound():
             state.residues.append(event)
+
+
+def _control(state: RunState, event: ev.ControlApplied) -> None:
+    match event.control:
+        case "schedule":
+            state.schedule = event.value
+        case "cpu_fallback":
+            state.cpu_fallback = event.value == "yes"
+        case "pause":
+            state.paused = event.value == "yes"
 
 
 def _reopen(state: RunState, event: ev.RunResumed) -> None:
@@ -207,6 +258,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         state.started = replace(state.started, **told)
     state.retries.clear()
     state.status, state.reason, state.exit_code = None, "", None
+    state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
     state.models.clear()
     state.tokenised.clear()
@@ -216,6 +268,12 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         collection.refusals.clear()
         collection.artefacts.clear()
         collection.warnings.clear()
+
+
+def _fallback(config: Mapping[str, ev.Setting]) -> bool:
+    """Whether the run was begun with the CPU as its last resort."""
+    setting = config.get("cpu_fallback")
+    return bool(setting.value) if setting else True
 
 
 def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
@@ -263,6 +321,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             )
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
             lease.weights_bytes = max(lease.weights_bytes, event.bytes)
+            lease.weights_on[event.device] = event.bytes
             lease.attach_seconds = max(lease.attach_seconds, event.seconds)
             lease.warm = event.warm
         case ev.LeaseReleased(lease=name) if lease := state.leases.get(name):
@@ -276,6 +335,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.BatchCommitted():
             _commit(state, event)
         case ev.Mitigated():
+            state.mitigated[event.model_pass] += 1
             for collection in _concerned(state, event):
                 collection.mitigations.append(event)
         case ev.RowParked():
@@ -323,7 +383,9 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
-    state.current_pass = event.model_pass
+    state.current_pass, state.latest_batch = event.model_pass, event.batch_index
+    state.pace.rows[-1] += event.rows
+    state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if found := state.share_of(event.model_pass, event.batch_index):
         share = found[1]

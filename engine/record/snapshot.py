@@ -1,0 +1,254 @@
+"""What a front end knows of a run at one moment: small, frozen, and nobody's to wait for.
+
+`snapshot` copies out of the state what screens show; it is called under the recorder's lock and takes microseconds, not
+milliseconds, however long the run. Everything derived (rates, time left) is computed from the copy, outside the lock.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from engine.record import events as ev
+from engine.record.state import Lease, Pace, RunState
+
+LEASES = 64
+"""The latest leases that are shown."""
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """One device, in bytes: `weights` are what open leases have attached; `history` is occupied bytes, one a second,
+    oldest first."""
+
+    facts: ev.DeviceFacts
+    memory: ev.Memory | None
+    readings: ev.Readings | None
+    peak: int
+    weights: int
+    history: tuple[int, ...]
+    lost: str
+
+
+@dataclass(frozen=True)
+class PassView:
+    """One model over all rows: `cells` are the batch indices that are committed, in no order."""
+
+    model_pass: int
+    model: str
+    weight: float
+    word: str
+    """queued, running, waiting, done, failed or reused."""
+    batches: int
+    batches_done: int
+    rows: int
+    rows_done: int
+    reused: int
+    tokens: int
+    tokens_done: int
+    seconds: float
+    devices: tuple[str, ...]
+    cells: tuple[int, ...]
+    mitigations: int
+    parked: int
+    failure: str
+
+
+@dataclass(frozen=True)
+class CollectionView:
+    """One collection, and what became of it; `word` is reading, planned, done, or its final status."""
+
+    name: str
+    word: str
+    chunks: int
+    duplicates: int
+    refused: int
+    artefacts: int
+    verified: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The run at one moment. `seq` counts the entries that are folded in; two snapshots of one `seq` are the same."""
+
+    seq: int = -1
+    run_id: str = ""
+    chunks: str = ""
+    phase: str = "starting"
+    """starting, resolving, reading, planning, running, delivering, or how the run ended."""
+    reason: str = ""
+    exit_code: int | None = None
+    device_kind: str = ""
+    schedule: str = "exclusive"
+    cpu_fallback: bool = True
+    paused: bool = False
+    began_at: float = 0.0
+    latest_at: float = 0.0
+    elapsed: float = 0.0
+    current_pass: int | None = None
+    batch_index: int | None = None
+    devices: tuple[DeviceView, ...] = ()
+    passes: tuple[PassView, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    leases_in_all: int = 0
+    collections: tuple[CollectionView, ...] = ()
+    models: tuple[ev.ModelResolved, ...] = ()
+    retries: int = 0
+    warnings: int = 0
+    pace: Pace = field(default_factory=Pace)
+    controls: tuple[ev.ControlApplied, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.exit_code is not None
+
+    @property
+    def simulated(self) -> bool:
+        return self.device_kind == "sim"
+
+    @property
+    def scripted(self) -> bool:
+        """Whether nothing of this was computed."""
+        return self.device_kind == "scripted"
+
+    @property
+    def batches(self) -> int:
+        return sum(each.batches for each in self.passes)
+
+    @property
+    def batches_done(self) -> int:
+        return sum(each.batches_done for each in self.passes)
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.passes)
+
+    @property
+    def tokens_done(self) -> int:
+        return sum(each.tokens_done for each in self.passes)
+
+    @property
+    def share_done(self) -> float:
+        """Of the tokens of all passes, 0 to 1."""
+        return self.tokens_done / self.tokens if self.tokens else float(self.over)
+
+    @property
+    def mitigations(self) -> int:
+        return sum(each.mitigations for each in self.passes)
+
+    def seconds_left(self) -> float | None:
+        """Until the last batch, at the pace of what was committed; None before anything was."""
+        if self.over or not self.tokens_done:
+            return None
+        working = max(1, len({name for each in self.passes if each.word == "running" for name in each.devices}))
+        known = {each.model_pass: each.seconds / each.tokens_done for each in self.passes if each.tokens_done}
+        usual = sum(each.seconds for each in self.passes) / self.tokens_done
+        left = sum((each.tokens - each.tokens_done) * known.get(each.model_pass, usual) for each in self.passes)
+        return left / working
+
+
+def snapshot(state: RunState, seq: int) -> Snapshot:
+    """What the state says now, where `seq` is that of the entry folded last."""
+    started = state.started
+    return Snapshot(
+        seq=seq,
+        run_id=started.run_id if started else "",
+        chunks=started.chunks if started else "",
+        phase=_phase(state),
+        reason=state.reason,
+        exit_code=state.exit_code,
+        device_kind=state.device_kind,
+        schedule=state.schedule or "exclusive",
+        cpu_fallback=state.cpu_fallback,
+        paused=state.paused,
+        began_at=state.began_at,
+        latest_at=state.latest_at,
+        elapsed=state.elapsed,
+        current_pass=state.current_pass,
+        batch_index=state.latest_batch,
+        devices=tuple(_device(state, name) for name in state.devices),
+        passes=tuple(_pass(state, number) for number in range(len(state.roster))) if state.plans else (),
+        leases=tuple(replace(lease) for lease in list(state.leases.values())[-LEASES:]),
+        leases_in_all=len(state.leases),
+        collections=tuple(_collection(state, name) for name in state.collections),
+        models=tuple(state.models),
+        retries=len(state.retries),
+        warnings=len(state.warnings) + sum(len(each.warnings) for each in state.collections.values()),
+        pace=state.pace.copy(),
+        controls=tuple(state.controls),
+    )
+
+
+def _phase(state: RunState) -> str:
+    if state.status:
+        return state.status
+    if not state.started:
+        return "starting"
+    if not state.roster:
+        return "resolving"
+    if not state.plans:
+        return "reading"
+    if not state.leases:
+        return "planning"
+    ended = state.passes_completed | state.failures.keys()
+    return "delivering" if len(ended) == len(state.roster) else "running"
+
+
+def _device(state: RunState, name: str) -> DeviceView:
+    gauge = state.devices[name]
+    return DeviceView(
+        facts=gauge.facts,
+        memory=gauge.memory,
+        readings=gauge.readings,
+        peak=gauge.peak_occupied,
+        weights=sum(lease.weights_on.get(name, 0) for lease in state.leases.values() if lease.held_seconds is None),
+        history=tuple(gauge.history),
+        lost=gauge.lost,
+    )
+
+
+def _pass(state: RunState, number: int) -> PassView:
+    entry, shares = state.roster[number], state.shares_of(number)
+    failed = state.failures.get(number)
+    view = PassView(
+        model_pass=number,
+        model=entry.model,
+        weight=entry.weight,
+        word="",
+        batches=sum(share.batches for share in shares),
+        batches_done=sum(share.batches_done for share in shares),
+        rows=sum(share.rows for share in shares),
+        rows_done=sum(share.rows_done for share in shares),
+        reused=sum(share.reused for share in shares),
+        tokens=sum(share.tokens for share in shares),
+        tokens_done=sum(share.tokens_done for share in shares),
+        seconds=sum(share.seconds for share in shares),
+        devices=tuple(sorted({name for share in shares for name in share.devices})),
+        cells=tuple(state.committed.get(number, ())),
+        mitigations=state.mitigated[number],
+        parked=len(state.parked.get(number, ())),
+        failure=failed.reason if failed else "",
+    )
+    return replace(view, word=_word(state, view))
+
+
+def _word(state: RunState, view: PassView) -> str:
+    if view.failure:
+        return "failed"
+    if view.model_pass in state.passes_completed:
+        return "done" if view.batches else "reused"
+    held = any(lease.model_pass == view.model_pass and lease.held_seconds is None for lease in state.leases.values())
+    return "running" if held and not state.status else "waiting" if view.batches_done else "queued"
+
+
+def _collection(state: RunState, name: str) -> CollectionView:
+    found = state.collections[name]
+    return CollectionView(
+        name=name,
+        word=found.status or ("planned" if found.shares else "reading"),
+        chunks=found.chunks,
+        duplicates=found.duplicates,
+        refused=found.refused or len(found.refusals),
+        artefacts=len(found.artefacts),
+        verified=found.verification.ok if found.verification else None,
+        reason=found.reason,
+    )
