@@ -1,14 +1,15 @@
 """What an operator asks of a run while it goes on: written by a front end, heeded by the workers between two batches.
 
-What was asked is pending until it is heeded; then it counts, and an event says so with who asked.
+What was asked is pending until it is heeded; then it counts, or it is refused with a reason, and an event says which,
+with who asked.
 """
 
 import threading
 from collections.abc import Callable
 
 from engine.errors import ExitCode
-from engine.passes.schedule import Schedule
-from engine.record.events import AnyEvent, ControlApplied
+from engine.passes.schedule import Round, Schedule
+from engine.record.events import AnyEvent, ControlApplied, ControlRefused
 
 PAUSE_SECONDS = 0.1
 YES, NO = "yes", "no"
@@ -31,6 +32,9 @@ class Controls:
         self.cpu_fallback = True
         self.orders = 0
         """How often the order of the remaining cells was changed."""
+        self.foresee: Callable[[Schedule], Round | None] | None = None
+        """What another schedule would lease next, while there are cells left to walk."""
+        self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
         self._paused = False
         self._lock = threading.Lock()
@@ -41,6 +45,17 @@ class Controls:
     def begin(self, schedule: Schedule, window: int, *, cpu_fallback: bool) -> None:
         """What counts when a run begins."""
         self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback
+
+    def refuse(self, control: str, reason: str) -> None:
+        """From now on `control` stays as it is."""
+        self._refused[control] = reason
+
+    def end(self, tell: Callable[[AnyEvent], object]) -> None:
+        """Nothing is left that a control could change."""
+        self.foresee = None
+        for control in VALUES:
+            self.refuse(control, "nothing is left to compute")
+        self._settle(tell)
 
     def ask(self, control: str, value: str, who: str) -> str:
         """Ask for `control` to become `value`; empty, or why that cannot be."""
@@ -58,15 +73,23 @@ class Controls:
     def heed(self, tell: Callable[[AnyEvent], object]) -> None:
         """Let everything count that was asked; waits here while the run is paused and not to stop."""
         while True:
-            with self._lock:
-                asked, self._asked = self._asked, []
-                for control in asked:
-                    self._apply(control)
-            for control in asked:
-                tell(control)
+            self._settle(tell)
             if not self._paused or self():
                 return
             threading.Event().wait(PAUSE_SECONDS)
+
+    def _settle(self, tell: Callable[[AnyEvent], object]) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, []
+            answers = [self._answer(each) for each in asked]
+        for answer in answers:
+            tell(answer)
+
+    def _answer(self, asked: ControlApplied) -> ControlApplied | ControlRefused:
+        if reason := self._refused.get(asked.control):
+            return ControlRefused(control=asked.control, value=asked.value, who=asked.who, reason=reason)
+        self._apply(asked)
+        return asked
 
     def _apply(self, asked: ControlApplied) -> None:
         match asked.control:

@@ -35,15 +35,38 @@ class Rounds:
         self._lost: set[str] = set()
         self._lock = RLock()
         self._last: int | None = None
+        self._queues: list[Queue] = []
+        self._free: Sequence[Place] = ()
         self._needs = Needs(crew.devices, crew.host, crew.laws)
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
+        controls = self._crew.controls
+        controls.foresee = self.foresee
+        if self._crew.devices[0] is self._crew.host:
+            controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
+        if len(self._grid) == 1:
+            controls.refuse("schedule", "there is one model only, and nothing to put beside it")
+        self._walk()
+        controls.end(self._crew.emit)
+
+    def foresee(self, schedule: Schedule) -> Round | None:
+        """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
+        taken = {queue.cells.model_pass: set(queue.committed) for queue in self._queues}
+        left = [
+            [index for index in batches if index not in taken.get(number, ())]
+            for number, batches in enumerate(self._left)
+        ]
+        return self._next(schedule, left, self._free)
+
+    def _walk(self) -> None:
         while any(self._left):
             self._crew.controls.heed(self._crew.emit)
             if self._crew.controls():
                 raise Stopped("stopped by the operator between two batches; --resume continues")
-            now = self.next()
+            self._free = self._places()
+            now = self._next(self._crew.controls.schedule, self._left, self._free)
+            assert now is not None, "there are batches left"
             for model_pass, reason in now.refused.items():
                 self._fail(model_pass, reason)
             if now.turns:
@@ -58,15 +81,10 @@ class Rounds:
             if found and found.refused:
                 raise UnavailableError(next(iter(found.refused.values())))
 
-    def next(self) -> Round:
-        """What would be leased now."""
+    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[Place]) -> Round | None:
         controls = self._crew.controls
         needs = [self._needs.of(cells.layout) for cells in self._grid]
-        found = next_round(
-            controls.schedule, self._left, needs, self._places(), controls.window, self._last, controls.cpu_fallback
-        )
-        assert found is not None, "there are batches left"
-        return found
+        return next_round(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
 
     def _places(self) -> list[Place]:
         crew = self._crew
@@ -87,6 +105,7 @@ class Rounds:
         sittings: list[Sitting] = []
         for turn, most in zip(now.turns, self._split(now), strict=True):
             sittings.append(self._sit(turn, stack, most, may_wait=any(sitting.seats for sitting in sittings)))
+        self._queues = [sitting.queue for sitting in sittings]
         self._prefetch(now)
         posts: dict[str, list[Post]] = {}
         for sitting in sittings:
@@ -103,7 +122,7 @@ class Rounds:
                     sitting.tell_lost(worker.device, worker.lost)
         if errors := [worker.error for worker in workers if worker.error]:
             raise errors[0]
-        return [sitting.queue for sitting in sittings]
+        return self._queues
 
     def _split(self, now: Round) -> list[Mapping[str, int] | None]:
         """The most bytes of each turn by device where turns are side by side: its need, and a fair part of the rest."""
