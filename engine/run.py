@@ -4,6 +4,7 @@
 or prints. A run that never came to work leaves nothing behind; one that did is always closed with a summary.
 """
 
+import gc
 import importlib.metadata
 import platform
 import shutil
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from engine.config import Configuration, Settings, shown
+from engine.config import Configuration, Settings, knobs, shown
 from engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from engine.gpu.cpu import CpuDevice
 from engine.gpu.device import Device
@@ -159,6 +160,8 @@ class Run:
         self._check_store(roster)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+        gc.collect()
+        gc.freeze()  # every lease ends with a collection, and need not walk what was imported
         with Sampler(self._devices, self._sampled):
             rounds.run()
         self._complete_without_a_turn(grid)
@@ -203,7 +206,11 @@ class Run:
         return ev.RunStarted(
             run_id=self.directory.id,
             chunks=str(self._chunks),
-            config={name: ev.Setting(shown(getattr(self.settings, name)), origins[name]) for name in origins},
+            config={
+                item.name: ev.Setting(shown(getattr(self.settings, item.name)), origins[item.name])
+                for item in knobs()
+                if not item.metadata["screen"]
+            },
             fusion=self.settings.fusion,
             schedule=_schedule(self.settings),
             versions=dict(versions),

@@ -1,0 +1,73 @@
+"""Texts to vectors by the engine's own rounds, with everything that they told; sections choose the circumstances."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from acceptance.inputs import stored
+from acceptance.workbench import CEILING, Bench
+from engine.gpu.lease import Lessor
+from engine.gpu.memory import Law
+from engine.models.card import ModelCard
+from engine.models.masters import Masters
+from engine.models.trace import law_for
+from engine.passes.batches import plan
+from engine.passes.controls import Controls
+from engine.passes.encoder import Vectors
+from engine.passes.grid import Cells, Layout
+from engine.passes.rounds import Rounds
+from engine.passes.schedule import Schedule
+from engine.passes.sitting import Crew
+from engine.passes.vectors import VectorFile
+from engine.record import events as ev
+
+WINDOW = 2
+
+
+def masters_of(bench: Bench) -> Masters:
+    """Host masters that come from the bench's own."""
+    return Masters(16 << 30, bench.master)
+
+
+def compute(
+    bench: Bench,
+    cards: Sequence[ModelCard],
+    texts: Sequence[str],
+    masters: Masters,
+    *,
+    budget: int,
+    ceiling: int = CEILING,
+    schedule: Schedule = Schedule.EXCLUSIVE,
+    cpu_fallback: bool = False,
+    attached: Callable[[], object] = lambda: None,
+) -> tuple[list[Vectors], list[ev.AnyEvent]]:
+    """The vectors of every model, and the events; `attached` is called when a model has come to the device."""
+    told: list[ev.AnyEvent] = []
+
+    def emit(event: ev.AnyEvent) -> None:
+        told.append(event)
+        if isinstance(event, ev.ModelAttached) and event.device == bench.device.name:
+            attached()
+
+    def laws(card: ModelCard, kind: str) -> Law:
+        """The host, which no section lets a padded network go to, is not worth the seconds of another trace."""
+        return law_for(card, kind if card.packed else bench.device.kind)
+
+    controls = Controls()
+    controls.begin(schedule, WINDOW, cpu_fallback=cpu_fallback)
+    grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
+    lessor = Lessor([bench.device, bench.host], ceiling)
+    crew = Crew([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, laws)
+    Rounds(grid, [range(len(cells.batches)) for cells in grid], [1.0] * len(grid), crew).run()
+    vectors = [np.array(cells.file.array) for cells in grid]
+    for cells in grid:
+        cells.file.path.unlink()
+        cells.tokens.path.unlink()
+    return vectors, told
+
+
+def _cells(bench: Bench, number: int, card: ModelCard, texts: Sequence[str], budget: int) -> Cells:
+    store = stored(bench, card, texts)
+    batches = list(plan(np.arange(len(store)), store.lengths(card.max_tokens), budget).batches)
+    layout = Layout(card, batches, ["Acceptance"] * len(batches))
+    return Cells(number, layout, store, VectorFile(bench.file(".npy"), len(texts), card.dim))

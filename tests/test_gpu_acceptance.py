@@ -1,0 +1,53 @@
+"""The acceptance on a GPU, as far as it goes without one: a rehearsal tells every goal and no time, no GPU is said."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.builders import ROOT, environment
+
+SECTIONS = ("wall", "residue", "throughput")
+TIMED = ("attach: ms", "throughput: x", "streaming: time")
+
+
+def acceptance(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "bench/gpu_acceptance.py", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
+
+
+def test_GIVEN_no_gpu_WHEN_rehearsed_THEN_every_goal_is_told_and_no_figure_of_time(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "acceptance.json"
+    done = acceptance("--rehearse", "--only", *SECTIONS, "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    goals, sections = result["goals"], result["sections"]
+
+    assert result["device_kind"] == "sim"
+    assert all(set(goal) == {"limit", "figure", "met"} for goal in goals.values())
+    timed = {name: goal for name, goal in goals.items() if name.startswith(TIMED)}
+    assert len(timed) == 6
+    assert all(goal["figure"] is None and goal["met"] is None for goal in timed.values())
+    told = {name for name in goals.keys() - timed if name.startswith(SECTIONS)}
+    assert len(told) == 6
+    assert all(goals[name]["met"] is True for name in told)
+    unmeasured = goals.keys() - timed - told
+    assert all(goals[name]["figure"] is None and goals[name]["met"] is None for name in unmeasured)
+
+    assert {"seconds", "gemm_tflops", "pinned_h2d_gb_per_s"}.isdisjoint(sections["probes"])
+    assert all(step["refused_by_us"] and step["driver_free_bytes"] > 0 for step in sections["wall"]["steps"])
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:4]] == ["probes", *SECTIONS]
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
+def test_GIVEN_no_gpu_WHEN_measured_THEN_it_says_why_not_and_exits_5(tmp_path: Path) -> None:
+    done = acceptance("--out", tmp_path / "acceptance.json")
+    assert done.returncode == 5
+    assert done.stderr.startswith("gpu_acceptance: no GPU to measure on: torch")
+    assert "--rehearse" in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
