@@ -20,6 +20,8 @@ COMMANDS = {
     "run": "embed a directory of chunk files",
     "plan": "show what a run would do, without doing it",
     "demo": "embed the docstrings of Python's standard library",
+    "watch": "follow a run that goes on elsewhere, or replay one that is over",
+    "view": "show a run's summary as a tree and tables, or compare two",
     "search": "search a store that a run has written",
     "models": "the registry of models and what is cached",
     "config": "show every setting and where it came from",
@@ -49,10 +51,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
-    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    root.set_defaults(command="setup", config=None)
+    commands = root.add_subparsers(title="commands", metavar="COMMAND")
     _run(commands)
     _plan(commands)
     _demo(commands)
+    _watch(commands)
+    _view(commands)
     _search(commands)
     _models(commands)
     _config(commands)
@@ -104,8 +109,52 @@ def _demo(commands: Any) -> None:
     command.add_argument(
         "--query", default="how do I parse a date from a string?", help="what to search for at the end"
     )
+    command.add_argument(
+        "--scripted",
+        action="store_true",
+        help="compute nothing: a scripted run that shows every trouble",
+    )
+    command.add_argument("--speed", type=float, default=1.0, metavar="N", help="of --scripted: N times as fast")
     _front_end(command)
     _settings(command)
+
+
+def _watch(commands: Any) -> None:
+    command = _command(
+        commands,
+        "watch",
+        "Show the console on the journal of a run: one that another process does now is followed, one that is over is\n"
+        "shown as it ended, or replayed. Nothing is changed, and nothing of the run's is locked.",
+        "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
+    )
+    command.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of the run")
+    command.add_argument(
+        "--speed",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="replay it, N times as fast; 0 (default): as it is now",
+    )
+    _config_file(command)
+    for item in knobs():
+        if item.metadata["screen"] and item.name != "on_hangup":
+            _setting(command, item.name)
+
+
+def _view(commands: Any) -> None:
+    command = _command(
+        commands,
+        "view",
+        "Show the summary of a run that is over: a tree of everything in it, and tables. With two summaries: where they\n"
+        "differ. Without a terminal, or with --plain, as text on stdout.",
+        "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after --plain | grep seconds",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="a summary.json, or the directory of a run")
+    command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="the summary to compare it with")
+    command.add_argument("--plain", action="store_true", help="text on stdout instead of the screen")
+    _config_file(command)
+    for name in ("theme", "ascii", "slow_link"):
+        _setting(command, name)
 
 
 def _search(commands: Any) -> None:
@@ -172,7 +221,7 @@ def _command(commands: Any, name: str, description: str, epilog: str = "") -> ar
 
 def _front_end(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("output")
-    group.add_argument("--no-ui", action="store_true", help="no console: lines on stderr (the only front end so far)")
+    group.add_argument("--no-ui", action="store_true", help="no console: lines on stderr, as without a terminal")
     group.add_argument("--events", choices=["-"], help="stream the run's events as JSON lines to stdout")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json here, or to stdout")
     group.add_argument("--quiet", action="store_true", help="no progress lines")

@@ -6,11 +6,13 @@ Every function takes the parsed options and returns an exit code. Text from outs
 import argparse
 import json
 import os
+import shlex
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from console import demo as demo_corpus
-from console.cli import configuration
+from console.cli import configuration, parse, parser
 from console.lines import line_of
 from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
@@ -19,6 +21,11 @@ from engine.models import assets
 from engine.models.registry import extended, find
 from engine.record.durable import human_bytes
 from engine.record.safe import safe
+
+if TYPE_CHECKING:
+    from console.front_end import Outputs
+    from console.session import Work
+    from engine.passes.controls import Controls
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,18 +38,62 @@ def run(options: argparse.Namespace) -> int:
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
     _limit_threads(settings)
-    from console import headless
-    from engine.passes.controls import Controls
-    from engine.run import Run
+    from console.front_end import attend
 
-    stop = Controls()
-    embedding = Run(chunks, settings, stop)
-    watcher = headless.Headless(embedding, stop, events=options.events == "-", quiet=options.quiet)
-    code = watcher.watch()
-    headless.deliver_summary(embedding, options.summary)
-    if not options.quiet:
-        headless.say(f"summary: {safe(embedding.directory.summary)}")
-    return code
+    def make(controls: "Controls") -> "Work":
+        from engine.run import Run
+
+        return Run(chunks, settings, controls)
+
+    return attend(make, settings, _outputs(options))
+
+
+def _outputs(options: argparse.Namespace) -> "Outputs":
+    from console.front_end import Outputs
+
+    return Outputs(options.no_ui, options.events == "-", options.summary, options.quiet)
+
+
+def setup(options: argparse.Namespace) -> int:
+    """Without a command: the form on a terminal, else the help."""
+    from console.terminal import why_headless
+
+    if why_headless(no_ui=False, events=False, summary=None):
+        parser().print_help()
+        return ExitCode.USAGE
+    from console.front_end import fill_in
+
+    words = fill_in(configuration(options))
+    if not words:
+        return ExitCode.COMPLETED
+    print(f"interlock {shlex.join(words)}", file=sys.stderr)
+    return run(parse(words))
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Follow a run by its journal, or replay it."""
+    from console.front_end import look_on
+
+    return look_on(options.run, options.speed, configuration(options))
+
+
+def view(options: argparse.Namespace) -> int:
+    """Show a summary, or two of them compared."""
+    from console.summaries import load, plain
+    from console.terminal import quiet_descriptors, why_headless
+
+    settings = configuration(options)
+    documents = [load(path) for path in (options.file, options.other) if path is not None]
+    if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
+        print(plain(*documents), end="")
+        return ExitCode.COMPLETED
+    from console.look import look_of
+    from console.viewer import Viewer
+
+    app = Viewer(documents[0], documents[1] if len(documents) > 1 else None, look_of(settings))
+    with quiet_descriptors():
+        app.run()
+    return ExitCode.COMPLETED
 
 
 def _survey(settings: Configuration) -> int:
@@ -152,17 +203,37 @@ def plan(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
+    from console import demo as corpus
     from console import headless
+    from console.front_end import attend
 
     headless.check_outputs(options.events, options.summary)
-    settings = demo_corpus.settings(configuration(options))
-    chunks = settings.settings.out / "demo-chunks"
-    count = demo_corpus.write(chunks, everything=options.all)
-    headless.say(f"cut {count} docstrings of Python {sys.version.split()[0]} into {safe(chunks)}")
-    code = _embed(chunks, settings, options)
+    if options.scripted:
+        return _scripted(configuration(options), options)
+    settings = corpus.with_store(configuration(options))
+    _limit_threads(settings)
+
+    def make(controls: "Controls") -> "Work":
+        return corpus.run(settings, controls, everything=options.all)
+
+    code = attend(make, settings, _outputs(options))
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
     return code
+
+
+def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
+    """A run that is told and never computed."""
+    from console.front_end import attend
+    from engine.record import rundir
+
+    def make(controls: "Controls") -> "Work":
+        from console.scripted import Scripted
+
+        directory = rundir.choose(settings.settings.out, settings.settings.run_id, Path("scripted"), resume=False)
+        return Scripted(directory, controls, began=time.time(), speed=options.speed)
+
+    return attend(make, settings, _outputs(options))
 
 
 def search(options: argparse.Namespace) -> int:

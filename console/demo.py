@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from console.session import Work
 from engine.config import Configuration
+from engine.passes.controls import Controls
 from engine.record import durable
 
 REHEARSAL = "sim:2xT4"
@@ -25,15 +25,32 @@ SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"
 LIKED = ("datetime", "json", "pathlib", "argparse", "csv", "random", "statistics", "threading", "shutil", "logging")
 
 
-def settings(configuration: Configuration) -> Configuration:
-    """The configuration with what a demo needs where nothing else was said: a store beside the runs, and simulated
-    GPUs where there are no real ones, so that leases are seen."""
-    knobs, origins = configuration.settings, dict(configuration.origins)
+def with_store(configuration: Configuration) -> Configuration:
+    """The configuration with a store beside the runs, where nothing else was said."""
+    knobs = configuration.settings
     if knobs.qdrant is None:
         knobs = replace(knobs, qdrant=knobs.out / "demo-store")
-    if origins["devices"] == "default" and not torch.cuda.is_available():
-        knobs, origins["devices"] = replace(knobs, devices=REHEARSAL), "demo: no GPU is here"
-    return replace(configuration, settings=knobs, origins=origins)
+    return replace(configuration, settings=knobs)
+
+
+def run(configuration: Configuration, controls: Controls, *, everything: bool) -> Work:
+    """Cut the corpus, and make the run of it."""
+    from engine.run import Run
+
+    chunks = configuration.settings.out / "demo-chunks"
+    write(chunks, everything=everything)
+    return Run(chunks, with_devices(configuration), controls)
+
+
+def with_devices(configuration: Configuration) -> Configuration:
+    """With simulated GPUs where there are no real ones and nothing else was said, so that leases are seen."""
+    import torch
+
+    knobs, origins = configuration.settings, dict(configuration.origins)
+    if origins["devices"] != "default" or torch.cuda.is_available():
+        return configuration
+    origins["devices"] = "demo: no GPU is here"
+    return replace(configuration, settings=replace(knobs, devices=REHEARSAL), origins=origins)
 
 
 def write(directory: Path, *, everything: bool) -> int:

@@ -6,7 +6,6 @@ It owns no state of the run: it polls the recorder, and whatever happens to the 
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +14,13 @@ from types import FrameType
 from typing import TextIO
 
 from console.lines import line_of, progress
+from console.session import Session
 from engine.errors import ExitCode, UsageError
 from engine.passes.controls import Controls
 from engine.record import durable, journal
 from engine.record.events import Entry, RecordRefused
+from engine.record.recorder import Recorder
 from engine.record.safe import safe
-from engine.run import Run
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -28,57 +28,50 @@ REFUSALS_TOLD = 20
 
 
 class Headless:
-    """Watches one run to its end."""
+    """Watches the run of a session to its end."""
 
-    def __init__(self, run: Run, stop: Controls, *, events: bool, quiet: bool) -> None:
-        self._run = run
-        self._stop = stop
+    def __init__(self, session: Session, *, events: bool, quiet: bool, seen: int = -1) -> None:
+        """`seen` is the `seq` of the last entry that another front end has told of."""
+        self._session = session
         self._events = events
         self._quiet = quiet
-        self._seen = run.recorder.first - 1
+        self._seen = seen
         self._spoke = time.monotonic()
         self._refusals = 0
-        self._failure: BaseException | None = None
-        self._code = ExitCode.FAILED
 
     def watch(self) -> ExitCode:
-        """Run to the end. Raises what the run raised."""
-        restore = _signals(self._stop)
-        engine = threading.Thread(target=self._go, name="engine")
-        engine.start()
-        while engine.is_alive():
-            engine.join(POLL_SECONDS)
+        """Watch to the end. Raises what the run raised."""
+        restore = _signals(self._session.controls)
+        while self._session.alive:
+            self._session.wait(POLL_SECONDS)
             self._poll()
         self._poll()
         restore()
-        if self._failure:
-            raise self._failure
-        return self._code
-
-    def _go(self) -> None:
-        try:
-            self._code = self._run.go()
-        except BaseException as error:
-            self._failure = error
+        return self._session.result()
 
     def _poll(self) -> None:
-        entries, dropped = self._run.recorder.drain(self._seen)
+        work = self._session.work
+        if work is None:
+            return
+        recorder = work.recorder
+        self._seen = max(self._seen, recorder.first - 1)
+        entries, dropped = recorder.drain(self._seen)
         if dropped and self._events:
-            entries = self._read_again(entries)
+            entries = self._read_again(work.directory.journal, entries)
         for entry in entries:
             self._seen = entry.seq
             self._stream(entry)
-            self._tell(entry)
-        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := self._run.recorder.look(progress)):
+            self._tell(entry, recorder)
+        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := recorder.look(progress)):
             self._say(text)
 
-    def _read_again(self, entries: list[Entry]) -> list[Entry]:
+    def _read_again(self, path: Path, entries: list[Entry]) -> list[Entry]:
         """Everything that is not yet streamed, from the journal where the ring was too short for it."""
         with suppress(OSError):
-            return [entry for entry in journal.read(self._run.directory.journal) if entry.seq > self._seen]
+            return [entry for entry in journal.read(path) if entry.seq > self._seen]
         return entries
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: Entry, recorder: Recorder) -> None:
         """One line for what people want to know, and not a thousand for a thousand refusals."""
         if isinstance(entry.body, RecordRefused):
             self._refusals += 1
@@ -86,7 +79,7 @@ class Headless:
                 if self._refusals == REFUSALS_TOLD + 1:
                     self._say("more was refused: the journal names all of it, the summary the first thousand")
                 return
-        if text := line_of(entry.body, self._run.recorder.look):
+        if text := line_of(entry.body, recorder.look):
             self._say(text)
 
     def _stream(self, entry: Entry) -> None:
@@ -136,19 +129,19 @@ def _signals(stop: Controls) -> Callable[[], None]:
     return restore
 
 
-def deliver_summary(run: Run, target: str | None) -> None:
+def deliver_summary(summary: Path, target: str | None) -> None:
     """Copy the run's summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
 
     That nobody reads stdout any more changes nothing of how the run ended.
     """
     if target == "-":
         try:
-            sys.stdout.write(run.directory.summary.read_text())
+            sys.stdout.write(summary.read_text())
             sys.stdout.flush()
         except OSError:
             silence(sys.stdout)
     elif target:
-        durable.write_bytes(Path(target), run.directory.summary.read_bytes())
+        durable.write_bytes(Path(target), summary.read_bytes())
 
 
 def silence(stream: TextIO) -> None:

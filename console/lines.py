@@ -11,58 +11,94 @@ Look = Callable[[Callable[[RunState], str]], str]
 
 
 def line_of(event: ev.AnyEvent, look: Look) -> str:
-    """What is said of an event; nothing for most."""
+    """What is said of an event where nothing but lines is seen; nothing of what only a screen has room for."""
+    match event:
+        case ev.RunResumed():
+            return look(_resumed)
+        case ev.LeaseGranted():
+            return look(lambda state: _begins(state, event))
+        case ev.EnsemblePassCompleted():
+            return look(lambda state: _completed(state, event))
+        case ev.RecordRefused():
+            return f"refused {text_of(event)}"
+        case ev.Mitigated():
+            return look(lambda state: f"mitigation: {text_of(event, timed=ev.timed(state.device_kind))}")
+        case ev.Warned():
+            return f"warning: {text_of(event)}"
+        case _:
+            return "" if isinstance(event, UNTOLD) else text_of(event)
+
+
+UNTOLD = (
+    ev.BatchCommitted,
+    ev.CorpusTokenised,
+    ev.DeviceSampled,
+    ev.LeaseReleased,
+    ev.MemoryCalibrated,
+    ev.ModelAttached,
+    ev.PassPlanned,
+    ev.RosterResolved,
+)
+"""Events that make no line of their own: they are many, or a later line says more."""
+
+
+def text_of(event: ev.AnyEvent, *, timed: bool = True) -> str:
+    """An event of any kind in one line, from itself alone; `timed` is whether its seconds mean anything."""
+    told = _of_run(event) or _of_input(event) or _of_outcome(event) or _of_pass(event, timed)
+    return told or _of_memory(event, timed)
+
+
+def _of_run(event: ev.AnyEvent) -> str:
     match event:
         case ev.RunStarted():
             return f"run {event.run_id} of {event.chunks}"
+        case ev.RunResumed():
+            return f"the run goes on in a new session, with {event.chunks}"
         case ev.DevicesFound():
             return _devices(event)
+        case ev.DeviceSampled():
+            held, ours = durable.human_bytes(event.memory.occupied), durable.human_bytes(event.memory.allocated)
+            return f"device {event.device}: {held} occupied, {ours} of it tensors"
         case ev.DeviceLost():
             return f"device {event.device} is LOST: {event.reason}"
         case ev.ControlApplied():
             return f"{event.who} set {event.control} to {event.value}"
-        case ev.RunResumed():
-            return look(_resumed)
+        case ev.ControlRefused():
+            return f"{event.who} asked for {event.control} to be {event.value}: REFUSED, {event.reason}"
+        case ev.Warned():
+            return event.message or "something, without a word"
+        case ev.RunClosed():
+            return f"run {event.status}" + (f": {event.reason}" if event.reason else "")
+    return ""
+
+
+def _of_input(event: ev.AnyEvent) -> str:
+    match event:
         case ev.ModelResolved():
             commit = f" at {event.commit[:12]}" if event.commit else ""
             size = durable.human_bytes(event.bytes)
             return f"model {event.model}: {event.outcome}, {label(event.source)}{commit}, {size}"
         case ev.DownloadRetried():
             return f"model {event.model}: try {event.attempt} failed ({event.reason}); again in {event.wait_seconds} s"
+        case ev.RosterResolved():
+            told = ", ".join(f"{entry.model} {entry.weight:g}" for entry in event.roster)
+            return f"{len(event.roster)} models by weight, the primary first: {told}"
         case ev.RecordRefused(record=None):
-            return f"refused {event.collection}/{event.file}: {event.reason}"
+            return f"{event.collection}/{event.file}: {event.reason}"
         case ev.RecordRefused():
-            return f"refused {event.collection}/{event.file} record {event.record}: {event.reason}"
+            return f"{event.collection}/{event.file} record {event.record}: {event.reason}"
         case ev.CollectionRead():
             return (
                 f"collection {event.collection}: {event.chunks} chunks in {event.files} files, "
                 f"{event.duplicates} duplicates, {event.refused} refused -> {event.qdrant_collection}"
             )
-        case ev.PassFailed():
-            return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
-        case ev.Mitigated():
-            place = "" if event.batch_index is None else f" batch {event.batch_index}"
-            where = f" on {event.device}" if event.device else ""
-            return f"mitigation in pass {event.model_pass + 1}{place}{where}: {event.cause}; {event.action}"
-        case ev.PressurePassed():
-            return f"pressure passed in pass {event.model_pass + 1} on {event.device}: whole batches fit again"
-        case ev.ResidueFound():
-            size, left = durable.human_bytes(event.bytes), durable.human_bytes(event.left_bytes)
-            return f"lease {event.lease} left {size} behind on {event.device}: {event.action}; {left} are left"
-        case ev.RowParked():
-            return f"row {event.row} of {event.collection} has no vector of {event.model}: {event.reason}"
-        case ev.Warned():
-            return f"warning: {event.message}"
-        case _:
-            return _line_of_work(event, look)
+        case ev.CorpusTokenised():
+            return f"{event.texts} texts are {event.tokens} tokens to {', '.join(event.models)}"
+    return ""
 
 
-def _line_of_work(event: ev.AnyEvent, look: Look) -> str:
+def _of_outcome(event: ev.AnyEvent) -> str:
     match event:
-        case ev.LeaseGranted():
-            return look(lambda state: _begins(state, event))
-        case ev.EnsemblePassCompleted():
-            return look(lambda state: _completed(state, event))
         case ev.ArtefactWritten():
             return f"wrote {event.path} ({event.rows} rows, {durable.human_bytes(event.bytes)})"
         case ev.StoreVerified():
@@ -70,9 +106,96 @@ def _line_of_work(event: ev.AnyEvent, look: Look) -> str:
             return f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"
         case ev.CollectionClosed():
             return f"collection {event.collection} {event.status}" + (f": {event.reason}" if event.reason else "")
-        case ev.RunClosed():
-            return f"run {event.status}" + (f": {event.reason}" if event.reason else "")
+        case ev.RowParked():
+            return f"row {event.row} of {event.collection} has no vector of {event.model}: {event.reason}"
     return ""
+
+
+def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
+    match event:
+        case ev.PassPlanned(reused=0):
+            place = f"pass {event.model_pass + 1} {event.model} of {event.collection}"
+            return f"{place}: {event.rows} rows in {event.batches} batches, {event.truncated} truncated"
+        case ev.PassPlanned():
+            place = f"pass {event.model_pass + 1} {event.model} of {event.collection}"
+            return f"{place}: {event.reused} of {event.reused + event.rows} vectors reused"
+        case ev.BatchesLost():
+            lost = f"{len(event.batches)} batches that were committed did not survive"
+            return f"pass {event.model_pass + 1}: {lost} and are done again: {', '.join(map(str, event.batches[:20]))}"
+        case ev.BatchCommitted():
+            took = _took(event.seconds, timed)
+            place = f"pass {event.model_pass + 1} batch {event.batch_index} on {event.device}"
+            return f"{place}: {event.rows} rows, {event.tokens} tokens{took}"
+        case ev.EnsemblePassCompleted():
+            place = f"pass {event.model_pass + 1} {event.model} done"
+            rate = f" ({event.rows / event.seconds:.1f} rows/s)" if timed and event.seconds else ""
+            return f"{place} on {event.device}: {event.rows} rows{_took(event.seconds, timed)}{rate}, {event.dtype}"
+        case ev.PassFailed():
+            return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
+        case ev.PressurePassed():
+            return f"pressure passed in pass {event.model_pass + 1} on {event.device}: whole batches fit again"
+    return ""
+
+
+def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
+    match event:
+        case ev.LeaseGranted():
+            predicted, budget = durable.human_bytes(event.predicted_bytes), durable.human_bytes(event.budget_bytes)
+            return f"{_granted(event)}, {predicted} predicted of {budget}"
+        case ev.ModelAttached():
+            how = "layers streamed" if event.streamed else durable.human_bytes(event.bytes)
+            warm = ", warm" if event.warm else ""
+            where = f" to {event.device}" if event.device else ""
+            return f"{event.lease} attached {event.model}{where}: {how}{_took(event.seconds, timed)}{warm}"
+        case ev.LeaseReleased():
+            held = f", held {durable.duration(event.held_seconds)}" if timed else ""
+            receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
+            return f"{event.lease} released: pass {event.model_pass + 1} {event.model}{held}{receipts}"
+        case ev.ResidueFound():
+            size, left = durable.human_bytes(event.bytes), durable.human_bytes(event.left_bytes)
+            return f"lease {event.lease} left {size} behind on {event.device}: {event.action}; {left} are left"
+        case ev.MemoryCalibrated():
+            place = f"pass {event.model_pass + 1} on {event.device}"
+            law = f"activations are {event.scale:.3g} times what the law says"
+            return f"{place}: {law}, {event.margin:.1%} margin, worst {event.worst:.3g}, of {event.batches} batches"
+        case ev.Mitigated():
+            return _mitigated(event, timed)
+    return ""
+
+
+def _mitigated(event: ev.Mitigated, timed: bool) -> str:
+    """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
+    place = "" if event.batch_index is None else f" batch {event.batch_index}"
+    where = f" on {event.device}" if event.device else ""
+    evidence = [f"{event.rows} rows"]
+    if event.predicted_bytes is not None:
+        evidence.append(f"predicted {durable.human_bytes(event.predicted_bytes)}")
+    if event.measured_bytes is not None:
+        evidence.append(f"measured {durable.human_bytes(event.measured_bytes)}")
+    if timed:
+        evidence.append(f"cost {event.cost_seconds:.2f} s")
+    begin = f"{event.rung or 'step'} in pass {event.model_pass + 1}{place}{where}"
+    return f"{begin}: {event.cause}; {event.action} ({', '.join(evidence)})"
+
+
+def _granted(event: ev.LeaseGranted) -> str:
+    streamed = ", its layers streamed" if event.streamed else ""
+    place = f"{event.lease} granted: pass {event.model_pass + 1} {event.model}"
+    work = f"{event.rows} rows in {event.batches} batches"
+    return f"{place} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}, {work}"
+
+
+def _receipt(receipt: ev.Receipt) -> str:
+    """Before, peak and after as the driver says, and what stayed behind."""
+    if receipt.lost:
+        return f"{receipt.device} is LOST"
+    path = " > ".join(durable.human_bytes(each.occupied) for each in (receipt.before, receipt.peak, receipt.after))
+    retries = f", {receipt.retries} retries" if receipt.retries else ""
+    return f"{receipt.device} {path}, residue {durable.human_bytes(receipt.residue_bytes)}{retries}"
+
+
+def _took(seconds: float, timed: bool) -> str:
+    return f" in {seconds:.1f} s" if timed else ""
 
 
 def progress(state: RunState) -> str:
@@ -89,26 +212,33 @@ def progress(state: RunState) -> str:
     shares = [share for share in state.shares() if share.model_pass == number]
     done, total = sum(share.rows_done for share in shares), sum(share.rows for share in shares)
     batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)
-    seconds = sum(share.seconds for share in shares) * (state.device_kind != "sim")
+    seconds = sum(share.seconds for share in shares) * ev.timed(state.device_kind)
     rate = done / seconds if seconds else 0.0
     pace = sum(share.tokens_done for share in shares) / seconds if seconds else 0.0
     tokens = sum(share.tokens - share.tokens_done for share in shares)
-    left = f", {_minutes(tokens / pace)} left in this pass" if pace else ""
+    left = f", {durable.duration(tokens / pace)} left in this pass" if pace else ""
     percent = f"{done / total:.0%}" if total else "0%"
     place = f"pass {number + 1}/{len(state.roster)} {shares[0].model}"
     pace_told = f", {rate:.1f} rows/s{left}" if seconds else ""
-    return f"{place} {percent} batch {batches}/{of}{pace_told}" + (" SIMULATED" if state.device_kind == "sim" else "")
+    return f"{place} {percent} batch {batches}/{of}{pace_told} {_feigned(state.device_kind)}".rstrip()
 
 
 def _devices(event: ev.DevicesFound) -> str:
     """A simulated device is called so wherever it is told of."""
-    simulated = "SIMULATED: " if any(facts.kind == "sim" for facts in event.devices) else ""
+    if not event.devices:
+        return "no device is there"
+    feigned = next((f"{word.strip()}: " for facts in event.devices if (word := _feigned(facts.kind))), "")
     told = [
         f"{facts.name} {facts.label}, {durable.human_bytes(facts.total_bytes)}, "
         f"ceiling {durable.human_bytes(facts.ceiling_bytes)}"
         for facts in event.devices
     ]
-    return f"{simulated}devices: {'; '.join(told)}"
+    return f"{feigned}devices: {'; '.join(told)}"
+
+
+def _feigned(device_kind: str) -> str:
+    """What no line leaves out of a device that is not there."""
+    return {"sim": "SIMULATED ", "scripted": "SCRIPTED "}.get(device_kind, "")
 
 
 def _resumed(state: RunState) -> str:
@@ -120,8 +250,7 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
     reused = sum(share.reused for share in state.shares() if share.model_pass == event.model_pass)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
     streamed = ", its layers streamed" if event.streamed else ""
-    simulated = "SIMULATED " if event.device_kind == "sim" else ""
-    text = f"{place}: lease {event.lease} on {simulated}{','.join(event.devices)}{streamed}, "
+    text = f"{place}: lease {event.lease} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, "
     text += f"{event.rows} rows in {event.batches} batches"
     return text + (f", {reused} reused" if reused else "")
 
@@ -129,7 +258,7 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
-    timed = state.device_kind != "sim"
+    timed = ev.timed(state.device_kind)
     seconds, reused = sum(share.seconds for share in shares) * timed, sum(share.reused for share in shares)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
@@ -139,7 +268,3 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)
         text += f", {receipt.device} peak {peak}, residue {residue}"
     return text
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -40,6 +40,11 @@ class Session:
     def start(self) -> None:
         self._thread.start()
 
+    def stop(self, code: ExitCode) -> None:
+        """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
+        if self.alive and self.controls.code is None:
+            self.controls.code = code
+
     @property
     def alive(self) -> bool:
         """Whether the engine is still at work."""

@@ -52,6 +52,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0.5 <= value <= 10:
+        raise ValueError("it must be from 0.5 to 10")
+    return value
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise ValueError("yes or no is needed")
@@ -86,11 +93,12 @@ def _run_id(text: str) -> str:
     return text
 
 
-def knob(default: str, parse: Callable[[str], Any], metavar: str, text: str) -> Any:
-    """A field of `Settings`: its default as text, how text becomes a value, and its help."""
+def knob(default: str, parse: Callable[[str], Any], metavar: str, text: str, *, screen: bool = False) -> Any:
+    """A field of `Settings`: its default as text, how text becomes a value, and its help; `screen` where it changes
+    only what an operator sees."""
     return field(
         default_factory=lambda: parse(default),
-        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text},
+        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "screen": screen},
     )
 
 
@@ -149,15 +157,25 @@ class Settings:
     offline: bool = knob("no", _flag, "", "never touch the network")
     refresh_models: bool = knob("no", _flag, "", "ask the hub for newer files of the models' revisions")
     strict: bool = knob("no", _flag, "", "exit 3 when the run completed with mitigations")
+    refresh: float = knob("4", _rate, "HZ", "console: how often a second it looks at the run, 0.5 to 10", screen=True)
+    theme: str = knob("signal", str, "NAME", "console: its colours; daltonic is safe for the colour-blind", screen=True)
+    ascii: bool = knob("no", _flag, "", "console: draw with ASCII signs only", screen=True)
+    slow_link: bool = knob("no", _flag, "", "console: 1 Hz, the terminal's own colours, no curves", screen=True)
+    readonly: bool = knob("no", _flag, "", "console: watch, and change nothing", screen=True)
+    on_hangup: str = knob(
+        "continue", _one_of("continue", "stop"), "continue|stop", "console: what a lost terminal means to the run",
+        screen=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings with the origin of each, and the model tables of the file."""
+    """Settings with the origin of each, and the file's tables of models and of keys (action -> key)."""
 
     settings: Settings
     origins: Mapping[str, str]
     models: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -175,7 +193,7 @@ def load(
     _check_environment(environment)
     file = file or (Path(environment["INTERLOCK_CONFIG"]) if environment.get("INTERLOCK_CONFIG") else None)
     table = _read(file) if file else {}
-    models = table.pop("models", {})
+    models, keys = table.pop("models", {}), table.pop("keys", {})
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for item in knobs():
@@ -191,7 +209,9 @@ def load(
         raise UsageError(f"{file}: no setting is called {', '.join(table)}; `interlock config show` lists them")
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UsageError(f"{file}: models must be tables, as in [models.my-model]")
-    return Configuration(Settings(**values), origins, models)
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
+        raise UsageError(f'{file}: keys must be a table of names and keys, as in [keys] with stop = "f9"')
+    return Configuration(Settings(**values), origins, models, keys)
 
 
 def flag_of(name: str) -> str:

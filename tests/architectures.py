@@ -1,4 +1,4 @@
-"""The published configurations of six encoders, as their `config.json` on the Hugging Face hub says them.
+"""The published configurations of seven encoders, as their `config.json` on the Hugging Face hub says them.
 
 Only what a configuration says counts here: no weights are to be had, and what a forward pass takes follows from these
 numbers alone. `LIMITS` are the longest inputs in tokens, special tokens included.

@@ -40,31 +40,58 @@ LONGEST = 4000
 
 def width_of(text: str) -> int:
     """Terminal cells that a text takes."""
-    return cell_len(safe(text, LONGEST))
+    return len(text) if _easy(text) else cell_len(safe(text, LONGEST))
 
 
-def fit(text: str, width: int, *, right: bool = False) -> str:
-    """`text` in exactly `width` cells: padded, or cut with an ellipsis."""
-    text = safe(text, LONGEST)
-    size = cell_len(text)
+def _easy(text: str) -> bool:
+    """Whether every sign is one cell and harmless, as in nearly all texts."""
+    return len(text) <= LONGEST and text.isascii() and text.isprintable()
+
+
+def fit(text: str, width: int, *, right: bool = False, ascii: bool = False) -> str:
+    """`text` in exactly `width` cells: padded, or cut with an ellipsis (in ASCII: a tilde)."""
+    if _easy(text):
+        size = len(text)
+    else:
+        text = safe(text, LONGEST)
+        size = cell_len(text)
     if size <= width:
         return " " * (width - size) + text if right else text + " " * (width - size)
-    return set_cell_size(text, max(0, width - 1)) + ELLIPSIS if width > 0 else ""
+    return set_cell_size(text, max(0, width - 1)) + (CUT if ascii else ELLIPSIS) if width > 0 else ""
 
 
-ELLIPSIS = "…"
+ELLIPSIS, CUT = "…", "~"
 
 
-def fitted(spans: Sequence[Span], width: int) -> Row:
+def fitted(spans: Sequence[Span], width: int, *, ascii: bool = False) -> Row:
     """A row cut or padded to `width` cells."""
     made: list[Span] = []
     left = width
     for span in spans:
         size = width_of(span.text)
         if size > left:
-            made.append(Span(fit(span.text, left), span.style))
+            made.append(Span(fit(span.text, left, ascii=ascii), span.style))
             left = 0
             break
         made.append(span)
         left -= size
     return (*made, Span(" " * left)) if left else tuple(made)
+
+
+def kept(sizes: Sequence[int], ranks: Sequence[int], width: int, gap: int = 1) -> list[int]:
+    """Which of the fields of these sizes fit in `width`, those of the lowest ranks first; places, in their order.
+
+    A field that does not fit is left out, and a smaller one that matters less may still stand.
+    """
+    chosen: list[int] = []
+    left = width + gap
+    for place in sorted(range(len(sizes)), key=lambda place: ranks[place]):
+        if sizes[place] + gap <= left:
+            chosen.append(place)
+            left -= sizes[place] + gap
+    return sorted(chosen)
+
+
+def ascii_only(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose ellipses are ASCII too, those that `safe` made among them."""
+    return [tuple(Span(span.text.replace(ELLIPSIS, CUT), span.style) for span in each) for each in rows]

@@ -30,13 +30,13 @@ class Controls:
         self.schedule = Schedule.EXCLUSIVE
         self.window = 0
         self.cpu_fallback = True
+        self.paused = False
         self.orders = 0
         """How often the order of the remaining cells was changed."""
         self.foresee: Callable[[Schedule], Round | None] | None = None
         """What another schedule would lease next, while there are cells left to walk."""
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
-        self._paused = False
         self._lock = threading.Lock()
 
     def __call__(self) -> bool:
@@ -55,7 +55,7 @@ class Controls:
         self.foresee = None
         for control in VALUES:
             self.refuse(control, "nothing is left to compute")
-        self._settle(tell)
+        self.settle(tell)
 
     def ask(self, control: str, value: str, who: str) -> str:
         """Ask for `control` to become `value`; empty, or why that cannot be."""
@@ -73,12 +73,13 @@ class Controls:
     def heed(self, tell: Callable[[AnyEvent], object]) -> None:
         """Let everything count that was asked; waits here while the run is paused and not to stop."""
         while True:
-            self._settle(tell)
-            if not self._paused or self():
+            self.settle(tell)
+            if not self.paused or self():
                 return
             threading.Event().wait(PAUSE_SECONDS)
 
-    def _settle(self, tell: Callable[[AnyEvent], object]) -> None:
+    def settle(self, tell: Callable[[AnyEvent], object]) -> None:
+        """Let everything count that was asked, or refuse it; waits for nothing."""
         with self._lock:
             asked, self._asked = self._asked, []
             answers = [self._answer(each) for each in asked]
@@ -99,4 +100,4 @@ class Controls:
             case "cpu_fallback":
                 self.cpu_fallback = asked.value == YES
             case "pause":
-                self._paused = asked.value == YES
+                self.paused = asked.value == YES

@@ -92,3 +92,10 @@ def parse_bytes(text: str) -> int:
     if not match or match[2].upper() not in _FACTORS:
         raise ValueError("a size like 12GiB or 800MiB is needed")
     return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `11:07`, `3:02:11`: minutes and seconds, with hours where there are any."""
+    whole = int(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

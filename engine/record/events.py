@@ -418,3 +418,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     elapsed: float
     device_kind: str
     body: AnyEvent
+
+
+def timed(device_kind: str) -> bool:
+    """Whether the seconds of such a device say anything: one that is simulated or scripted is not there."""
+    return device_kind not in ("sim", "scripted")

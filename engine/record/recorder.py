@@ -22,8 +22,15 @@ T = TypeVar("T")
 class Recorder:
     """Writes the journal of one run and keeps its state; `first` is the `seq` of this session's first entry."""
 
-    def __init__(self, journal: Journal, device_kind: str) -> None:
-        """Replay what earlier sessions wrote; this session's entries follow."""
+    def __init__(
+        self,
+        journal: Journal,
+        device_kind: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Replay what earlier sessions wrote; this session's entries follow, stamped by `clock` and `wall`."""
         self.journal = journal
         self.device_kind = device_kind
         self._state = RunState()
@@ -35,16 +42,17 @@ class Recorder:
         self.session = self._state.session + 1 if self._next else 0
         self._ring: deque[Entry] = deque(maxlen=RING)
         self._lock = threading.Lock()
-        self._began = time.monotonic()
+        self._clock, self._wall = clock, wall
+        self._began = clock()
 
     def emit(self, event: AnyEvent) -> Entry:
         """Record one event. Raises InterlockError when the journal cannot be written."""
         with self._lock:
             entry = Entry(
                 seq=self._next,
-                at=round(time.time(), 3),
+                at=round(self._wall(), 3),
                 session=self.session,
-                elapsed=round(time.monotonic() - self._began, 3),
+                elapsed=round(self._clock() - self._began, 3),
                 device_kind=self.device_kind,
                 body=event,
             )

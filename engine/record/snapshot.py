@@ -7,7 +7,7 @@ milliseconds, however long the run. Everything derived (rates, time left) is com
 from dataclasses import dataclass, field, replace
 
 from engine.record import events as ev
-from engine.record.state import Lease, Pace, RunState
+from engine.record.state import Control, Lease, Pace, RunState
 
 LEASES = 64
 """The latest leases that are shown."""
@@ -85,6 +85,8 @@ class Snapshot:
     elapsed: float = 0.0
     current_pass: int | None = None
     batch_index: int | None = None
+    collection: str = ""
+    """The one that is being read, computed (that of the latest batch) or written."""
     devices: tuple[DeviceView, ...] = ()
     passes: tuple[PassView, ...] = ()
     leases: tuple[Lease, ...] = ()
@@ -94,7 +96,7 @@ class Snapshot:
     retries: int = 0
     warnings: int = 0
     pace: Pace = field(default_factory=Pace)
-    controls: tuple[ev.ControlApplied, ...] = ()
+    controls: tuple[Control, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -165,6 +167,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         elapsed=state.elapsed,
         current_pass=state.current_pass,
         batch_index=state.latest_batch,
+        collection=_current(state),
         devices=tuple(_device(state, name) for name in state.devices),
         passes=tuple(_pass(state, number) for number in range(len(state.roster))) if state.plans else (),
         leases=tuple(replace(lease) for lease in list(state.leases.values())[-LEASES:]),
@@ -193,6 +196,15 @@ def _phase(state: RunState) -> str:
     return "delivering" if len(ended) == len(state.roster) else "running"
 
 
+def _current(state: RunState) -> str:
+    if state.status:
+        return ""
+    if state.current_pass is not None and state.latest_batch is not None and _phase(state) == "running":
+        found = state.share_of(state.current_pass, state.latest_batch)
+        return found[0].name if found else ""
+    return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
+
+
 def _device(state: RunState, name: str) -> DeviceView:
     gauge = state.devices[name]
     return DeviceView(
@@ -200,7 +212,7 @@ def _device(state: RunState, name: str) -> DeviceView:
         memory=gauge.memory,
         readings=gauge.readings,
         peak=gauge.peak_occupied,
-        weights=sum(lease.weights_on.get(name, 0) for lease in state.leases.values() if lease.held_seconds is None),
+        weights=sum(lease.weights_on.get(name, 0) for lease in state.leases.values() if lease.held),
         history=tuple(gauge.history),
         lost=gauge.lost,
     )
@@ -236,7 +248,7 @@ def _word(state: RunState, view: PassView) -> str:
         return "failed"
     if view.model_pass in state.passes_completed:
         return "done" if view.batches else "reused"
-    held = any(lease.model_pass == view.model_pass and lease.held_seconds is None for lease in state.leases.values())
+    held = any(lease.model_pass == view.model_pass and lease.held for lease in state.leases.values())
     return "running" if held and not state.status else "waiting" if view.batches_done else "queued"
 
 

@@ -96,6 +96,24 @@ class Lease:
     warm: bool = False
     held_seconds: float | None = None
     receipts: list[Receipt] = field(default_factory=list)
+    granted_at: float = 0.0
+    left: bool = False
+    """Whether its session died before it was released."""
+
+    @property
+    def held(self) -> bool:
+        return self.held_seconds is None and not self.left
+
+
+@dataclass(frozen=True)
+class Control:
+    """What an operator asked for, when it was answered (seconds since the epoch), and why not, where it was refused."""
+
+    control: str
+    value: str
+    who: str
+    at: float
+    refused: str = ""
 
 
 @dataclass
@@ -135,8 +153,7 @@ class RunState:
     versions: dict[str, str] = field(default_factory=dict)
     schedule: str = ""
     devices: dict[str, Gauge] = field(default_factory=dict)
-    controls: list[ev.ControlApplied] = field(default_factory=list)
-    refused: list[ev.ControlRefused] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
     cpu_fallback: bool = True
     paused: bool = False
     pace: Pace = field(default_factory=Pace)
@@ -232,10 +249,10 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
         case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
             gauge.lost = event.reason
         case ev.ControlApplied():
-            state.controls.append(event)
+            state.controls.append(Control(event.control, event.value, event.who, state.latest_at))
             _control(state, event)
         case ev.ControlRefused():
-            state.refused.append(event)
+            state.controls.append(Control(event.control, event.value, event.who, state.latest_at, event.reason))
         case ev.ResidueFound():
             state.residues.append(event)
 
@@ -260,6 +277,8 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     state.status, state.reason, state.exit_code = None, "", None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
+    for lease in state.leases.values():
+        lease.left = lease.held_seconds is None
     state.models.clear()
     state.tokenised.clear()
     state.warnings.clear()
@@ -318,6 +337,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                 event.schedule,
                 event.streamed,
                 event.budgets,
+                granted_at=state.latest_at,
             )
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
             lease.weights_bytes = max(lease.weights_bytes, event.bytes)
@@ -330,6 +350,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             for receipt in event.receipts:
                 if gauge := state.devices.get(receipt.device):
                     gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
+                    gauge.memory = gauge.memory if receipt.lost else receipt.after
         case ev.MemoryCalibrated():
             state.calibrations[event.model_pass, event.device] = event
         case ev.BatchCommitted():

@@ -14,8 +14,8 @@ from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
-from engine.record.events import Mitigated, Status
-from engine.record.state import Collection, Gauge, Lease, RunState, Share
+from engine.record.events import Mitigated, Status, timed
+from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
 REFUSALS_LISTED = 1000
@@ -161,11 +161,13 @@ class ResidueSummary(Part):
 
 
 class ControlSummary(Part):
-    """Something an operator changed during the run."""
+    """Something an operator asked for during the run."""
 
     control: str
     value: str
     who: str
+    at: str = Field(description="when it was answered")
+    refused: str = Field(description="why it was not done; empty where it was")
 
 
 class ParkedRow(Part):
@@ -254,7 +256,7 @@ def summarise(state: RunState) -> Summary:
         device_kind=state.device_kind,
         devices=[_device(gauge) for gauge in state.devices.values()],
         schedule=state.schedule,
-        controls=[ControlSummary.model_validate(control) for control in state.controls],
+        controls=[_control(each) for each in state.controls],
         calibrations=[CalibrationSummary.model_validate(each) for each in state.calibrations.values()],
         residues=[ResidueSummary.model_validate(residue) for residue in state.residues],
         fusion=started.fusion,
@@ -360,8 +362,11 @@ def _pass(state: RunState, share: Share) -> PassSummary:
 
 
 def _timed(state: RunState) -> bool:
-    """A simulated device says nothing of time."""
-    return state.device_kind != "sim"
+    return timed(state.device_kind)
+
+
+def _control(asked: Control) -> ControlSummary:
+    return ControlSummary(**{**vars(asked), "at": _iso(asked.at)})
 
 
 def _device(gauge: Gauge) -> DeviceSummary:
@@ -375,7 +380,7 @@ def _mitigation(state: RunState, step: Mitigated) -> Mitigation:
 
 def _lease(lease: Lease) -> LeaseSummary:
     summary = LeaseSummary.model_validate(lease)
-    if lease.device_kind != "sim":
+    if timed(lease.device_kind):
         return summary
     return summary.model_copy(update={"attach_seconds": None, "held_seconds": None})
 

@@ -1,0 +1,182 @@
+"""The console: one timer looks at the source and gives what it sees to the screens; how it was left is its result.
+
+It owns nothing of the run. Whatever becomes of it (quit, detached, the terminal gone), the engine's thread goes on
+until somebody asks it to stop.
+"""
+
+import getpass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.driver import Driver
+from textual.screen import Screen
+from textual.timer import Timer
+
+from console.actions import MAIN, actions_of
+from console.driver import HangupSafeDriver
+from console.look import Leave, Look
+from console.notify import ended
+from console.screens.main import Main
+from console.screens.summary import SummaryScreen
+from console.session import Session
+from console.source import Source
+from console.summaries import load
+from console.theme import OWN, THEMES
+from engine.errors import ExitCode, InterlockError
+from engine.record import durable
+from engine.record.snapshot import Snapshot
+from engine.record.state import Pace
+
+RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
+
+
+class Console(App[Leave]):
+    """The operator's screens on one source."""
+
+    TITLE = "Interlock"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = ""
+    BINDINGS: ClassVar = []
+    CSS = "Screen { overflow: hidden; }"
+
+    def __init__(
+        self,
+        source: Source,
+        look: Look | None = None,
+        *,
+        session: Session | None = None,
+        summary: Path | None = None,
+        driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:
+        """`session` is that of a run of this process; `summary` is where that of another run is."""
+        super().__init__(driver_class=driver)
+        self.source = source
+        self.look = look or Look()
+        self.who = _who()
+        self._session = session
+        self._summary = summary
+        self._rate = self.look.rate
+        self._timer: Timer | None = None
+        self._seen = -1
+        self._over = False
+        self._focused = True
+
+    def on_mount(self) -> None:
+        for theme in OWN:
+            self.register_theme(theme)
+        self.theme = self.look.theme
+        self.set_keymap(dict(self.look.keys))
+        self.push_screen(Main(self.source, self.look))
+        self._beat()
+
+    def poll(self) -> None:
+        """Look once; the main screen is kept up to date under whatever is laid over it."""
+        snapshot = self.seen()
+        self.main.update(snapshot)
+        self._seen = self.main.seen
+        if self.source.over and not self._over:
+            self._over = True
+            self._end(snapshot)
+
+    def stop_run(self) -> None:
+        """Ask the run for an end after the batch in flight."""
+        if self._session:
+            self._session.stop(ExitCode.STOPPED)
+
+    def show_summary(self) -> None:
+        """The summary as it is on disk now, in the viewer."""
+        path = (self._session.summary if self._session else None) or self._summary
+        try:
+            if path is None:
+                raise InterlockError("there is no summary before the run has begun to work")
+            self.push_screen(SummaryScreen(load(path), None, self.look))
+        except InterlockError as error:
+            self.main.say(str(error))
+
+    def export(self, lines: Sequence[str]) -> str:
+        """Write these lines beside the summary; what to say of it."""
+        path = (self._session.summary if self._session else None) or self._summary
+        target = (path.parent if path else Path()) / f"events-{time.strftime('%H%M%S')}.txt"
+        try:
+            durable.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
+        except (InterlockError, OSError) as error:
+            return f"not written: {error}"
+        return f"{len(lines)} lines written to {target}"
+
+    @property
+    def seen_seq(self) -> int:
+        """The last entry that the main screen has told of."""
+        return self._seen
+
+    def seen(self) -> Snapshot:
+        """The source's snapshot at this second; without curves on a slow link."""
+        found = self.source.snapshot()
+        if self.source.kind != "replay" and found.latest_at and not found.over:
+            found = replace(found, elapsed=found.elapsed + max(0.0, time.time() - found.latest_at))
+        if self.look.slow_link:
+            found = replace(found, devices=tuple(replace(device, history=()) for device in found.devices), pace=Pace())
+        return found
+
+    @property
+    def main(self) -> Main:
+        return next(screen for screen in self.screen_stack if isinstance(screen, Main))
+
+    def on_app_blur(self) -> None:
+        self._focused = False
+
+    def on_app_focus(self) -> None:
+        self._focused = True
+
+    def change_rate(self, step: int) -> float:
+        """Look more often, or less; how often now."""
+        nearest = min(range(len(RATES)), key=lambda place: abs(RATES[place] - self._rate))
+        self._rate = RATES[max(0, min(len(RATES) - 1, nearest + step))]
+        self._beat()
+        return self._rate
+
+    def next_theme(self) -> str:
+        """The next of the themes that are offered."""
+        place = THEMES.index(self.theme) if self.theme in THEMES else -1
+        self.theme = THEMES[(place + 1) % len(THEMES)]
+        return self.theme
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette offers the actions of the registry."""
+        for action in actions_of(MAIN):
+            yield SystemCommand(action.label, action.help, lambda name=action.name: self._do(name))
+
+    async def action_quit(self) -> None:
+        """Textual's own way out is ours."""
+        self.main.action_quit()
+
+    def action_help_quit(self) -> None:
+        self.main.action_quit()
+
+    def _end(self, snapshot: Snapshot) -> None:
+        """The run is over: say so where nobody looks, and show what became of it; one that never was is left."""
+        if self._session and self._session.work is None:
+            self.exit(Leave.OVER)
+            return
+        if not self._focused:
+            ended(self, snapshot)
+        self.main.finish()
+
+    def _do(self, name: str) -> None:
+        self.call_later(self.main.run_action, name)
+
+    def _beat(self) -> None:
+        if self._timer:
+            self._timer.stop()
+        self._timer = self.set_interval(1 / self._rate, self.poll)
+
+
+def _who() -> str:
+    """Who sits at the terminal, as an audit wants to know it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "operator"

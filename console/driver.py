@@ -1,0 +1,109 @@
+"""Textual's Linux driver on a terminal that may go away: then the app ends with `Leave.HANGUP`, and nothing waits.
+
+A hang-up is noticed by its signal, by the terminal's descriptors, or by a failed read. Of Textual's private names
+`_app`, `_loop` and `_key_thread` are used; the tests hang up a real terminal in every way that matters.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
+
+from console import terminal
+from console.look import Leave
+from console.wire import Wire
+
+PATIENCE = 1.0
+"""Seconds that a terminal which stands still gets to take what gives it back to the shell."""
+
+
+class HangupSafeDriver(LinuxDriver):
+    """For `App(driver_class=...)`, best under `terminal.quiet_descriptors`."""
+
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)
+        self._terminal = terminal.held()
+        self._wire: Wire | None = None
+        self.fileno = self._terminal.reads
+        self.input_tty = True
+
+    @property
+    def skipped(self) -> int:
+        """How many writes were left out because the terminal did not keep up."""
+        return self._wire.skipped if self._wire else 0
+
+    def write(self, data: str) -> None:
+        """Never waits."""
+        if self._wire:
+            self._wire.write(data)
+
+    def start_application_mode(self) -> None:
+        self._wire = Wire(self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose)
+        self._terminal.on_lost = self._hung_up
+        signal.signal(signal.SIGHUP, lambda number, frame: self._terminal.lose())
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+        super().close()  # the thread that Textual writes from has nothing to do here
+        if self._terminal.quiet:
+            self._loop.call_soon(_let_print, sys.stdout, sys.stderr)
+        if self._terminal.lost:  # before there was anybody to tell
+            self._hung_up()
+
+    def run_input_thread(self) -> None:
+        try:
+            super().run_input_thread()
+        except OSError:
+            self._terminal.lose()
+
+    def disable_input(self) -> None:
+        """Of a lost terminal nothing is asked any more; its thread ends by itself."""
+        if not self._terminal.lost:
+            super().disable_input()
+            return
+        signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+        self._disable_mouse_support()
+        if self._key_thread is not None:
+            self._key_thread.join(PATIENCE)
+
+    def stop_application_mode(self) -> None:
+        if self._wire:
+            self._wire.leave()
+        super().stop_application_mode()
+
+    def close(self) -> None:
+        if self._wire:
+            self._wire.close(PATIENCE)
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Asked of the terminal itself: stdout may lead elsewhere."""
+        with suppress(OSError):
+            columns, lines = os.get_terminal_size(self._terminal.writes)
+            return columns or 80, lines or 24
+        return 80, 24
+
+    def _caught_up(self) -> None:
+        """From the wire's thread: what was left out has to be painted."""
+        self._later(self._app.refresh)
+
+    def _hung_up(self) -> None:
+        """From any thread, or a signal handler: takes no lock."""
+        self._later(self._leave)
+
+    def _leave(self) -> None:
+        self.exit_event.set()
+        if self._app.return_value is None:
+            self._app.exit(Leave.HANGUP)
+
+    def _later(self, call: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the app has ended
+            self._loop.call_soon_threadsafe(call)
+
+
+def _let_print(stdout: Any, stderr: Any) -> None:
+    """Textual swallows what is printed while it runs; here it may go into the log."""
+    sys.stdout, sys.stderr = stdout, stderr

@@ -1,0 +1,95 @@
+"""Who watches a run: the console on a terminal, lines on stderr without one; and what happens when the console is left.
+
+The run is in a session's thread all the while. A console that is gone is followed by the headless front end, which sees
+the same run to its end.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from console.headless import Headless, deliver_summary, say
+from console.session import Session, Work
+from console.terminal import quiet_descriptors, why_headless
+from engine.config import Configuration
+from engine.errors import ExitCode, UsageError
+from engine.passes.controls import Controls
+from engine.record.safe import safe
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the command line says about who reads what."""
+
+    no_ui: bool = False
+    events: bool = False
+    summary: str | None = None
+    quiet: bool = False
+
+
+def attend(make: Callable[[Controls], Work], configuration: Configuration, outputs: Outputs) -> ExitCode:
+    """Do a run under the front end that fits the terminal; how it ended. Raises what the run raises."""
+    session = Session(make)
+    reason = why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary)
+    if reason:
+        if not outputs.no_ui and not outputs.quiet:
+            say(f"interlock: no console, {reason}; lines instead (--no-ui)")
+        session.start()
+        seen = -1
+    else:
+        seen = _console(session, configuration)
+    code = Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen).watch()
+    if session.work:
+        deliver_summary(session.work.directory.summary, outputs.summary)
+        if not outputs.quiet:
+            say(f"summary: {safe(session.work.directory.summary)}")
+    return code
+
+
+def _console(session: Session, configuration: Configuration) -> int:
+    """Show the console until it is left; the `seq` of the last entry that was seen there."""
+    from console.app import Console
+    from console.look import Leave, look_of
+    from console.source import Live
+
+    look = look_of(configuration)
+    app = Console(Live(session, readonly=look.readonly), look, session=session)
+    session.start()
+    with quiet_descriptors():
+        left = app.run()
+    if left is Leave.ABORT:
+        sys.stderr.write("aborted; --resume continues\n")
+        os._exit(ExitCode.INTERRUPTED)
+    if left in (Leave.STOP, Leave.OVER) or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
+        session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
+    elif session.alive and left is None:
+        say("the console failed, and the run goes on: ^C stops it at the next batch")
+    elif session.alive:
+        say("the console is detached, the run goes on: ^C stops it at the next batch")
+    return app.seen_seq
+
+
+def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
+    """Show a run by its journal until the console is left; nothing of the run is changed."""
+    if reason := why_headless(no_ui=False, events=False, summary=None):
+        raise UsageError(f"watch needs a terminal, and {reason}: `interlock view {run}` prints the summary")
+    from console.app import Console
+    from console.follow import Replayed, Watched
+    from console.look import look_of
+
+    source = Replayed(run, speed) if speed else Watched(run)
+    app = Console(source, look_of(configuration), summary=run / "summary.json")
+    with quiet_descriptors():
+        app.run()
+    return ExitCode.COMPLETED
+
+
+def fill_in(configuration: Configuration) -> list[str] | None:
+    """The command line that the form leads to; None when it was left."""
+    from console.form import Form
+    from console.look import look_of
+
+    with quiet_descriptors():
+        return Form(look_of(configuration), configuration).run()

@@ -1,0 +1,60 @@
+"""A question laid over the screen: a few lines, and keys to answer it with; escape answers nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from engine.record.safe import safe
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An answer: its keys (by commas, the first is shown), and what it says."""
+
+    keys: str
+    label: str
+    value: str
+
+
+class Ask(ModalScreen[str]):
+    """Gives the value of what was chosen, or an empty text."""
+
+    DEFAULT_CSS = """
+    Ask { align: center middle; background: $background 60%; }
+    Ask > Vertical {
+        width: 72; max-width: 100%; height: auto; max-height: 100%;
+        border: round $warning; background: $surface; padding: 0 1;
+    }
+    Ask Static { width: 100%; height: auto; }
+    """
+
+    def __init__(self, title: str, lines: Sequence[str], choices: Sequence[Choice]) -> None:
+        super().__init__()
+        self._title = title
+        self._lines = lines
+        self._choices = choices
+        for choice in choices:
+            self._bindings.bind(choice.keys, f"choose({str(choice.value)!r})", choice.label)
+        self._bindings.bind("escape", "choose('')", "Back")
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = self._title
+            yield Static(Text("\n".join(safe(line) for line in self._lines)))
+            yield Static(self._keys())
+
+    def action_choose(self, value: str) -> None:
+        self.dismiss(value)
+
+    def _keys(self) -> Text:
+        text = Text("\n")
+        for choice in self._choices:
+            text.append(f" {choice.keys.partition(',')[0]} ", "bold reverse")
+            text.append(f" {choice.label}\n")
+        text.append(" esc ", "bold reverse")
+        return text.append(" back, nothing changes")

@@ -1,0 +1,163 @@
+"""One entry of the journal in full, laid over the screen: every field of it, and its JSON for the clipboard.
+
+Whatever the entry holds is shown as text on lines of its own, escaped and folded to the width; nothing is left out.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import ClassVar
+
+import msgspec
+from rich.cells import cell_len, chop_cells
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from console.actions import EVENT, actions_of, bindings_of, shown_keys
+from engine.record.durable import human_bytes
+from engine.record.events import Entry
+from engine.record.safe import safe
+from widgets.pane import Pane
+from widgets.text import Row, Span, fitted
+
+SIZES = ("allocated", "occupied", "reserved", "used", "total", "others")
+"""Fields that are bytes and do not say so in their names."""
+
+INDENT = 2
+LEAST_VALUE = 8
+"""Cells that a value has at least, however deep it stands."""
+
+
+class EventScreen(ModalScreen[None]):
+    """Everything about one event."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(EVENT), Binding("enter", "back", "Back", show=False)]
+    DEFAULT_CSS = """
+    EventScreen { align: center middle; background: $background 60%; }
+    EventScreen > Pane { width: 100; max-width: 100%; height: 80%; min-height: 10; background: $surface; }
+    """
+
+    def __init__(self, entry: Entry, keymap: Mapping[str, str] | None = None) -> None:
+        """`keymap` is what keys the operator gave to actions, by their ids."""
+        super().__init__()
+        self.entry = entry
+        self._keymap = keymap or {}
+
+    def compose(self) -> ComposeResult:
+        yield Details(self.entry)
+
+    def on_mount(self) -> None:
+        pane = self.query_one(Details)
+        keys = [f"{shown_keys(action, self._keymap).split()[0]} {action.label}" for action in actions_of(EVENT)]
+        pane.border_subtitle = "  ".join(keys)
+        pane.focus()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def action_copy(self) -> None:
+        """The entry as one line of JSON, through the terminal (OSC 52)."""
+        self.app.copy_to_clipboard(json_of(self.entry))
+        self.notify("copied as JSON", markup=False)
+
+
+class Details(Pane):
+    """The fields of an entry."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(f"event {entry.seq}")
+        self._entry = entry
+
+    def on_resize(self) -> None:
+        self.show(rows(self._entry, self.inner_width))
+
+
+def json_of(entry: Entry) -> str:
+    """An entry as the journal has it, without its checksum."""
+    return msgspec.json.encode(entry).decode()
+
+
+def rows(entry: Entry, width: int) -> list[Row]:
+    """Where the entry stands in its run, and below that every field of its event; no row is wider than `width`."""
+    if width < 1:
+        return []
+    body = msgspec.to_builtins(entry.body)
+    told = {
+        "event": body.pop("event"),
+        "seq": entry.seq,
+        "time": _moment(entry.at),
+        "session": entry.session,
+        "elapsed": f"{entry.elapsed:.3f} s into the session",
+        "device_kind": entry.device_kind,
+    }
+    made = [each for name, value in told.items() for each in _folded(0, name, str(value), width)]
+    made.append(())
+    for name, value in body.items():
+        made += [each for found in _fields(0, name, value) for each in _folded(*found, width)]
+    return made
+
+
+def _moment(at: float) -> str:
+    """Local time, as on the events pane, and what that is in UTC."""
+    with suppress(ValueError, OverflowError, OSError):
+        here, there = time.localtime(at), time.gmtime(at)
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', here)} ({time.strftime('%H:%M:%S', there)} UTC)"
+    return str(at)
+
+
+def _fields(depth: int, name: str, value: object) -> Iterator[tuple[int, str, str]]:
+    """A field as its depth, name and text, and what is in it below; what is short and flat stays in one text."""
+    match value:
+        case dict() if len(value) > 2 or any(_deep(each) for each in value.values()):
+            yield depth, name, ""
+            for key, each in value.items():
+                yield from _fields(depth + 1, str(key), each)
+        case dict():
+            yield depth, name, ", ".join(f"{key} = {_text(str(key), each)}" for key, each in value.items()) or "none"
+        case list() if any(_deep(each) for each in value):
+            yield depth, name, f"{len(value)} of them"
+            for number, each in enumerate(value, 1):
+                yield from _fields(depth + 1, str(number), each)
+        case list():
+            yield depth, name, ", ".join(_text("", each) for each in value) or "none"
+        case _:
+            yield depth, name, _text(name, value)
+
+
+def _deep(value: object) -> bool:
+    return isinstance(value, Mapping | list)
+
+
+def _text(name: str, value: object) -> str:
+    """A plain value; bytes also as people read them."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and (name.endswith("bytes") or name in SIZES):
+        return f"{value} ({human_bytes(value)})"
+    return "(empty)" if value == "" else str(value)
+
+
+def _folded(depth: int, name: str, text: str, width: int) -> Iterator[Row]:
+    """`name: value` in rows of `width`; what the first has no room for stands below it, indented."""
+    indent = min(depth * INDENT, max(0, width - LEAST_VALUE))
+    name = safe(name, sys.maxsize) + ":"
+    first, *others = _wrapped(f"{name} {safe(text, sys.maxsize)}".rstrip(), max(1, width - indent - INDENT))
+    yield fitted([Span(" " * indent + first[: len(name)], "title"), Span(first[len(name) :])], width)
+    for other in others:
+        yield fitted([Span(" " * (indent + INDENT) + other)], width)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, broken between words where there are any."""
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += chop_cells(word, width)
+    return lines if lines[0] else lines[1:]

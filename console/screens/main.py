@@ -1,0 +1,259 @@
+"""The main screen: header, five panes, footer.
+
+It is told how the run stands (`update`) and draws; it never looks by itself, so a replay and a live run look the same.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+
+from console import wording
+from console.actions import MAIN, actions_of, bindings_of, shown_keys
+from console.feed import Feed
+from console.layout import PANES, Wants, layout, too_small
+from console.look import Leave, Look
+from console.screens.event import EventScreen
+from console.screens.find import Find
+from console.screens.help import Help
+from console.screens.steering import Steering
+from console.source import Source
+from engine.record.snapshot import Snapshot
+from widgets.bar import Bar, Key, keys
+from widgets.cache import Cache
+from widgets.events import EventsPane
+from widgets.header import Header, one_line
+from widgets.leases import Leases
+from widgets.pane import Pane
+from widgets.passes import Passes
+from widgets.text import row
+from widgets.vram import Vram
+
+STALE = 5.0
+"""Seconds without an event after which the header says so."""
+
+
+class Main(Steering):
+    """What an operator looks at while a run goes on."""
+
+    BINDINGS: ClassVar = bindings_of(MAIN)
+    DEFAULT_CSS = """
+    Main { overflow: hidden; }
+    Main > Pane { position: absolute; }
+    Main > Bar { width: 100%; }
+    Main > .hidden { display: none; }
+    Main.ascii > Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
+    Main > Bar, Main.ascii > Bar { border: none; }
+    """
+
+    def __init__(self, source: Source, look: Look) -> None:
+        super().__init__()
+        self.source = source
+        self.snapshot = Snapshot()
+        self._look = look
+        self._feed = Feed()
+        self._seen = -1
+        self._dropped = 0
+        self._wants = Wants(1, 1)
+        self._chosen = "events"
+        self._zoomed = False
+        self._frozen_at: int | None = None
+        self._notice = ""
+        self._header = Header(id="header")
+        self._gauges = (Vram("1 VRAM", id="vram"), Passes("2 Passes", id="passes"), Leases("3 Leases", id="leases"))
+        self._events = EventsPane("4 Events", id="events", ascii=look.ascii)
+        self._cache = Cache("5 Cache + throughput", id="cache")
+        self._footer = Bar(id="footer")
+
+    def compose(self) -> ComposeResult:
+        yield from (self._header, *self._gauges, self._events, self._cache, self._footer)
+
+    def on_mount(self) -> None:
+        self.set_class(self._look.ascii, "ascii")
+        self._events.focus()
+        self._arrange()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._arrange()
+        self.call_after_refresh(self._draw)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        if event.widget.id in PANES and event.widget.id != self._chosen:
+            self._chosen = str(event.widget.id)
+            self._arrange()
+
+    @property
+    def seen(self) -> int:
+        """The `seq` of the last entry that was taken in."""
+        return self._seen
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in how the run stands; nothing is drawn while the screen is frozen."""
+        entries, dropped = self.source.entries(self._seen)
+        self._dropped += dropped
+        if entries:
+            self._seen = entries[-1].seq
+        lines = self._feed.take(entries)
+        self.snapshot = snapshot
+        if self._frozen_at is None:
+            self._events.feed(lines)
+            self._draw()
+
+    def finish(self) -> None:
+        """The run is over: leave where that was asked for, else stay and show what became of it."""
+        if self.stopping:
+            self.console.exit(Leave.STOP)
+            return
+        self._notice = ""
+        self._draw()
+        self.console.show_summary()
+
+    def say(self, text: str) -> None:
+        """In the footer, until the next key."""
+        self._notice = text
+        self._draw_footer()
+
+    def asked(self) -> None:
+        self._draw_header()
+
+    def _draw(self) -> None:
+        wants = Wants(max(1, len(self.snapshot.devices)), max(1, len(self.snapshot.passes)))
+        if wants != self._wants:
+            self._wants = wants
+            self._arrange()
+        self._draw_header()
+        self._draw_footer()
+        for pane in (*self._gauges, self._cache):
+            if pane.display:
+                pane.tell(self.snapshot, ascii=self._look.ascii)
+
+    def _draw_header(self) -> None:
+        if too_small(*self.size):
+            self._header.show(one_line(self.snapshot, self.size.width, stale=self._stale(), ascii=self._look.ascii))
+            return
+        self._header.tell(
+            self.snapshot,
+            source_kind=self.source.kind,
+            pending=self.pending,
+            stale=self._stale(),
+            dropped=self._dropped,
+            frozen=None if self._frozen_at is None else self._seen - self._frozen_at,
+            readonly=self.readonly,
+            ascii=self._look.ascii,
+        )
+
+    def _draw_footer(self) -> None:
+        if too_small(*self.size):
+            self._footer.show([])
+        elif self._notice:
+            self._footer.show([row((" " + self._notice, "warn"))])
+        else:
+            self._footer.show([keys(list(self._keys()), self.size.width)])
+
+    def _keys(self) -> Iterator[Key]:
+        for action in actions_of(MAIN):
+            if action.footer:
+                key = shown_keys(action, self._look.keys).split()[0]
+                yield Key(key, wording.label(action, self.snapshot), self.why_not(action))
+
+    def _stale(self) -> float | None:
+        silent = time.time() - self.snapshot.latest_at
+        waits = self.snapshot.over or self.source.kind == "replay" or not self.snapshot.latest_at
+        return silent if silent > STALE and not waits else None
+
+    def _arrange(self) -> None:
+        """Put every pane where this size of the terminal has it."""
+        boxes = layout(*self.size, self._wants, self._chosen, zoomed=self._zoomed)
+        for name in PANES:
+            pane, box = self._pane(name), boxes.get(name)
+            pane.set_class(box is None, "hidden")
+            if box:
+                pane.styles.offset = (box.x, box.y)
+                pane.styles.width, pane.styles.height = box.width, box.height
+        self._footer.styles.offset = (0, max(0, self.size.height - 1))
+
+    def _pane(self, name: str) -> Pane:
+        return self.query_one(f"#{name}", Pane)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(MAIN, self._look))
+
+    def action_freeze(self) -> None:
+        """Nothing is written to the terminal until it goes on; what came meanwhile is shown then."""
+        if self._frozen_at is None:
+            self._frozen_at = self._seen
+        else:
+            self._frozen_at = None
+            self._events.feed(self._feed.held())
+        self._draw()
+
+    def action_pane(self, name: str) -> None:
+        self._chosen = name
+        self._arrange()
+        self._pane(name).focus()
+        self.call_after_refresh(self._draw)
+
+    def action_zoom(self) -> None:
+        self._zoomed = not self._zoomed
+        self._arrange()
+        self.call_after_refresh(self._draw)
+
+    def action_back(self) -> None:
+        if self._zoomed:
+            self.action_zoom()
+
+    def action_find(self) -> None:
+        self.app.push_screen(Find("find in the events"), self._find)
+
+    def _find(self, pattern: str | None) -> None:
+        if pattern is not None:
+            count = self._events.find(pattern)
+            self.say(f"{count} found; n and N walk through them" if count else f"no event says {pattern!r}")
+
+    def action_find_next(self) -> None:
+        self._events.find_next()
+
+    def action_find_previous(self) -> None:
+        self._events.find_previous()
+
+    def action_filter(self) -> None:
+        self.say(f"events: {self._events.cycle_level()}")
+
+    def action_follow(self) -> None:
+        self._events.follow()
+
+    def action_detail(self) -> None:
+        line = self._events.chosen
+        if line and (entry := self._feed.entry(line.seq)):
+            self.app.push_screen(EventScreen(entry, self._look.keys))
+
+    def action_copy(self) -> None:
+        if line := self._events.chosen:
+            self.app.copy_to_clipboard(line.text)
+            self.say("copied")
+
+    def action_export(self) -> None:
+        self.say(self.console.export([wording.exported(line) for line in self._events.listed()]))
+
+    def action_summary(self) -> None:
+        self.console.show_summary()
+
+    def action_faster(self) -> None:
+        self.say(f"{self.console.change_rate(+1):g} times a second")
+
+    def action_slower(self) -> None:
+        self.say(f"{self.console.change_rate(-1):g} times a second")
+
+    def action_theme(self) -> None:
+        self.say(f"theme {self.console.next_theme()}")
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def on_key(self, event: events.Key) -> None:
+        """A notice stands until the next key."""
+        if self._notice and not self.stopping:
+            self._notice = ""
+            self._draw_footer()

@@ -1,0 +1,138 @@
+"""The set-up of a run for who starts `interlock` without a word: a form, the plan it leads to, and the command it is.
+
+Nothing here that flags cannot do: the result is a command line, and it is shown while it is made.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import Screen
+from textual.suggester import SuggestFromList
+from textual.widgets import Input, Label, Select, Static
+
+from console.actions import SETUP, bindings_of
+from console.look import Look
+from console.screens.help import Help
+from engine.errors import InterlockError
+from engine.record.safe import safe
+from widgets.bar import Bar, Key, keys
+
+DEVICES = ("auto", "cpu", "cuda", "sim:2xT4")
+FUSIONS = ("concat", "named", "mean")
+Plan = Callable[[Sequence[str]], str]
+"""What `interlock plan` says of these arguments."""
+
+
+def command_of(form: Mapping[str, str]) -> list[str]:
+    """The arguments that a filled-in form stands for; what is as by default is left out."""
+    words = ["run", form.get("chunks", "").strip() or "."]
+    for flag, default in (("roster", ""), ("devices", "auto"), ("fusion", "concat"), ("qdrant", ""), ("ceiling", "")):
+        value = form.get(flag, "").strip()
+        if value and value != default:
+            words += [f"--{flag}", value]
+    return words
+
+
+class Setup(Screen[None]):
+    """A form over a plan."""
+
+    BINDINGS: ClassVar = bindings_of(SETUP)
+    DEFAULT_CSS = """
+    Setup { layout: vertical; }
+    Setup > #title { dock: top; }
+    Setup > #footer { dock: bottom; }
+    Setup Horizontal { height: 1; }
+    Setup Label { width: 12; color: $text-muted; padding-left: 1; }
+    Setup Input, Setup Select { width: 1fr; }
+    Setup #command { height: auto; margin: 1 1 0 1; color: $accent; }
+    Setup #plan { height: 1fr; margin: 1 1 0 1; border: round $foreground 30%; }
+    """
+
+    def __init__(self, models: Sequence[str], plan: Plan, roster: str, look: Look) -> None:
+        """`models` are those whose files are here; `plan` may take seconds and raise InterlockError."""
+        super().__init__()
+        self._models = models
+        self._plan = plan
+        self._roster = roster
+        self._look = look
+
+    def compose(self) -> ComposeResult:
+        yield Bar(id="title")
+        here = ", ".join(self._models) or "none yet"
+        yield from self._line("chunks", Input(placeholder="directory of collections", id="chunks", compact=True))
+        suggester = SuggestFromList(self._models, case_sensitive=False)
+        yield from self._line("roster", Input(self._roster, suggester=suggester, id="roster", compact=True))
+        yield from self._line("", Label(Text(f"on this machine: {safe(here)}"), id="models"))
+        yield from self._line("devices", Select.from_values(DEVICES, value="auto", id="devices", compact=True))
+        yield from self._line("ceiling", Input("12GiB", id="ceiling", compact=True))
+        yield from self._line("fusion", Select.from_values(FUSIONS, value="concat", id="fusion", compact=True))
+        yield from self._line(
+            "store", Input(placeholder="directory of a Qdrant store, or nothing", id="qdrant", compact=True)
+        )
+        yield Static(id="command")
+        with VerticalScroll(id="plan"):
+            yield Static(id="forecast")
+        yield Bar(id="footer")
+
+    def on_mount(self) -> None:
+        self.query_one("#title", Bar).show([])
+        self.query_one("#chunks", Input).focus()
+        self._tell_command()
+        self.query_one("#plan").border_title = "plan"
+
+    def on_resize(self) -> None:
+        shown = [Key("^p", "Plan"), Key("^r", "Run"), Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]
+        self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
+
+    @property
+    def form(self) -> dict[str, str]:
+        """What is filled in, by the name of the flag."""
+        texts = {field.id: field.value for field in self.query(Input)}
+        chosen = {field.id: str(field.value) for field in self.query(Select)}
+        return {name: value for name, value in {**texts, **chosen}.items() if name}
+
+    @on(Input.Changed)
+    @on(Select.Changed)
+    def _tell_command(self) -> None:
+        words = shlex.join(["interlock", *command_of(self.form)])
+        self.query_one("#command", Static).update(Text(safe(words)))
+
+    @on(Input.Submitted)
+    def action_plan(self) -> None:
+        """Show what this run would do."""
+        self._say("reading and tokenising ...")
+        self._forecast(command_of(self.form))
+
+    def action_run(self) -> None:
+        chunks = Path(self.form["chunks"].strip() or ".")
+        if not chunks.is_dir():
+            self._say(f"{chunks} is not a directory: choose the one that holds your collections")
+            return
+        self.app.exit(command_of(self.form))
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(SETUP, self._look))
+
+    def action_quit(self) -> None:
+        self.app.exit(None)
+
+    @work(thread=True, exclusive=True, exit_on_error=False)
+    def _forecast(self, words: Sequence[str]) -> None:
+        try:
+            said = self._plan(words)
+        except InterlockError as error:
+            said = str(error)
+        self.app.call_from_thread(self._say, said)
+
+    def _say(self, text: str) -> None:
+        shown = "\n".join(safe(line) for line in text.splitlines())
+        self.query_one("#forecast", Static).update(Text(shown, no_wrap=True))
+
+    def _line(self, label: str, field: Input | Select[str] | Label) -> ComposeResult:
+        yield Horizontal(Label(label), field)

@@ -1,0 +1,140 @@
+"""What an operator may ask of a run from the main screen: each is pending until the engine answers, or refused at once.
+
+What costs time is shown before it is asked for, as the engine foresees it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from textual.screen import Screen
+
+from console import wording
+from console.actions import Action, named
+from console.look import Leave
+from console.screens.ask import Ask, Choice
+from console.source import Source
+from engine.passes.controls import NO, YES, Controls
+from engine.passes.schedule import Schedule
+from engine.record.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from console.app import Console
+
+STOP = "stop"
+
+
+class Steering(Screen[None]):
+    """A screen that knows how the run stands and where to ask."""
+
+    source: Source
+    snapshot: Snapshot
+    stopping = False
+
+    @property
+    def console(self) -> "Console":
+        return cast("Console", self.app)
+
+    def say(self, text: str) -> None:
+        """One line for the operator."""
+
+    def asked(self) -> None:
+        """Something is pending now."""
+
+    @property
+    def readonly(self) -> bool:
+        return self.source.controls is None
+
+    @property
+    def pending(self) -> Mapping[str, str]:
+        """What was asked for and is not answered, by control."""
+        controls = self.source.controls
+        asked = {each.control: each.value for each in controls.pending()} if controls else {}
+        return asked | ({STOP: YES} if self.stopping else {})
+
+    def why_not(self, action: Action) -> str:
+        """Why a key does nothing now; empty where it does something."""
+        if not action.changes:
+            return ""
+        if self.readonly:
+            live = self.source.kind == "live"
+            return (
+                "--readonly: nothing can be changed from here" if live else "a run of another process is only watched"
+            )
+        return "the run is over" if self.snapshot.over or self.source.over else ""
+
+    def action_exclusive(self) -> None:
+        """One model at a time, or models side by side; what that does to the cells that are left is shown first."""
+        if not (controls := self._controls("exclusive")):
+            return
+        exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
+        wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
+        then = controls.foresee(wanted) if controls.foresee else None
+        lines = wording.foreseen(wanted, then, self.snapshot)
+        title = "Models side by side?" if exclusive else "One model at a time?"
+        self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch on", wanted), "schedule")
+
+    def action_fallback(self) -> None:
+        """Whether models and batches may go to the CPU; allowing it costs time, and is asked about."""
+        if not self._controls("fallback"):
+            return
+        if self.pending.get("cpu_fallback", _word(self.snapshot.cpu_fallback)) == YES:
+            self._ask("cpu_fallback", NO)
+            return
+        lines = wording.fallback(self.snapshot)
+        self._confirm("CPU fallback?", lines, Choice("y,enter,c", "yes, allow it", YES), "cpu_fallback")
+
+    def action_pause(self) -> None:
+        if self._controls("pause"):
+            paused = self.pending.get("pause", _word(self.snapshot.paused)) == YES
+            self._ask("pause", NO if paused else YES)
+
+    def action_stop(self) -> None:
+        if self._controls(STOP):
+            choices = [Choice("S,y,enter", "stop after the batch; --resume continues", STOP)]
+            self.app.push_screen(Ask("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
+
+    def action_quit(self) -> None:
+        """Leave at once what is over or only watched; a live run is asked about, and one that stops is aborted."""
+        if self.source.kind != "live" or self.source.over:
+            self.console.exit(Leave.OVER)
+        elif self.stopping:
+            self.console.exit(Leave.ABORT)
+        else:
+            self.app.push_screen(Ask("The run is live", wording.stopping(self.snapshot), self._ways_out()), self._leave)
+
+    def _ways_out(self) -> list[Choice]:
+        detach = Choice("d,D", "detach: the run goes on without the console, with lines on stderr", Leave.DETACH)
+        stop = Choice("S,s,ctrl+c", "stop after the batch; --resume continues", STOP)
+        abort = Choice("A", "abort now: the batch in flight is lost, --resume continues", Leave.ABORT)
+        return [detach] if self.readonly else [detach, stop, abort]
+
+    def _leave(self, how: str | None) -> None:
+        if how == STOP:
+            self.stopping = True
+            self.console.stop_run()
+            self.say("stopping after the batch in flight; q or ^c once more aborts")
+            self.asked()
+        elif how:
+            self.console.exit(Leave(how))
+
+    def _controls(self, name: str) -> Controls | None:
+        """The box of controls, where this action may use it now; else the operator is told why not."""
+        if reason := self.why_not(named(name)):
+            self.say(reason)
+            return None
+        return self.source.controls
+
+    def _confirm(self, title: str, lines: Sequence[str], choice: Choice, control: str) -> None:
+        self.app.push_screen(Ask(title, lines, [choice]), lambda chosen: self._ask(control, chosen))
+
+    def _ask(self, control: str, value: str | None) -> None:
+        controls = self.source.controls
+        if not value or not controls:
+            return
+        if refused := controls.ask(control, value, self.console.who):
+            self.say(refused)
+        self.asked()
+
+
+def _word(value: bool) -> str:
+    return YES if value else NO

@@ -1,0 +1,332 @@
+"""The summary viewer: a tree of the JSON, and what is to say of the chosen place of it; or two summaries compared.
+
+It is given documents that were read, and asks for nothing but the second file that an operator names.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.content import Content
+from textual.screen import Screen
+
+from console import detail
+from console.actions import VIEW, Action, actions_of, bindings_of, shown_keys
+from console.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
+from console.look import Look
+from console.screens.find import Find
+from console.screens.help import Help
+from console.summaries import Document, header, load, top
+from engine.errors import UsageError
+from engine.record.durable import human_bytes
+from engine.record.safe import safe
+from widgets.bar import Bar, Key, keys
+from widgets.nodes import Node, Steps, children, differences, find, inside
+from widgets.outline import Outline
+from widgets.pane import Pane
+from widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of
+from widgets.tree import TreePane
+
+CLIPBOARD = 100_000
+"""Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""
+NOTE_LINES = 4
+
+
+class SummaryScreen(Screen[None]):
+    """What a run did, or how two runs differ."""
+
+    BINDINGS: ClassVar = bindings_of(VIEW)
+    HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (LEAST_WIDTH, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (LEAST_HEIGHT, "-high")]  # noqa: RUF012
+    DEFAULT_CSS = """
+    SummaryScreen {
+        overflow: hidden;
+        & > #parts { height: 1fr; layout: vertical; }
+        & #tree { height: 3fr; }
+        & #detail { height: 2fr; overflow-x: hidden; }
+        &.-wide > #parts { layout: horizontal; }
+        &.-wide #tree { width: 2fr; height: 100%; }
+        &.-wide #detail { width: 3fr; height: 100%; }
+        &.-thin > #parts, &.-low > #parts { display: none; }
+        &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
+        & > Bar, &.ascii > Bar { border: none; }
+        & > #note { display: none; }
+    }
+    """
+
+    def __init__(self, document: Document, other: Document | None = None, look: Look | None = None) -> None:
+        super().__init__()
+        self._document = document
+        self._look = look or Look()
+        self._ascii = self._look.ascii
+        self._pattern = ""
+        self._places: list[Steps] = []
+        self._take(other)
+
+    def compose(self) -> ComposeResult:
+        yield Bar(id="run")
+        with Container(id="parts"):
+            tree = TreePane(self._outline, self._called, ascii=self._ascii, id="tree")
+            tree.differing = inside(self._found) if self._other else None
+            yield tree
+            yield Pane(id="detail")
+        yield Bar(id="note")
+        yield Bar(id="keys")
+
+    def on_mount(self) -> None:
+        self.set_class(self._ascii, "ascii")
+        self._tree.focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    @on(TreePane.Chosen)
+    def _chosen(self) -> None:
+        self._draw_detail()
+
+    def say(self, text: str) -> None:
+        """A few lines for the operator, until the next key."""
+        width = self.size.width
+        lines = [line for each in text.splitlines() for line in _pieces(f" {safe(each, 1000)}", width)][:NOTE_LINES]
+        note = self.query_one("#note", Bar)
+        note.styles.display = "block" if lines else "none"
+        note.styles.height = max(1, len(lines))
+        made = [row((line, "warn")) for line in lines]
+        note.show(ascii_only(made) if self._ascii else made)
+
+    def on_key(self, event: events.Key) -> None:
+        if self.query_one("#note", Bar).display:
+            self.say("")
+
+    # What is shown
+
+    def _take(self, other: Document | None) -> None:
+        """Show the document beside another one, or alone again."""
+        self._other = other
+        node = top(self._document, other)
+        self._found = differences(node) if other else []
+        self._outline = Outline(node, opened=_first_opened(node))
+
+    @property
+    def _called(self) -> str:
+        if self._other:
+            return "1 and 2"
+        name = Path(self._document.name).name
+        return f"{name}  {human_bytes(self._document.size)}" if self._document.size is not None else name
+
+    @property
+    def _tree(self) -> TreePane:
+        return self.query_one(TreePane)
+
+    @property
+    def _detail(self) -> Pane:
+        return self.query_one("#detail", Pane)
+
+    def _draw(self) -> None:
+        self._draw_header()
+        self.query_one("#keys", Bar).show([] if too_small(*self.size) else [keys(list(self._keys()), self.size.width)])
+        self._tree.draw()
+        self._draw_detail()
+
+    def _draw_header(self) -> None:
+        both = [self._document, self._other] if self._other and not too_small(*self.size) else [self._document]
+        made = [
+            _header(each, str(number) if self._other else "", self.size.width)
+            for number, each in enumerate(both, 1)
+            if each
+        ]
+        bar = self.query_one("#run", Bar)
+        bar.styles.height = len(made)
+        bar.show(ascii_only(made) if self._ascii else made)
+
+    def _draw_detail(self) -> None:
+        node, pane = self._outline.node, self._detail
+        made = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
+        pane.border_title = Content(_ending(node.path, pane.inner_width - 4, "~" if self._ascii else "…"))
+        pane.show(made)
+        pane.scroll_to(0, 0, animate=False)
+        self._tree.border_subtitle = Content(self._status())
+
+    def _siblings(self) -> list[Node]:
+        """The items of the list that the chosen field's object is in."""
+        steps = self._outline.node.steps
+        if len(steps) < 2 or not isinstance(steps[-2], int):
+            return []
+        above = next((node for node in self._outline.nodes if node.steps == steps[:-2]), None)
+        return list(children(above)) if above else []
+
+    def _status(self) -> str:
+        """What n and N walk through, and where in it the chosen line is."""
+        if not self._pattern and not self._other:
+            return ""
+        places = self._walk()
+        chosen = self._outline.node.steps
+        place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
+        what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
+        return f"{what} {place}{len(places):,}"
+
+    def _walk(self) -> list[Steps]:
+        return self._places if self._pattern else [node.steps for node in self._found]
+
+    def _keys(self) -> Iterator[Key]:
+        shown = [
+            action for action in actions_of(VIEW) if action.footer or action.name in ("find_next", "copy", "copy_value")
+        ]
+        for action in shown:
+            yield Key(self._key(action), action.label)
+
+    def _key(self, action: Action) -> str:
+        return shown_keys(action, self._look.keys).split()[0]
+
+    # What an operator asks
+
+    def action_move(self, where: str) -> None:
+        """Move in the tree; in the other pane, where that has the focus, scroll."""
+        if self._detail.has_focus and where in SCROLLS:
+            getattr(self._detail, SCROLLS[where])(animate=False)
+            return
+        outline, page = self._outline, max(1, self._tree.inner_height - 1)
+        match where:
+            case "in":
+                outline.inward()
+            case "out":
+                outline.outward()
+            case _:
+                outline.move({"down": 1, "up": -1, "page_down": page, "page_up": -page}.get(where, 0))
+                outline.move({"first": -len(outline.nodes), "last": len(outline.nodes)}.get(where, 0))
+        self._redraw()
+
+    def action_fold(self) -> None:
+        self._outline.fold()
+        self._redraw()
+
+    def action_find(self) -> None:
+        self.app.push_screen(Find("find a key or a value", self._pattern), self._find)
+
+    def _find(self, pattern: str | None) -> None:
+        if pattern is None:
+            return
+        self._pattern, self._places = pattern, find(self._outline.nodes[0], pattern)
+        if pattern and not self._places:
+            self._pattern = ""
+            self.say(f"no key and no value holds {pattern!r}")
+        self._go(+1, stay=True)
+
+    def action_find_next(self) -> None:
+        self._go(+1)
+
+    def action_find_previous(self) -> None:
+        self._go(-1)
+
+    def _go(self, way: int, *, stay: bool = False) -> None:
+        """To the next place that was found, or that differs; round at the ends."""
+        places = self._walk()
+        if places and not (stay and self._outline.node.steps in places):
+            self._outline.reveal(places[self._outline.following(places, way)])
+        elif not places and not stay:
+            self.say("nothing to walk through: / finds, o compares with another summary")
+        self._redraw()
+
+    def action_copy(self) -> None:
+        self._copy(self._outline.node.path, "the path")
+
+    def action_copy_value(self) -> None:
+        self._copy(detail.copied(self._outline.node.value), "the value")
+
+    def _copy(self, text: str, what: str) -> None:
+        if (size := len(text.encode(errors="replace"))) > CLIPBOARD:
+            self.say(f"{what} is {human_bytes(size)}: too much for a terminal's clipboard, open the file instead")
+            return
+        self.app.copy_to_clipboard(text)
+        self.say(f"copied {what}: {safe(text, 200)}")
+
+    def action_open(self) -> None:
+        self.app.push_screen(Find("compare with: a summary.json or a run directory", self._beside), self._open)
+
+    @property
+    def _beside(self) -> str:
+        """Where the next summary probably is: beside this one."""
+        run = Path(self._document.name).absolute().parent
+        return f"{run.parent}/" if self._document.size is not None else ""
+
+    def _open(self, path: str | None) -> None:
+        if not path:
+            return
+        try:
+            other = load(Path(path.strip()).expanduser())
+        except (UsageError, RuntimeError) as error:
+            self.say(str(error))
+            return
+        self._take(other)
+        self._pattern = ""
+        self._tree.outline, self._tree.called, self._tree.differing = self._outline, self._called, inside(self._found)
+        self._draw()
+
+    def action_back(self) -> None:
+        """One step back: from a search, from a comparison, from the screen."""
+        if self._pattern:
+            self._pattern = ""
+            self._redraw()
+        elif len(self.app.screen_stack) > 2:
+            self.dismiss()
+        else:
+            self.say(f"{self._key(QUIT)} leaves")
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(VIEW, self._look))
+
+    def action_theme(self) -> None:
+        app: Any = self.app
+        self.say(f"theme {app.next_theme()}")
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
+
+    async def action_quit(self) -> None:
+        """The way out is the app's: while a run is live it asks."""
+        await self.app.action_quit()
+
+    def _redraw(self) -> None:
+        self._tree.draw()
+        self._draw_detail()
+
+
+SCROLLS = {
+    "down": "scroll_down",
+    "up": "scroll_up",
+    "page_down": "scroll_page_down",
+    "page_up": "scroll_page_up",
+    "first": "scroll_home",
+    "last": "scroll_end",
+}
+QUIT = next(action for action in actions_of(VIEW) if action.name == "quit")
+
+
+def _first_opened(node: Node) -> list[Steps]:
+    """One collection is shown open; several, as a list."""
+    found = node.value.get("collections") if isinstance(node.value, dict) else None
+    if not isinstance(found, list):
+        return []
+    return [("collections",), ("collections", 0)] if len(found) == 1 else [("collections",)]
+
+
+def _header(document: Document, number: str, width: int) -> Row:
+    facts = header(document)
+    texts = [fit(fact.text, min(width_of(fact.text), max(1, width - 2))).strip() for fact in facts]
+    places = kept([width_of(text) for text in texts], [fact.rank for fact in facts], width - 3, 2)
+    spans = [Span(f"{number or ' '} ", "dim")]
+    for place in places:
+        spans += [Span(texts[place], facts[place].style), Span("  ")]
+    return fitted(spans, width)
+
+
+def _ending(text: str, width: int, cut: str) -> str:
+    """The last cells of a path: its end says more than its beginning."""
+    return text if len(text) <= width else cut + text[max(0, len(text) - width + 1) :]
+
+
+def _pieces(text: str, width: int) -> list[str]:
+    return [text[at : at + width] for at in range(0, len(text), max(1, width))]

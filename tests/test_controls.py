@@ -1,0 +1,114 @@
+"""What an operator asks of a run is pending, then counts or is refused, and an event says which, with who asked."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode
+from engine.passes.controls import VALUES, Controls
+from engine.passes.schedule import Schedule
+from engine.record import events as ev
+from engine.run import Run
+from tests.builders import corpus, events_of, sentences, summary_of, toml
+
+
+class Told(list):
+    """The events that were told."""
+
+    def __call__(self, event: ev.AnyEvent) -> None:
+        self.append(event)
+
+
+def test_GIVEN_a_control_WHEN_asked_THEN_it_is_pending_until_it_is_heeded_and_then_told_with_who():
+    controls, told = Controls(), Told()
+    assert controls.ask("schedule", "shared", "ada") == ""
+    assert controls.schedule is Schedule.EXCLUSIVE
+    assert [(each.control, each.value) for each in controls.pending()] == [("schedule", "shared")]
+    controls.heed(told)
+    assert (controls.schedule, controls.pending()) == (Schedule.SHARED, [])
+    assert told == [ev.ControlApplied(control="schedule", value="shared", who="ada")]
+
+
+def test_GIVEN_a_control_that_cannot_be_WHEN_heeded_THEN_it_is_refused_with_the_reason_and_changes_nothing():
+    controls, told = Controls(), Told()
+    controls.refuse("cpu_fallback", "there is no GPU")
+    controls.ask("cpu_fallback", "no", "ada")
+    controls.heed(told)
+    assert controls.cpu_fallback
+    assert told == [ev.ControlRefused(control="cpu_fallback", value="no", who="ada", reason="there is no GPU")]
+
+
+@pytest.mark.parametrize("control", VALUES)
+def test_GIVEN_a_run_without_cells_left_WHEN_anything_is_pending_THEN_it_is_refused(control):
+    controls, told = Controls(), Told()
+    controls.ask(control, VALUES[control][0], "ada")
+    controls.end(told)
+    assert [event.reason for event in told] == ["nothing is left to compute"]
+    assert controls.pending() == []
+    assert controls.foresee is None
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory, tiny_a, tiny_b):
+    """Runs of two models, or of one, whose controls the caller has."""
+    place = tmp_path_factory.mktemp("controls")
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(60)}})
+    tables = {"one": {"source": str(tiny_a), "batch_tokens": 60}, "two": {"source": str(tiny_b), "batch_tokens": 60}}
+    file = toml(place / "models.toml", tables)
+
+    def make(controls: Controls, **flags: str) -> Run:
+        return Run(root, load({"out": str(place / "runs"), "roster": "one,two", **flags}, {}, file), controls)
+
+    return make
+
+
+def test_GIVEN_a_run_on_the_cpu_alone_WHEN_the_fallback_is_switched_THEN_it_is_refused_and_the_summary_says_so(run_of):
+    controls = Controls()
+    controls.ask("cpu_fallback", "no", "ada")
+    run = run_of(controls, devices="cpu")
+    assert run.go() == ExitCode.COMPLETED
+    (control,) = summary_of(run.directory.path)["controls"]
+    assert (control["who"], control["value"]) == ("ada", "no")
+    assert "no GPU" in control["refused"]
+    assert control["at"].endswith("Z") or "+" in control["at"]
+
+
+def test_GIVEN_one_model_WHEN_another_schedule_is_asked_for_THEN_it_is_refused(run_of):
+    controls = Controls()
+    controls.ask("schedule", "shared", "ada")
+    run = run_of(controls, devices="cpu", roster="one")
+    run.go()
+    (refused,) = events_of(run.directory.path, ev.ControlRefused)
+    assert "one model" in refused.reason
+
+
+def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_are_resident_and_the_rest_is_as_foreseen(
+    run_of,
+):
+    controls, foreseen = Controls(), []
+    run = run_of(controls, devices="cpu")
+    emit = run.recorder.emit
+
+    def watched(event: ev.AnyEvent):
+        if isinstance(event, ev.BatchCommitted) and not foreseen:
+            foreseen.append(controls.foresee(Schedule.SHARED))
+            controls.ask("schedule", "shared", "ada")
+        return emit(event)
+
+    run._emit = watched
+    assert run.go() == ExitCode.COMPLETED
+    (then,) = foreseen
+    assert [(turn.model_pass, turn.devices) for turn in then.turns] == [(0, ("cpu",)), (1, ("cpu",))]
+    alone, *together = events_of(run.directory.path, ev.LeaseGranted)
+    assert (alone.schedule, {lease.schedule for lease in together}) == ("exclusive", {"shared"})
+    granted = [type(event.body).__name__ for event in journal(run.directory.path)]
+    assert ["LeaseGranted", "LeaseGranted"] == [name for name in granted if "Lease" in name][2:4]
+    rows = {share["model"]: share["rows"] for share in summary_of(run.directory.path)["collections"][0]["passes"]}
+    assert set(rows.values()) == {60}
+
+
+def journal(run: Path):
+    from tests.builders import entries
+
+    return entries(run)

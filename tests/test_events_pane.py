@@ -1,0 +1,350 @@
+"""The events pane follows, stands still, filters and finds; the detail of an event leaves nothing out."""
+
+import base64
+import time
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textual.app import App, ComposeResult
+from textual.events import MouseScrollDown, MouseScrollUp
+
+from console.screens import event as detail
+from console.screens.event import EventScreen
+from engine.record import events as ev
+from engine.record.events import Entry
+from engine.record.safe import safe
+from tests.test_lines import EVENTS, HOSTILE, entry, example
+from widgets.events import LEVELS, SEVERITIES, EventsPane, Line, rows, shown, title
+from widgets.text import plain, width_of
+
+HEIGHT = 8
+SIZE = (80, HEIGHT + 2)
+
+
+def line(seq: int, text: str = "", severity: str = "note", word: str = "lease") -> Line:
+    return Line(seq, 1_795_000_000.0 + seq, float(seq), severity, word, text or f"line {seq}")
+
+
+def lines(count: int, first: int = 0) -> tuple[Line, ...]:
+    return tuple(line(seq) for seq in range(first, first + count))
+
+
+class Tiny(App[None]):
+    """One pane, and nothing else; `painted` are the screen's lines that were written to the terminal."""
+
+    CSS = "Screen { layout: vertical; }"
+
+    def __init__(self, **how) -> None:
+        super().__init__()
+        self.pane = EventsPane(**how)
+        self.painted: set[int] = set()
+
+    def compose(self) -> ComposeResult:
+        yield self.pane
+
+    def _display(self, screen, renderable):
+        whole = range(self.size.height)
+        if renderable is not None:
+            self.painted |= {span[0] for span in renderable.spans} if hasattr(renderable, "spans") else set(whole)
+        super()._display(screen, renderable)
+
+    async def painting(self, pilot) -> set[int]:
+        """What was painted since this was asked before; 0 and the last are the border."""
+        await pilot.pause(0.1)
+        painted, self.painted = self.painted, set()
+        return painted
+
+    @property
+    def shown(self) -> list[str]:
+        """The pane's rows as text."""
+        return [text.rstrip() for text in plain(self.pane._rows)]
+
+    @property
+    def above(self) -> str:
+        """The pane's title."""
+        return str(self.pane._border_title)
+
+
+def texts(app: Tiny) -> list[str]:
+    return [text.rpartition("lease")[2].strip() for text in app.shown if "lease" in text]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    found=st.lists(st.tuples(st.sampled_from(SEVERITIES), HOSTILE, HOSTILE, st.floats(allow_nan=True)), max_size=6),
+    size=st.tuples(st.integers(0, 160), st.integers(0, 9)),
+    chosen=st.one_of(st.none(), st.integers(0, 6)),
+    pattern=st.one_of(HOSTILE, st.sampled_from(["a", " ", ".*", "x"])),
+    ascii=st.booleans(),
+)
+def test_GIVEN_hostile_lines_WHEN_drawn_THEN_every_row_is_as_wide_as_the_pane_and_steers_nothing(
+    found, size, chosen, pattern, ascii
+):
+    told = [Line(seq, at, 0.0, severity, word, text) for seq, (severity, word, text, at) in enumerate(found)]
+    width, height = size
+    made = rows(told, chosen, 0, width, height, pattern=pattern, ascii=ascii)
+    assert len(made) == (height if width else 0)
+    for row, text in zip(made, plain(made), strict=True):
+        assert sum(width_of(span.text) for span in row) == width
+        assert text == safe(text, 10_000)
+
+
+def test_GIVEN_a_severity_WHEN_drawn_THEN_it_is_a_sign_and_on_a_wide_screen_a_word_too():
+    told = [line(seq, "it happened", severity) for seq, severity in enumerate(SEVERITIES)]
+    narrow, wide = (plain(rows(told, None, 0, width, 4)) for width in (80, 120))
+    assert [text[10] for text in narrow] == ["·", "i", "!", "X"]
+    assert [text.split()[2] for text in wide] == list(SEVERITIES)
+    assert all(text.isascii() for text in plain(rows(told, 1, 0, 30, 4, ascii=True)))
+    assert plain(rows(told, 1, 0, 20, 4, ascii=True))[1] == ">i it happened      "
+    assert plain(rows(told, 1, 0, 10, 4, ascii=True))[1] == ">i it hap~"
+
+
+def test_GIVEN_a_line_WHEN_drawn_THEN_its_time_is_that_of_this_place(monkeypatch):
+    monkeypatch.setenv("TZ", "XXX-03:30")
+    time.tzset()
+    try:
+        drawn = plain(rows([line(0)], None, 0, 60, 1))[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert drawn[1:9] == time.strftime("%H:%M:%S", time.gmtime(1_795_000_000 + 3.5 * 3600))
+
+
+def test_GIVEN_a_pattern_WHEN_drawn_THEN_it_is_marked_in_either_case_and_behind_the_cut_the_cut_is():
+    told = [line(0, "Out of memory, OUT of luck"), line(1, "y" * 90 + " out")]
+    first, second = rows(told, None, 0, 80, 2, pattern="out")
+    assert [span.text for span in first if span.style == "mark"] == ["Out", "OUT"]
+    assert [span.text for span in second if span.style == "mark"] == ["…"]
+    assert [span.text for span in rows(told, 0, 0, 80, 1, pattern=".*")[0] if span.style == "mark"] == []
+
+
+def test_GIVEN_no_lines_WHEN_drawn_THEN_it_says_so():
+    assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
+    assert plain(rows([], None, 0, 30, 2, level="warnings"))[0].strip() == "nothing yet of warnings"
+
+
+def test_GIVEN_levels_WHEN_filtered_THEN_each_lets_through_what_it_says():
+    told = [line(seq, severity=severity) for seq, severity in enumerate(SEVERITIES)]
+    assert {level: len(shown(told, level)) for level in LEVELS} == {"all": 4, "notices": 3, "warnings": 2}
+
+
+def test_GIVEN_a_hostile_pattern_WHEN_in_the_title_THEN_it_is_text_and_short():
+    assert title("4 Events", "all", following=True, fresh=0) == "4 Events  all  follow"
+    told = title("4 Events", "notices", following=False, fresh=12, pattern="[red]\x1b" + "x" * 99)
+    assert told.startswith("4 Events  notices  +12  /[red]\\x1bxxx") and len(told) < 60
+
+
+async def test_GIVEN_the_end_is_followed_WHEN_lines_come_THEN_the_latest_is_at_the_bottom():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(3))
+        assert texts(app) == ["line 0", "line 1", "line 2"]
+        app.pane.feed(lines(20))
+        await pilot.pause()
+        assert texts(app) == [f"line {seq}" for seq in range(12, 20)]
+        assert (app.pane.chosen.seq, app.above) == (19, "4 Events  all  follow")
+
+
+async def test_GIVEN_lines_before_the_pane_has_a_size_WHEN_it_gets_one_THEN_they_are_drawn():
+    app = Tiny()
+    app.pane.feed(lines(20))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert texts(app)[-1] == "line 19"
+        await pilot.resize_terminal(50, 6)
+        await pilot.pause()
+        assert texts(app) == [f"line {seq}" for seq in range(16, 20)]
+        assert {width_of(text) for text in plain(app.pane._rows)} == {48}
+
+
+async def test_GIVEN_who_moved_up_WHEN_lines_come_THEN_the_view_stands_still_and_counts_them():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(20))
+        await pilot.press("up", "k")
+        before = texts(app)
+        assert (app.pane.chosen.seq, app.above) == (17, "4 Events  all  +0")
+        app.pane.feed(lines(25))
+        assert (texts(app), app.pane.chosen.seq, app.above) == (before, 17, "4 Events  all  +5")
+        await pilot.press("pagedown")
+        assert (app.pane.chosen.seq, app.above) == (24, "4 Events  all  follow")
+        await pilot.press("home")
+        assert (app.pane.chosen.seq, texts(app)[0], app.pane.following) == (0, "line 0", False)
+        await pilot.press("down", "j")
+        assert app.pane.chosen.seq == 2
+        await pilot.press("end")
+        assert (app.pane.chosen.seq, app.pane.following) == (24, True)
+
+
+async def test_GIVEN_who_comes_down_to_the_last_line_WHEN_lines_come_THEN_the_end_is_followed_again():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(20))
+        await pilot.press("up")
+        assert not app.pane.following
+        await pilot.press("down")
+        app.pane.feed(lines(21))
+        assert (app.pane.following, app.pane.chosen.seq) == (True, 20)
+
+
+async def test_GIVEN_old_lines_that_give_way_WHEN_the_view_stands_still_THEN_it_shows_the_same_lines():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(100))
+        await pilot.press("pageup", "pageup")
+        before, chosen = texts(app), app.pane.chosen
+        app.pane.feed(lines(100, first=40))
+        assert (texts(app), app.pane.chosen) == (before, chosen)
+        app.pane.feed(lines(100, first=500))
+        assert (app.pane.chosen.seq, texts(app)[0]) == (500, "line 500")
+
+
+async def test_GIVEN_a_line_that_is_told_anew_WHEN_fed_THEN_it_is_drawn_anew():
+    app = Tiny()
+    async with app.run_test(size=SIZE):
+        app.pane.feed(lines(3))
+        app.pane.feed((*lines(2), line(2, "9 more")))
+        assert texts(app)[-1] == "9 more"
+
+
+async def test_GIVEN_a_line_more_WHEN_fed_THEN_only_rows_that_changed_are_painted():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(4))
+        app.screen.set_focus(None)
+        await app.painting(pilot)
+        app.pane.feed(lines(5))
+        assert await app.painting(pilot) == {5}
+        app.pane.feed(lines(50))
+        app.pane.move(-20)
+        await app.painting(pilot)
+        app.pane.feed(lines(60))
+        assert (await app.painting(pilot), app.above) == ({0}, "4 Events  all  +10")
+        app.pane.feed(lines(60))
+        assert await app.painting(pilot) == set()
+        app.pane.move(1)
+        assert await app.painting(pilot) == {1, 2}
+
+
+async def test_GIVEN_lines_of_all_severities_WHEN_the_level_is_cycled_THEN_the_cursor_stays_near_its_line():
+    app = Tiny()
+    told = tuple(line(seq, severity=SEVERITIES[seq % 4]) for seq in range(40))
+    async with app.run_test(size=SIZE):
+        app.pane.feed(told)
+        app.pane.move(-20)
+        assert app.pane.chosen.seq == 19
+        assert app.pane.cycle_level() == "notices"
+        assert app.pane.chosen.seq == 19
+        app.pane.move(-1)
+        assert app.pane.cycle_level() == "warnings"
+        assert (app.pane.chosen.seq, len(app.pane.listed())) == (18, 20)
+        app.pane.feed(tuple(line(seq) for seq in range(40)))
+        assert (app.pane.chosen, app.pane.listed()) == (None, ())
+        app.pane.feed(told)
+        assert app.pane.cycle_level() == "all"
+        assert (app.pane.chosen.seq, app.pane.level) == (18, "all")
+
+
+async def test_GIVEN_a_pattern_WHEN_found_THEN_it_is_counted_and_walked_through_around_the_end():
+    app = Tiny()
+    told = tuple(line(seq, "an OOM here" if seq % 10 == 0 else "") for seq in range(40))
+    async with app.run_test(size=SIZE):
+        app.pane.feed(told)
+        assert (app.pane.find("oom"), app.pane.chosen.seq) == (4, 30)
+        assert app.above == "4 Events  all  +0  /oom"
+        assert (app.pane.find_next(), app.pane.chosen.seq) == (True, 0)
+        assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 30)
+        assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 20)
+        assert app.pane.find("LEASE") == 40
+        assert (app.pane.find("no such thing"), app.pane.find_next(), app.pane.chosen.seq) == (0, False, 20)
+        assert (app.pane.find(""), app.above) == (0, "4 Events  all  +0")
+
+
+async def test_GIVEN_nothing_WHEN_keys_are_pressed_THEN_nothing_happens_and_the_end_is_still_followed():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("up", "down", "home", "pageup", "end")
+        await pilot.click(app.pane, offset=(5, 3))
+        assert (app.pane.chosen, app.pane.following, app.pane.find("x")) == (None, True, 0)
+        app.pane.feed(lines(20))
+        assert app.pane.chosen.seq == 19
+
+
+async def test_GIVEN_a_mouse_WHEN_it_clicks_and_turns_its_wheel_THEN_it_chooses():
+    app = Tiny()
+    async with app.run_test(size=SIZE) as pilot:
+        app.pane.feed(lines(20))
+        await pilot.click(app.pane, offset=(5, 3))
+        assert (app.pane.chosen.seq, app.shown[2][0]) == (14, "▸")
+        await pilot._post_mouse_events([MouseScrollUp], app.pane)
+        assert app.pane.chosen.seq == 11
+        await pilot._post_mouse_events([MouseScrollDown], app.pane)
+        assert app.pane.chosen.seq == 14
+
+
+async def test_GIVEN_a_pattern_of_markup_WHEN_in_the_title_THEN_it_stands_there_as_it_was_typed():
+    app = Tiny()
+    async with app.run_test(size=SIZE):
+        app.pane.feed(lines(3))
+        app.pane.find("[bold]x[/]")
+        assert app.above.endswith("/[bold]x[/]")
+
+
+@pytest.mark.parametrize("width", [1, 12, 40, 98])
+@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("kind", EVENTS)
+def test_GIVEN_an_event_of_any_kind_WHEN_shown_in_full_THEN_every_field_of_it_stands_there(kind, filled, width):
+    body = example(kind, "some text", filled)
+    made = detail.rows(entry(7, body), width)
+    assert {sum(width_of(span.text) for span in row) for row in made} <= {width, 0}
+    if width > 40:
+        told = "\n".join(plain(made))
+        assert all(f"{name}:" in told for name in ("seq", "time", "session", *kind.__struct_fields__))
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=HOSTILE, kind=st.sampled_from(EVENTS), width=st.integers(0, 60))
+def test_GIVEN_hostile_fields_WHEN_shown_in_full_THEN_no_row_is_wider_than_the_screen_and_none_steers_it(
+    text, kind, width
+):
+    made = detail.rows(entry(7, example(kind, text)), width)
+    for row, told in zip(made, plain(made), strict=True):
+        assert sum(width_of(span.text) for span in row) in (0, width)
+        assert told == safe(told, 10_000)
+
+
+def test_GIVEN_a_long_value_WHEN_shown_in_full_THEN_none_of_it_is_missing():
+    message = " ".join(f"word{number}" for number in range(3000))
+    told = " ".join(text.strip() for text in plain(detail.rows(entry(7, ev.Warned(message=message)), 60)))
+    assert message in told
+
+
+def test_GIVEN_bytes_WHEN_shown_in_full_THEN_people_can_read_them_too():
+    found = ev.ResidueFound(lease="L1", device="cuda:0", bytes=1536, action="cleared", left_bytes=0)
+    told = [text.strip() for text in plain(detail.rows(entry(7, found), 60))]
+    assert "bytes: 1536 (1.5 KiB)" in told and "left_bytes: 0 (0 B)" in told
+
+
+@pytest.mark.parametrize("key", ["escape", "enter"])
+async def test_GIVEN_the_detail_of_an_event_WHEN_it_is_closed_THEN_the_screen_below_is_back(key):
+    app = Tiny()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.push_screen(EventScreen(entry(7, ev.Warned(message="[/]\x1b[2J"))))
+        assert isinstance(app.screen, EventScreen)
+        await pilot.press("down", "pagedown")
+        await pilot.press(key)
+        assert not isinstance(app.screen, EventScreen)
+
+
+async def test_GIVEN_the_detail_of_an_event_WHEN_copied_THEN_the_clipboard_has_its_json(monkeypatch):
+    app, shown_entry = Tiny(), entry(7, ev.Warned(message="a\x1b[2J[/]b"))
+    async with app.run_test(size=(60, 15)) as pilot:
+        written: list[str] = []
+        monkeypatch.setattr(app._driver, "write", written.append)
+        await app.push_screen(EventScreen(shown_entry))
+        await pilot.press("y")
+        assert msgspec.json.decode(app.clipboard, type=Entry) == shown_entry
+        sent = next(text for text in written if text.startswith("\x1b]52;c;"))
+        assert base64.b64decode(sent[7:-1]).decode() == app.clipboard

@@ -1,0 +1,351 @@
+"""A journal is followed while another process writes it, and replayed at any speed; neither ever stands in the way."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from console import follow
+from console.follow import GONE, Replayed, Watched, held, journal_at
+from console.scripted import Scripted
+from console.source import Source
+from engine.errors import InterlockError, UsageError
+from engine.passes.controls import Controls
+from engine.record import events as ev
+from engine.record import journal
+from engine.record.events import Entry
+from engine.record.journal import Journal, encode
+from engine.record.recorder import RING
+from engine.record.rundir import RunDirectory
+from engine.record.snapshot import snapshot
+from engine.record.state import RunState, fold
+from tests.builders import ROOT
+
+WRITER = """
+import sys
+from pathlib import Path
+from console.scripted import Scripted
+from engine.passes.controls import Controls
+from engine.record.rundir import RunDirectory
+Scripted(RunDirectory(Path(sys.argv[1])), Controls(), speed=float(sys.argv[2])).go()
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(follow, "QUIET_SECONDS", 0.5)
+
+
+@pytest.fixture
+def closing():
+    """Sources that are closed at the end."""
+    sources = []
+
+    def keep(source):
+        sources.append(source)
+        return source
+
+    yield keep
+    for source in sources:
+        source.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run that was written to its end."""
+    run = Scripted(RunDirectory(tmp_path_factory.mktemp("runs") / "whole"), Controls(), speed=math.inf)
+    run.go()
+    return run.directory.path
+
+
+def scripted(path, controls=None):
+    return Scripted(RunDirectory(path), controls or Controls(), speed=math.inf)
+
+
+def writer(path, speed=40.0):
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(speed)], cwd=ROOT)
+
+
+def until(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+def folded(path):
+    state, seq = RunState(), -1
+    for entry in journal.read(path / "journal.jsonl"):
+        fold(state, entry)
+        seq = entry.seq
+    return snapshot(state, seq)
+
+
+def entry(seq, message="something happened", session=0):
+    return Entry(seq=seq, at=1.5, session=session, elapsed=0.25, device_kind="cpu", body=ev.Warned(message=message))
+
+
+def lines(count, first=0):
+    return b"".join(encode(entry(seq)) for seq in range(first, first + count))
+
+
+def seqs(source, after=-1):
+    return [each.seq for each in source.entries(after)[0]]
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and_that_it_is_gone(tmp_path, closing):
+    process = writer(tmp_path / "run")
+    source: Source = closing(Watched(tmp_path / "run"))
+    until(lambda: source.snapshot().share_done > 0.2)
+    assert not source.gone and source.note == "" and not source.over
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: source.gone)
+    seen = source.snapshot()
+    assert (seen.phase, source.over, seen.over) == (GONE, False, False)
+    assert "--resume" in source.note and seen.reason == source.note
+    assert (source.kind, source.controls) == ("watch", None)
+    until(lambda: source.snapshot().seq == folded(tmp_path / "run").seq)
+    scripted(tmp_path / "run").go()
+    until(lambda: source.over)
+    assert source.snapshot() == folded(tmp_path / "run") and source.note == ""
+
+
+def test_GIVEN_a_run_in_another_process_WHEN_watched_from_before_it_began_THEN_all_is_seen(tmp_path, closing):
+    source = closing(Watched(tmp_path / "later" / "run"))
+    assert source.snapshot().seq == -1 and "waiting for" in source.note
+    process = writer(tmp_path / "later" / "run", speed=100.0)
+    until(lambda: source.over)
+    assert process.wait() == 0
+    assert source.snapshot() == folded(tmp_path / "later" / "run")
+    assert seqs(source) == list(range(source.snapshot().seq + 1))
+
+
+def test_GIVEN_a_live_writer_that_says_nothing_WHEN_watched_THEN_it_is_not_taken_for_gone(tmp_path, closing):
+    run = scripted(tmp_path / "run")
+    run.play_to(0.3)
+    source = closing(Watched(tmp_path / "run"))
+    time.sleep(1.2)
+    assert held(run.directory.journal) and not source.gone
+    run.close()
+    assert not held(run.directory.journal)
+    until(lambda: source.gone)
+
+
+def test_GIVEN_no_list_of_locks_WHEN_asked_whether_a_journal_is_held_THEN_the_lock_itself_tells(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "LOCKS", tmp_path / "nowhere")
+    kept = Journal(tmp_path / "journal.jsonl")
+    assert held(kept.path)
+    kept.close()
+    assert not held(kept.path) and not held(tmp_path / "missing")
+    Journal(kept.path).close()
+
+
+@pytest.mark.parametrize("tail", [b"{", encode(entry(5))[:-1], encode(entry(5)).replace(b"some", b"none")])
+def test_GIVEN_a_torn_tail_WHEN_watched_THEN_what_is_before_it_is_seen_and_what_replaces_it(tmp_path, closing, tail):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(5) + tail)
+    source = closing(Watched(path))
+    time.sleep(0.2)
+    assert seqs(source) == [0, 1, 2, 3, 4] and not source.failure
+    resumed = Journal(path)
+    assert len(list(resumed.replay())) == 5
+    resumed.append(entry(5, "resumed", session=1))
+    until(lambda: source.snapshot().seq == 5)
+    assert source.entries(4)[0][0].body.message == "resumed" and not source.failure
+    resumed.close()
+
+
+def test_GIVEN_a_session_that_is_taken_back_WHEN_watched_THEN_what_it_said_is_forgotten(tmp_path, closing):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(5))
+    source = closing(Watched(path))
+    refused = Journal(path)
+    list(refused.replay())
+    refused.append(entry(5, "refused", session=1))
+    refused.append(entry(6, "refused too", session=1))
+    until(lambda: source.snapshot().seq == 6)
+    refused.rewind()
+    refused.append(entry(5, "a rather longer message", session=1))
+    until(lambda: source.snapshot().seq == 5)
+    assert [each.body.message for each in source.entries(4)[0]] == ["a rather longer message"]
+    refused.close()
+
+
+def test_GIVEN_a_line_that_is_damaged_WHEN_watched_THEN_the_failure_names_it_and_what_stood_before_is_shown(
+    tmp_path, closing
+):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(3) + b"garbage\n" + lines(2, first=4))
+    source = closing(Watched(path))
+    until(lambda: source.failure)
+    assert "line 4 is damaged" in source.note and seqs(source) == [0, 1, 2]
+
+
+def test_GIVEN_lines_that_are_missing_WHEN_watched_THEN_the_failure_says_so(tmp_path, closing):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(3) + lines(3, first=4))
+    source = closing(Watched(path))
+    until(lambda: source.failure)
+    assert "line 4 is not the next one" in str(source.failure)
+
+
+@pytest.mark.parametrize("kind", [Watched, Replayed])
+def test_GIVEN_a_journal_of_another_version_WHEN_opened_THEN_it_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "journal.jsonl"
+    body = lines(1)[: lines(1).rindex(b',"crc"')].replace(b'"warned"', b'"sung"')
+    path.write_bytes(body + journal._CRC % __import__("zlib").crc32(body))
+    with pytest.raises(InterlockError, match="another version"):
+        kind(path)
+
+
+@pytest.mark.parametrize("kind", [Watched, Replayed])
+def test_GIVEN_a_file_that_is_no_journal_WHEN_opened_THEN_it_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "summary.json"
+    path.write_text("{\n}\n")
+    with pytest.raises(InterlockError, match="line 1"):
+        source = kind(path)
+        until(lambda: source.failure)
+        raise source.failure
+
+
+def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_directory_of_runs_is_refused(whole):
+    assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
+    assert journal_at(whole.parent / "new") == whole.parent / "new" / "journal.jsonl"
+    with pytest.raises(UsageError, match=f"holds 1 runs.*{whole.name}"):
+        journal_at(whole.parent)
+
+
+def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="not there"):
+        Replayed(tmp_path / "nowhere")
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(UsageError, match="nothing to replay"):
+        Replayed(tmp_path)
+
+
+def test_GIVEN_a_finished_run_WHEN_watched_THEN_it_is_over_and_nobody_is_missed(whole, closing):
+    source = closing(Watched(whole))
+    until(lambda: source.over)
+    assert source.snapshot() == folded(whole) and not source.gone
+
+
+def test_GIVEN_a_long_journal_WHEN_read_THEN_no_look_takes_long_and_what_is_not_kept_is_counted(tmp_path, closing):
+    count = 60_000
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(count))
+    began = time.monotonic()
+    source = closing(Watched(path))
+    longest, opened = 0.0, time.monotonic() - began
+    while source._seq < count - 1:
+        looked = time.perf_counter()
+        source.entries(source.snapshot().seq)
+        longest = max(longest, time.perf_counter() - looked)
+        assert time.monotonic() - began < 60
+        time.sleep(0.02)
+    fresh, dropped = source.entries(-1)
+    assert (len(fresh), dropped) == (RING, count - RING)
+    assert max(longest, opened) < 0.5
+
+
+def test_GIVEN_a_clock_WHEN_replayed_at_a_speed_THEN_each_moment_is_as_it_was_and_the_end_the_final_fold(
+    whole, closing
+):
+    clock = Clock()
+    source = closing(Replayed(whole, speed=4.0, clock=clock))
+    times = [each.elapsed for each in journal.read(whole / "journal.jsonl")]
+    for seconds in (5.0, 20.0, 33.0):
+        clock.now = 100.0 + seconds
+        due = sum(at <= seconds * 4 for at in times)
+        until(lambda due=due: source.snapshot().seq == due - 1)
+        assert source.snapshot().elapsed <= seconds * 4
+        assert not source.over
+    clock.now = 100.0 + times[-1] / 4 + 0.01
+    until(lambda: source.over)
+    assert source.snapshot() == folded(whole)
+    assert source.position == source.length == times[-1]
+    assert (source.kind, source.controls, source.note) == ("replay", None, "")
+
+
+def test_GIVEN_a_replay_WHEN_paused_sought_and_sped_up_THEN_it_stands_where_it_was_sent(whole, closing):
+    clock = Clock()
+    source = closing(Replayed(whole, clock=clock))
+    until(lambda: source.length > 100)
+    source.seek(60.0)
+    until(lambda: source.snapshot().elapsed > 58)
+    source.pause(True)
+    clock.now += 1000
+    assert source.position == 60.0 and source.paused and source.pace.startswith("paused 1:00/")
+    source.seek(30.0)
+    until(lambda: 28 < source.snapshot().elapsed <= 30)
+    source.go_at(10.0)
+    source.pause(False)
+    clock.now += 1
+    assert source.position == pytest.approx(40.0) and source.pace.startswith("x10 0:40/")
+    source.go_at(math.inf)
+    until(lambda: source.over)
+    assert source.snapshot() == folded(whole)
+
+
+def test_GIVEN_a_run_of_two_sessions_WHEN_replayed_THEN_the_time_between_them_is_left_out(tmp_path, closing):
+    first = scripted(tmp_path / "run")
+    first.play_to(0.5)
+    first.close()
+    scripted(tmp_path / "run").go()
+    source = closing(Replayed(tmp_path / "run", speed=math.inf))
+    until(lambda: source.over)
+    assert source.length == pytest.approx(source.snapshot().elapsed)
+    assert source.snapshot() == folded(tmp_path / "run")
+
+
+def test_GIVEN_a_torn_run_WHEN_replayed_THEN_it_ends_where_it_was_torn(whole, tmp_path, closing):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes((whole / "journal.jsonl").read_bytes()[:60_000])
+    source = closing(Replayed(path, speed=math.inf))
+    until(lambda: source.over)
+    assert source.snapshot() == folded(tmp_path) and not source.failure
+
+
+def test_GIVEN_a_damaged_run_WHEN_replayed_THEN_what_is_before_the_damage_is_told_with_the_reason(tmp_path, closing):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(30) + b"garbage\n" + lines(2, first=31))
+    source = closing(Replayed(path, speed=math.inf))
+    until(lambda: source.over)
+    assert "line 31 is damaged" in source.note and source.snapshot().seq == 29
+
+
+def test_GIVEN_sources_WHEN_closed_THEN_their_threads_end_and_nothing_was_changed(whole):
+    before = (whole / "journal.jsonl").stat()
+    sources = [Watched(whole), Replayed(whole)]
+    for source in sources:
+        source.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert "watch" not in names and "replay" not in names
+    after = (whole / "journal.jsonl").stat()
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_GIVEN_a_journal_that_may_not_be_read_WHEN_opened_THEN_the_reason_is_told(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(1))
+    path.chmod(0)
+    for kind in (Watched, Replayed):
+        with pytest.raises(InterlockError, match="Permission denied"):
+            kind(path)

@@ -1,0 +1,52 @@
+"""Every pane of the main screen has a place at every size, and none stands in another's."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.layout import PANES, Box, Wants, layout, too_small
+
+SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
+WANTS = st.builds(Wants, st.integers(1, 16), st.integers(1, 6))
+
+
+def cells(box: Box) -> set[tuple[int, int]]:
+    return set(itertools.product(range(box.x, box.x + box.width), range(box.y, box.y + box.height)))
+
+
+@given(st.integers(40, 240), st.integers(10, 80), WANTS, st.sampled_from(PANES), st.booleans())
+def test_GIVEN_any_size_WHEN_laid_out_THEN_panes_fill_what_is_between_header_and_footer_without_overlap(
+    width, height, wants, chosen, zoomed
+):
+    boxes = layout(width, height, wants, chosen, zoomed=zoomed)
+    taken = [cells(box) for box in boxes.values()]
+    assert sum(map(len, taken)) == len(set().union(*taken)) == width * (height - 2)
+    assert all(0 < y < height - 1 for _, y in set().union(*taken))
+    assert all(box.height >= 3 for box in boxes.values())
+    assert chosen in boxes or chosen == "cache"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_GIVEN_the_sizes_of_the_design_WHEN_laid_out_THEN_every_pass_and_device_has_a_line(size, devices):
+    boxes = layout(*size, Wants(devices, 3), "passes", zoomed=False)
+    shown = {name: box.height - 2 for name, box in boxes.items()}
+    lines = devices if devices <= 4 else (devices + 1) // 2
+    assert shown["vram"] >= lines
+    assert shown["passes"] >= 3
+    if size[0] >= 80:
+        assert shown["events"] >= 3
+        assert shown["leases"] >= 3
+
+
+def test_GIVEN_a_terminal_that_is_too_small_WHEN_laid_out_THEN_there_is_no_pane():
+    assert layout(39, 9, Wants(1, 1), "events", zoomed=False) == {}
+    assert too_small(39, 24)
+    assert too_small(80, 9)
+    assert not too_small(40, 10)
+
+
+def test_GIVEN_a_zoomed_pane_WHEN_laid_out_THEN_it_is_alone():
+    assert layout(80, 24, Wants(2, 3), "leases", zoomed=True) == {"leases": Box(0, 1, 80, 22)}

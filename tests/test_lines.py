@@ -1,0 +1,270 @@
+"""What is said of events: every kind has its words, many of one kind become a count, and what is kept is bounded."""
+
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import fields, replace
+
+from console import feed as feeds
+from console.feed import Feed, kind_of
+from console.lines import UNTOLD, line_of, progress, text_of
+from engine.record import events as ev
+from engine.record.events import Entry
+from engine.record.safe import safe
+from engine.record.state import RunState, fold
+
+EVENTS = get_args(ev.AnyEvent)
+SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)
+GIB = 1 << 30
+HOSTILE = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        ["[/]", "\x1b[2J\x1b]52;c;eA==\a", "\u202eabc", "模型" * 20, "👩‍👩‍👧 x", "a\nb\r\tc", "x" * 10_000, ""]
+    ),
+)
+
+
+def example(kind: Any, text: str = "x", filled: bool = True) -> Any:
+    """A value of a type: what may be left out is left out unless `filled`; every text is `text`."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        hints = get_type_hints(kind)
+        names = [item.name for item in fields(kind) if filled or item.required]
+        return kind(**{name: example(hints[name], text, filled) for name in names})
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return args[0]
+    if origin in (Union, types.UnionType):
+        return example(args[0], text, filled) if filled else None
+    if origin is list:
+        return [example(args[0], text, filled)] if filled else []
+    if origin is dict:
+        return {text: example(args[1], text, filled)} if filled else {}
+    return {str: text, int: 7, float: 1.5, bool: True}.get(kind, text)
+
+
+def entry(seq: int, body: ev.AnyEvent, device_kind: str = "cuda") -> Entry:
+    return Entry(seq=seq, at=1_795_000_000.0 + seq, session=0, elapsed=float(seq), device_kind=device_kind, body=body)
+
+
+def refusal(record: int, collection: str = "Docs") -> ev.RecordRefused:
+    return ev.RecordRefused(collection=collection, file="a.json", record=record, reason="the text is empty")
+
+
+def parked(row: int, model: str = "minilm") -> ev.RowParked:
+    return ev.RowParked(model_pass=0, model=model, collection="Docs", row=row, reason="out of memory")
+
+
+def batch(index: int) -> ev.BatchCommitted:
+    return ev.BatchCommitted(
+        model_pass=0, batch_index=index, rows=1, tokens=9, padding=0, seconds=0.1, device="cpu", crc=1
+    )
+
+
+def texts(*bodies: ev.AnyEvent, device_kind: str = "cuda") -> list[str]:
+    """The lines that a feed makes of events."""
+    told = Feed().take(entry(seq, body, device_kind) for seq, body in enumerate(bodies))
+    return [f"{line.severity} {line.word} {line.text}" for line in told]
+
+
+@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("kind", EVENTS)
+def test_GIVEN_an_event_of_any_kind_WHEN_told_THEN_there_are_words_for_it(kind, filled):
+    event = example(kind, filled=filled)
+    assert text_of(event).strip()
+    assert text_of(event, timed=False).strip()
+    assert kind_of(event) != feeds.OTHER, "an event that the feed does not know"
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_GIVEN_an_event_of_any_kind_WHEN_fed_THEN_it_is_a_line_unless_it_is_one_of_many(kind):
+    event = example(kind)
+    body = replace(event, reused=0) if kind is ev.PassPlanned else event
+    assert len(texts(body)) == (kind not in SILENT)
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_GIVEN_an_event_of_any_kind_WHEN_nobody_sees_a_screen_THEN_its_line_is_there_or_meant_to_be_missing(kind):
+    state, event = RunState(), example(kind, filled=False)
+    if kind is not ev.BatchesLost:
+        fold(state, entry(0, event))
+    assert bool(line_of(event, lambda read: read(state))) == (kind not in UNTOLD)
+    assert isinstance(progress(state), str)
+
+
+def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_said():
+    event = ev.Mitigated(
+        model_pass=1,
+        batch_index=118,
+        cause="out of memory at 64 rows",
+        action="the batch is halved",
+        rows=64,
+        cost_seconds=0.412,
+        rung="split",
+        device="cuda:0",
+        predicted_bytes=2 * GIB,
+        measured_bytes=GIB,
+    )
+    told = (
+        "split in pass 2 batch 118 on cuda:0: out of memory at 64 rows; the batch is halved "
+        "(64 rows, predicted 2.0 GiB, measured 1.0 GiB, cost 0.41 s)"
+    )
+    assert texts(event) == [f"warning mitigation {told}"]
+    assert line_of(event, lambda read: read(RunState(device_kind="cuda"))) == f"mitigation: {told}"
+    assert "cost" not in line_of(event, lambda read: read(RunState(device_kind="sim")))
+
+
+def test_GIVEN_a_lease_WHEN_it_ends_THEN_its_receipts_are_told_and_a_lost_device_by_its_name():
+    memory = [ev.Memory(allocated=0, occupied=size * GIB) for size in (1, 3, 1)]
+    one, two = (
+        ev.Receipt(device=f"cuda:{number}", before=memory[0], peak=memory[1], after=memory[2], residue_bytes=0)
+        for number in range(2)
+    )
+    released = ev.LeaseReleased(lease="L001", model_pass=0, model="minilm", held_seconds=72.4, receipts=[one])
+    assert texts(released) == [
+        "notice lease L001 released: pass 1 minilm, held 1:12; cuda:0 1.0 GiB > 3.0 GiB > 1.0 GiB, residue 0 B"
+    ]
+    lost = ev.LeaseReleased(
+        lease="L002",
+        model_pass=0,
+        model="minilm",
+        held_seconds=1.0,
+        receipts=[
+            one,
+            ev.Receipt(device="cuda:1", before=two.before, peak=two.peak, after=two.after, residue_bytes=0, lost=True),
+        ],
+    )
+    assert texts(lost)[0].startswith("warning lease") and texts(lost)[0].endswith("; cuda:1 is LOST")
+
+
+def test_GIVEN_files_and_vectors_that_were_there_WHEN_told_THEN_both_are_cache_lines():
+    hit = ev.ModelResolved(model="minilm", source="/models/m", outcome="hit", commit=None, bytes=GIB, seconds=0.1)
+    fetched = ev.ModelResolved(
+        model="bge", source="hub:a/b", outcome="download", commit="c0ffee" * 5, bytes=GIB, seconds=9.0
+    )
+    planned = ev.PassPlanned(
+        model_pass=0, model="minilm", collection="Docs", first_batch=0, batches=2, rows=10, reused=90, tokens=100,
+        padding=0, truncated=0, truncated_tokens=0, plan="p",
+    )  # fmt: skip
+    first, second, third = texts(hit, fetched, planned)
+    assert first.startswith("note cache model minilm: hit")
+    assert second.startswith("notice cache model bge: download")
+    assert third == "note cache pass 1 minilm of Docs: 90 of 100 vectors reused"
+
+
+def test_GIVEN_controls_WHEN_told_THEN_who_asked_and_why_it_was_refused_are_said():
+    applied = ev.ControlApplied(control="schedule", value="shared", who="kim")
+    refused = ev.ControlRefused(control="pause", value="maybe", who="kim", reason="pause is yes or no")
+    assert texts(applied, refused) == [
+        "notice control kim set schedule to shared",
+        "warning control kim asked for pause to be maybe: REFUSED, pause is yes or no",
+    ]
+
+
+@pytest.mark.parametrize(("device_kind", "word"), [("sim", "SIMULATED cuda:0"), ("scripted", "SCRIPTED cuda:0")])
+def test_GIVEN_a_device_that_is_not_there_WHEN_told_THEN_it_is_called_so_and_no_seconds_are_said(device_kind, word):
+    granted = ev.LeaseGranted(
+        lease="L001",
+        model_pass=0,
+        model="m",
+        devices=["cuda:0"],
+        device_kind=device_kind,
+        budget_bytes=2,
+        predicted_bytes=1,
+    )
+    done = ev.EnsemblePassCompleted(
+        model_pass=0, model="m", device="cuda:0", dtype="float16", weight=1.0, rows=100, seconds=2.0
+    )
+    first, second = texts(granted, done, device_kind=device_kind)
+    assert word in first
+    assert "rows/s" not in second and " s" not in second.replace(" rows", "")
+    assert "100 rows in 2.0 s (50.0 rows/s)" in texts(done)[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "severity"),
+    [
+        ("completed", "notice"),
+        ("skipped", "notice"),
+        ("stopped", "warning"),
+        ("incomplete", "warning"),
+        ("failed", "error"),
+    ],
+)
+def test_GIVEN_how_a_run_ended_WHEN_told_THEN_it_matters_as_much_as_it_should(status, severity):
+    closed = ev.CollectionClosed(collection="Docs", status=status, reason="because")
+    ended = ev.RunClosed(status=status, reason="because", exit_code=0)
+    assert texts(closed, ended) == [
+        f"{severity} collection collection Docs {status}: because",
+        f"{severity} run run {status}: because",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "more"), [(refusal, "980 more of Docs"), (parked, "980 more rows of Docs have no vector of minilm")]
+)
+def test_GIVEN_a_thousand_of_one_kind_WHEN_fed_in_pieces_THEN_they_are_twenty_lines_and_a_count(make, more):
+    feed = Feed()
+    for begin in range(0, 1000, 7):
+        lines = feed.take(entry(seq, make(seq)) for seq in range(begin, min(1000, begin + 7)))
+    assert len(lines) == feeds.TOLD + 1
+    assert lines[-1].text == f"{more}: the journal names all of them"
+    assert (lines[-1].seq, feed.dropped) == (feeds.TOLD, 0)
+    assert feed.entry(lines[-1].seq).body == make(feeds.TOLD)
+
+
+def test_GIVEN_batches_between_parked_rows_WHEN_fed_THEN_they_are_still_in_a_row():
+    bodies = [body for number in range(40) for body in (batch(number), parked(number))]
+    assert len(texts(*bodies)) == feeds.TOLD + 1
+
+
+def test_GIVEN_another_collection_model_or_kind_between_WHEN_fed_THEN_the_count_begins_anew():
+    many = [refusal(number) for number in range(30)]
+    other = [refusal(number, "Other") for number in range(30)]
+    told = texts(*many, *other, ev.Warned(message="between"), *many)
+    assert [text.partition(": ")[0] for text in told if " more " in text] == [
+        "warning refused 10 more of Docs",
+        "warning refused 10 more of Other",
+        "warning refused 10 more of Docs",
+    ]
+    assert len(texts(*[parked(number, f"model-{number % 2}") for number in range(100)])) == 100
+
+
+def test_GIVEN_more_lines_than_are_kept_WHEN_fed_THEN_the_latest_stay_and_the_rest_is_counted():
+    feed = Feed()
+    lines = feed.take(entry(seq, ev.Warned(message=str(seq))) for seq in range(5000))
+    assert (len(lines), feed.dropped) == (4096, 904)
+    assert (lines[0].text, lines[-1].text) == ("904", "4999")
+    assert feed.entry(903) is None
+    assert feed.entry(4999) == entry(4999, ev.Warned(message="4999"))
+    assert feed.held() is lines
+
+
+def test_GIVEN_entries_that_make_no_line_WHEN_fed_THEN_the_lines_are_the_very_same():
+    feed = Feed()
+    lines = feed.take([entry(0, ev.Warned(message="a"))])
+    assert feed.take([]) is lines
+    assert feed.take([entry(1, batch(0)), entry(2, batch(1))]) is lines
+
+
+def test_GIVEN_entries_that_were_missed_WHEN_the_next_come_THEN_a_line_says_how_many():
+    feed = Feed()
+    feed.take([entry(seq, refusal(seq)) for seq in range(10, 40)])
+    lines = feed.take([entry(seq, refusal(seq)) for seq in range(50, 60)])
+    gap = next(line for line in lines if line.word == "missed")
+    assert gap.text == "10 events came too fast to be shown; the journal has them all"
+    assert (gap.seq, feed.missed, feed.entry(gap.seq)) == (49, 10, None)
+    assert [line.seq for line in lines] == sorted({line.seq for line in lines})
+    assert len(lines) == feeds.TOLD + 1 + 1 + 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=HOSTILE, filled=st.booleans())
+def test_GIVEN_hostile_names_in_every_field_WHEN_fed_THEN_lines_are_plain_and_short(text, filled):
+    feed = Feed()
+    for line in feed.take(entry(seq, example(kind, text, filled)) for seq, kind in enumerate(EVENTS)):
+        assert line.text == safe(line.text, 6000)
+        assert len(line.text) <= 5001

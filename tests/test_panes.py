@@ -1,0 +1,417 @@
+"""Panes: what they say of a run, and that no size of the terminal and no name of a model breaks them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as amended
+from textual.app import App, ComposeResult
+
+from engine.record import events as ev
+from engine.record.snapshot import Snapshot
+from engine.record.state import RunState, fold
+from tests.snapshots import GIB, MIB, one_device, one_lease, one_pass, sample
+from widgets import cache, glyphs, header, leases, passes, vram, words
+from widgets.pane import Pane
+from widgets.text import Row, plain, width_of
+
+Draw = Callable[..., list[Row]]
+
+
+def _vram(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    return vram.rows(snapshot, width, height, ascii=ascii)
+
+
+PANES: dict[str, Draw] = {
+    "header": lambda snapshot, width, height, ascii=False: header.rows(snapshot, width, ascii=ascii),
+    "one line": lambda snapshot, width, height, ascii=False: header.one_line(snapshot, width, ascii=ascii),
+    "vram": _vram,
+    "passes": passes.rows,
+    "passes and cache": lambda snapshot, width, height, ascii=False: passes.rows(
+        snapshot, width, height, with_cache=True, ascii=ascii
+    ),
+    "leases": leases.rows,
+    "cache": cache.rows,
+    "cache line": lambda snapshot, width, height, ascii=False: cache.line(snapshot, width, ascii=ascii),
+}
+SCROLLS = ("leases",)
+PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", "completed", "incomplete", "failed")
+HOSTILE = (
+    "[/]",
+    "[bold red]x[/bold red]",
+    "\x1b[2J\x1b]0;gone\x07",
+    "\u202egnp.exe",
+    "漢字かな交じり文" * 5,
+    "👩‍👩‍👧 🇩🇪 ❤️",
+    "x" * 10_000,
+    "e\u0301\u0301\u0301",
+    "tab\tnew\nline\r",
+    "",
+)
+names = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=60))
+widths = st.integers(1, 220)
+heights = st.integers(1, 40)
+
+
+@st.composite
+def snapshots(draw: Any) -> Snapshot:
+    """Any number of devices and passes, in any state, with any names."""
+    name, reason = draw(names), draw(names)
+    kind = draw(st.sampled_from(("cuda", "cpu", "sim", "scripted")))
+    found = sample(
+        draw(st.sampled_from((1, 2, 4, 8, 16))),
+        draw(st.integers(1, 14)),
+        at=draw(st.floats(0, 14)),
+        kind=kind,
+        phase=draw(st.sampled_from(PHASES)),
+        batches=draw(st.sampled_from((1, 7, 512))),
+        names=(name, "all-mpnet-base-v2"),
+        lost=draw(st.sampled_from(((), (0,), (0, 1)))),
+        mitigations=draw(st.sampled_from((0, 3, 123_456))),
+        parked=draw(st.sampled_from((0, 98_765))),
+        seconds=draw(st.sampled_from((0.0, 252.0, 1e6))),
+        reason=reason,
+        collection=draw(names),
+        schedule=draw(st.sampled_from(("exclusive", "rotating", "shared"))),
+    )
+    first = (
+        tuple(replace(each, failure=reason, word="failed") for each in found.passes[:1]) if draw(st.booleans()) else ()
+    )
+    devices = tuple(
+        replace(each, lost=each.lost and reason, facts=amended(each.facts, label=name, name=draw(names)))
+        if draw(st.integers(0, 3)) == 0
+        else each
+        for each in found.devices
+    )
+    return replace(
+        found,
+        passes=first + found.passes[len(first) :],
+        devices=devices,
+        collections=tuple(replace(each, name=name, reason=reason) for each in found.collections),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(snapshot=snapshots(), width=widths, height=heights, ascii=st.booleans())
+def test_GIVEN_any_names_and_sizes_WHEN_drawn_THEN_every_row_is_as_wide_as_the_pane_and_steers_nothing(
+    snapshot: Snapshot, width: int, height: int, ascii: bool
+) -> None:
+    for name, draw in PANES.items():
+        made = plain(draw(snapshot, width, height, ascii=ascii))
+        assert made, name
+        assert name in SCROLLS or len(made) <= height, name
+        for line in made:
+            assert width_of(line) == width, (name, line)
+            assert not any(ord(sign) < 32 or sign in "\x7f\x1b\u202e\u200d" for sign in line), (name, line)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu", "sim", "scripted"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_GIVEN_ascii_names_WHEN_drawn_in_ascii_THEN_no_sign_is_beyond_it(kind: str, phase: str) -> None:
+    snapshot = sample(4, 5, kind=kind, phase=phase, lost=(1,), reason="no device is left", collection="Python-Stdlib")
+    for width in (9, 38, 58, 78, 118, 198):
+        for name, draw in PANES.items():
+            for height in (1, 4, 9):
+                assert all(line.isascii() for line in plain(draw(snapshot, width, height, ascii=True))), name
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("kind", ["sim", "scripted"])
+def test_GIVEN_a_run_that_is_not_real_WHEN_the_header_is_narrow_THEN_what_must_be_known_still_stands(
+    width: int, kind: str
+) -> None:
+    snapshot = sample(kind=kind, phase="incomplete", reason="two rows have no vector")
+    asked = {"schedule": "shared", "cpu_fallback": "no"}
+    line = _text(header.rows(snapshot, width, pending=asked, frozen=9999, dropped=99_999))
+    for word in ("INCOMPLETE", {"sim": "SIMULATED", "scripted": "SCRIPTED"}[kind], "46%", "EXCL off*", "CPU-FB off*"):
+        assert word in line, line
+    assert "FROZEN +9999" in line
+
+
+@pytest.mark.parametrize(
+    ("phase", "word"),
+    [("starting", "STARTING"), ("reading", "READING"), ("running", "RUN"), ("delivering", "DELIVERING"),
+     ("completed", "COMPLETED"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
+)  # fmt: skip
+def test_GIVEN_a_phase_WHEN_drawn_without_colour_THEN_its_word_comes_first(phase: str, word: str) -> None:
+    for line in (header.rows(sample(phase=phase), 80), header.one_line(sample(phase=phase), 20)):
+        assert _text(line).split()[0] == word
+
+
+def test_GIVEN_controls_that_were_asked_for_WHEN_drawn_THEN_a_star_and_the_word_say_so() -> None:
+    snapshot = sample()
+    assert _text(header.rows(snapshot, 80, pending={"schedule": "exclusive"})).split()[-3:] == ["on*", "CPU-FB", "on"]
+    assert _text(header.rows(snapshot, 80, pending={"pause": "yes"})).startswith(" PAUSING")
+    paused = replace(snapshot, paused=True)
+    assert _text(header.rows(paused, 80)).startswith(" PAUSED")
+    assert "eta" not in _text(header.rows(paused, 120))
+    assert _text(header.rows(paused, 80, pending={"pause": "no"})).startswith(" RESUMING")
+    assert _text(header.rows(snapshot, 80, pending={"stop": "yes"})).startswith(" STOPPING")
+
+
+def test_GIVEN_a_wide_terminal_WHEN_drawn_THEN_the_header_says_everything_it_knows() -> None:
+    line = _text(header.rows(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
+    for word in ("RUN  WATCH", "46%", "pass 2/3", "all-mpnet-base-v2", "batch (1, 209)", "RFCs", "elapsed 4:12",
+                 "eta 3:23", "rows/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
+        assert word in line, word
+
+
+def test_GIVEN_events_that_keep_coming_WHEN_drawn_THEN_nothing_is_called_stale() -> None:
+    assert "STALE" not in _text(header.rows(sample(), 200, stale=5.0))
+    assert "STALE" not in _text(header.rows(sample(phase="completed"), 200, stale=500.0))
+
+
+def test_GIVEN_all_but_the_last_batch_WHEN_drawn_THEN_nothing_says_100_percent() -> None:
+    snapshot = sample(1, 1, at=0.9999, batches=20_000)
+    assert "100%" not in _text(header.rows(snapshot, 200)) + _text(passes.rows(snapshot, 200, 5))
+
+
+@pytest.mark.parametrize(
+    ("devices", "height", "lines"), [(1, 2, 2), (2, 2, 2), (2, 4, 4), (4, 4, 4), (8, 4, 4), (12, 5, 5)]
+)
+def test_GIVEN_many_devices_WHEN_there_are_few_lines_THEN_they_are_paired_and_then_the_worst_are_shown(
+    devices: int, height: int, lines: int
+) -> None:
+    made = plain(vram.rows(sample(devices), 78, height))
+    assert len(made) == lines
+    shown = [number for number in range(devices) if f"cuda:{number} " in "\n".join(made)]
+    assert shown == (list(range(devices)) if devices <= 8 else [8, 9, 10, 11])
+    assert devices <= 8 or made[-1].startswith("and 8 more, none over")
+
+
+def test_GIVEN_a_lost_device_WHEN_not_all_are_shown_THEN_it_is_among_them_with_its_reason() -> None:
+    made = plain(vram.rows(sample(16, lost=(2,)), 78, 4))
+    assert "LOST" in made[0] and "illegal memory access" in made[0]
+    assert "1 of them LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+def test_GIVEN_a_device_WHEN_drawn_THEN_weights_work_ceiling_and_peak_have_signs_of_their_own(ascii: bool) -> None:
+    device = one_device(0, weights=3 * GIB, work=3 * GIB, peak=10 * GIB)
+    line = _text(vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii))
+    for signs in (glyphs.WEIGHTS, glyphs.WORK, glyphs.FREE, glyphs.CEILING, glyphs.PEAK):
+        assert signs[ascii] in line
+    assert "6.3/12.0/14.7 GiB" in line and "52%" in line and "^10.0" in line
+
+
+def test_GIVEN_two_lines_a_device_WHEN_drawn_THEN_the_second_says_what_it_is_made_of() -> None:
+    made = plain(vram.rows(sample(2), 78, 4))
+    assert "weights 3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
+    assert made[3].rstrip()[-1] in glyphs.LEVELS[0]
+
+
+def test_GIVEN_the_host_as_device_WHEN_drawn_THEN_its_memory_is_this_process_of_all() -> None:
+    device = one_device(0, name="cpu", kind="cpu", weights=GIB, work=GIB, total=32 * GIB, ceiling=32 * GIB)
+    line = _text(vram.rows(replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
+    assert line.startswith("cpu host") and "2.3/32.0 GiB" in line
+    assert glyphs.CEILING[0] not in line
+
+
+def test_GIVEN_a_device_before_its_first_reading_WHEN_drawn_THEN_it_says_what_may_be_used() -> None:
+    silent = replace(sample(1), devices=(one_device(0, memory=None),))
+    assert "12.0/14.7 GiB; no reading yet" in _text(vram.rows(silent, 78, 1))
+
+
+@given(
+    total=st.integers(0, 10**12),
+    sizes=st.tuples(*[st.integers(0, 2 * 10**12)] * 5),
+    width=st.integers(0, 120),
+    ascii=st.booleans(),
+)
+def test_GIVEN_any_sizes_WHEN_a_gauge_is_drawn_THEN_it_has_its_width(
+    total: int, sizes: tuple[int, ...], width: int, ascii: bool
+) -> None:
+    weights, used, ceiling, peak, others = sizes
+    spans = glyphs.gauge(
+        width, total, weights=weights, used=used, ceiling=ceiling, peak=peak, others=others, ascii=ascii
+    )
+    assert sum(width_of(span.text) for span in spans) == width
+
+
+@given(batches=st.integers(1, 400), width=st.integers(1, 120), data=st.data())
+def test_GIVEN_any_committed_batches_WHEN_drawn_THEN_a_cell_is_full_only_if_all_of_its_batches_are(
+    batches: int, width: int, data: st.DataObject
+) -> None:
+    cells = data.draw(st.lists(st.integers(0, batches - 1), unique=True))
+    picture = glyphs.grid(cells, batches, width)
+    assert len(picture) == width
+    for place, sign in enumerate(picture):
+        mine = {batch for batch in range(batches) if batch * width // batches == place} or {place * batches // width}
+        if batches <= width:
+            mine = {place * batches // width}
+        done = len(mine & set(cells)) / len(mine)
+        assert sign == glyphs.SHADES[0][0 if not done else 3 if done == 1 else 2 if done >= 0.5 else 1]
+
+
+@given(values=st.lists(st.integers(0, 10**9), max_size=50), width=st.integers(0, 60), ascii=st.booleans())
+def test_GIVEN_any_history_WHEN_drawn_THEN_the_newest_is_at_the_right_and_nothing_is_lower_than_something(
+    values: list[int], width: int, ascii: bool
+) -> None:
+    line = glyphs.sparkline(values, width, ascii=ascii)
+    assert len(line) == width
+    levels = glyphs.LEVELS[ascii]
+    for value, sign in zip(reversed(values), reversed(line), strict=False):
+        assert (levels.index(sign) > 0) == (value > 0)
+
+
+def test_GIVEN_ten_thousand_batches_WHEN_drawn_again_and_again_THEN_it_takes_no_time() -> None:
+    view = one_pass(1, done=9_999, batches=10_000)
+    snapshot = sample(passes=1, batches=10_000, at=0.9999)
+    passes.rows(snapshot, 198, 10)
+    began = time.process_time()
+    for _ in range(20):
+        passes.rows(replace(snapshot, passes=(replace(view, cells=(*view.cells,)),)), 198, 10)
+    assert (time.process_time() - began) / 20 < 0.02
+
+
+def test_GIVEN_passes_in_every_state_WHEN_drawn_without_colour_THEN_the_word_of_each_is_there() -> None:
+    snapshot = sample(passes=2)
+    words_of = ("queued", "running", "waiting", "done", "reused")
+    made = tuple(one_pass(number, done=3, batches=9, word=word) for number, word in enumerate(words_of))
+    failed = one_pass(5, done=3, batches=9, word="failed", failure="out of memory at one row")
+    for width in (58, 78, 118):
+        lines = plain(passes.rows(replace(snapshot, passes=(*made, failed), collections=()), width, 9))
+        assert [word for word, line in zip(words_of, lines, strict=False) if word in line] == list(words_of)
+        assert "failed at 33% 3/9: out of memory" in " ".join(lines[5].split())
+
+
+def test_GIVEN_mitigations_and_parked_rows_WHEN_drawn_at_80_columns_THEN_both_are_told() -> None:
+    made = plain(passes.rows(sample(), 78, 4, with_cache=True))
+    assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
+    assert "rows/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
+
+
+def test_GIVEN_more_passes_than_lines_WHEN_drawn_THEN_the_one_at_work_is_shown_and_the_others_are_counted() -> None:
+    made = plain(passes.rows(sample(2, 12, at=5.3), 78, 4))
+    assert any("running" in line for line in made)
+    assert made[-1].startswith("and 9 more: 4 done, 5 queued")
+    assert "running" in plain(passes.rows(sample(2, 12, at=5.3), 78, 1))[0]
+
+
+def test_GIVEN_more_collections_than_lines_WHEN_drawn_THEN_the_others_are_counted_by_how_they_stand() -> None:
+    made = plain(passes.rows(sample(collections=6), 78, 5))
+    assert made[3].startswith("Python-Stdlib") and made[4].startswith("and 5 more collections: 5 planned")
+
+
+def test_GIVEN_a_lease_that_is_held_WHEN_drawn_THEN_it_is_first_with_its_time_so_far_and_the_memory_now() -> None:
+    snapshot = sample()
+    older = one_lease(9, model="later", held=1.0)
+    held = replace(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
+    made = plain(leases.rows(replace(snapshot, leases=(held, older)), 78, 3))
+    assert made[0].split()[:2] == ["lease", "model"]
+    assert made[1].startswith("L002") and "HELD" in made[1] and "2:12" in made[1] and "9.6 now" in made[1]
+    assert made[2].startswith("L009") and "RELEASED" in made[2]
+
+
+def test_GIVEN_receipts_WHEN_drawn_THEN_before_peak_after_and_the_residue_of_all_devices_are_told() -> None:
+    found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, weights=3.1))
+    made = plain(leases.rows(replace(sample(), leases=found), 78, 3))
+    assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
+    assert "! 68.0 MiB" in made[2]
+
+
+def test_GIVEN_a_lost_device_or_a_dead_session_WHEN_drawn_THEN_the_lease_is_lost() -> None:
+    found = (
+        one_lease(1, held=5, lost=["cuda:1"]),
+        one_lease(2, left=True),
+        one_lease(3, held=1, lost=["cuda:0", "cuda:1"]),
+    )
+    made = plain(leases.rows(replace(sample(), leases=found), 118, 4))
+    assert [line.split()[3] for line in made[1:4]] == ["LOST"] * 3
+    assert "lost cuda:0,1" in made[1] and "unknown" in made[1]
+    assert "its session ended" in made[2]
+    assert "lost cuda:1" in made[3] and "0.3 > 0.6 > 0.3" in made[3]
+
+
+def test_GIVEN_more_leases_than_are_kept_WHEN_drawn_THEN_the_others_are_counted() -> None:
+    assert plain(leases.rows(sample(leases_in_all=80), 78, 9))[-1].startswith("and 78 earlier")
+
+
+@pytest.mark.parametrize("kind", ["sim", "scripted"])
+def test_GIVEN_a_run_that_is_not_real_WHEN_rates_are_drawn_THEN_they_say_so(kind: str) -> None:
+    word = {"sim": "(simulated)", "scripted": "(scripted)"}[kind]
+    snapshot = sample(kind=kind)
+    assert all(word in line for line in plain(cache.rows(snapshot, 58, 2)) if "/s" in line)
+    assert word in _text(cache.line(snapshot, 58))
+
+
+def test_GIVEN_what_a_run_saved_WHEN_drawn_THEN_every_kind_of_it_is_told() -> None:
+    text = "\n".join(plain(cache.rows(sample(), 78, 7)))
+    for words_of in ("2 in the cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
+                     "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
+        assert words_of in text
+    few = plain(cache.rows(sample(), 78, 2))
+    assert few[0].startswith("rows/s") and few[1].startswith("vectors")
+
+
+def test_GIVEN_a_run_that_is_over_WHEN_rates_are_drawn_THEN_they_are_its_mean() -> None:
+    rows, tokens = words.rates(sample(phase="completed", seconds=100.0))
+    assert (round(rows), round(tokens)) == (369, 30_720)
+    assert "mean" in _text(cache.rows(sample(phase="completed"), 78, 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(["cuda:0"], "cuda:0"), (["cuda:1", "cuda:0"], "cuda:0,1"), (["cuda:0", "cuda:1", "cuda:2"], "cuda:0-2"),
+     (["cuda:0", "cuda:2", "cuda:3"], "cuda:0,2,3"), (["cpu"], "cpu"), (["cuda:0", "cpu"], "cuda:0,cpu"), ([], "")],
+)  # fmt: skip
+def test_GIVEN_devices_WHEN_named_together_THEN_cards_share_their_prefix(names: list[str], told: str) -> None:
+    assert words.devices_of(names) == told
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, "0"), (3.25, "3.2"), (42.4, "42"), (9999, "9999"), (12_345, "12.3k"), (4_560_000, "4.6M")]
+)
+def test_GIVEN_a_number_WHEN_counted_THEN_it_takes_six_cells_at_most(number: float, told: str) -> None:
+    assert words.count(number) == told
+
+
+def test_GIVEN_a_session_that_died_with_a_lease_WHEN_resumed_THEN_nothing_is_held_any_more() -> None:
+    state = RunState()
+    granted = ev.LeaseGranted(
+        lease="L001", model_pass=0, model="a", devices=["cpu"], device_kind="cpu", budget_bytes=1, predicted_bytes=1
+    )
+    resumed = ev.RunResumed(versions={}, chunks="", config={}, environment={})
+    for seq, body in enumerate((granted, resumed)):
+        fold(state, ev.Entry(seq=seq, at=100.0 + seq, session=seq, elapsed=1.0, device_kind="cpu", body=body))
+    lease = state.leases["L001"]
+    assert (lease.granted_at, lease.left, lease.held) == (100.0, True, False)
+
+
+class _Screen(App[None]):
+    """One pane, as large as the terminal."""
+
+    def __init__(self, pane: Pane) -> None:
+        super().__init__()
+        self.pane = pane
+
+    def compose(self) -> ComposeResult:
+        yield self.pane
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
+@pytest.mark.parametrize("kind", [vram.Vram, passes.Passes, leases.Leases, cache.Cache, header.Header])
+async def test_GIVEN_a_pane_on_a_screen_WHEN_told_THEN_it_shows_its_rows_and_draws_again_only_what_changed(
+    kind: type[Any], size: tuple[int, int]
+) -> None:
+    app = _Screen(kind())
+    async with app.run_test(size=size) as pilot:
+        pane: Any = app.pane
+        pane.tell(sample())
+        await pilot.pause()
+        first = "".join(segment.text for segment in pane.render_line(0))
+        assert first.strip() and width_of(first) == pane.inner_width
+        drawn: list[Any] = []
+        pane.refresh = lambda *regions, **options: drawn.extend(regions)
+        pane.tell(sample())
+        assert not drawn
+        pane.tell(sample(at=1.9, seconds=300.0))
+        assert all(region.height == 1 for region in drawn)
+
+
+def _text(rows: list[Row]) -> str:
+    return "\n".join(plain(rows))

@@ -1,0 +1,250 @@
+"""Whether a console can be shown, what is printed while one is, what reaches a terminal that is slow, and the bell."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console import notify
+from console.terminal import Surroundings, quiet_descriptors, why_headless
+from console.wire import MOST_BYTES, Wire
+from engine.record.snapshot import Snapshot
+from tests.builders import ROOT
+from tests.pty_harness import OnTerminal
+
+GOOD = Surroundings({"TERM": "xterm-256color"}, stdin=True, stderr=True)
+FLAGS = [({"no_ui": True}, "--no-ui"), ({"events": True}, "events"), ({"summary": "-"}, "summary")]
+REFUSED = [
+    (replace(GOOD, stdin=False), "stdin"),
+    (replace(GOOD, stderr=False), "stderr"),
+    (replace(GOOD, foreground=False), "background"),
+    (replace(GOOD, environment={}), "TERM is not set"),
+    (replace(GOOD, environment={"TERM": "dumb"}), "TERM is dumb"),
+    (replace(GOOD, environment={"TERM": "xterm", "CI": "true"}), "CI"),
+    (replace(GOOD, environment={"TERM": "xterm-color", "JPY_PARENT_PID": "7"}), "notebook"),
+]
+ALLOWED = [
+    {"TERM": "xterm", "CI": "false"},
+    {"TERM": "xterm", "CI": ""},
+    {"TERM": "xterm-color"},
+    {"TERM": "xterm-256color", "JPY_PARENT_PID": "7"},
+    {"TERM": "linux", "KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
+    {"TERM": "screen", "NO_COLOR": "1"},
+]
+WHY = "from console.terminal import why_headless; print(why_headless() or 'a console')"
+
+
+@pytest.mark.parametrize("environment", ALLOWED)
+def test_GIVEN_a_terminal_WHEN_nothing_speaks_against_it_THEN_there_can_be_a_console(
+    environment: dict[str, str],
+) -> None:
+    assert why_headless(around=replace(GOOD, environment=environment)) == ""
+    assert why_headless(around=replace(GOOD, environment=environment), summary="there.json") == ""
+
+
+@pytest.mark.parametrize(("around", "words"), REFUSED)
+def test_GIVEN_no_real_terminal_WHEN_a_console_is_wanted_THEN_the_reason_is_told(
+    around: Surroundings, words: str
+) -> None:
+    assert words in why_headless(around=around)
+
+
+@pytest.mark.parametrize(("flags", "words"), FLAGS)
+def test_GIVEN_a_flag_that_excludes_a_console_WHEN_asked_THEN_it_is_the_reason_before_all_others(
+    flags: dict[str, object], words: str
+) -> None:
+    for around in (GOOD, Surroundings({}, stdin=False, stderr=False)):
+        assert words in why_headless(around=around, **flags)
+
+
+@given(st.text())
+def test_GIVEN_any_TERM_WHEN_it_is_named_THEN_it_cannot_steer_the_terminal(term: str) -> None:
+    assert not _steers(why_headless(around=replace(GOOD, environment={"TERM": term})))
+
+
+def test_GIVEN_a_process_WHEN_its_streams_lead_elsewhere_or_it_is_in_the_background_THEN_it_notices() -> None:
+    python = [sys.executable, "-c", WHY]
+    with OnTerminal(python, cwd=ROOT) as terminal:
+        terminal.wait_for("a console")
+    with OnTerminal(["sh", "-mc", f'{sys.executable} -c "{WHY}" & wait'], cwd=ROOT) as terminal:
+        terminal.wait_for("started in the background")
+    piped = subprocess.run(python, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert piped.stdout == "stdin is no terminal\n"
+
+
+@pytest.mark.parametrize("seen", ["redirected", "terminal"])
+def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_afterwards_all_is_as_it_was(
+    tmp_path: Path, seen: str
+) -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from console.terminal import quiet_descriptors\n"
+        "print('before')\n"
+        f"with quiet_descriptors(Path({str(tmp_path / 'deep/log')!r})) as held:\n"
+        "    print('printed'); os.system('echo a child; cat'); os.write(2, b'native')\n"
+        "    os.write(held.writes, b'the screen')\n"
+        "print('after ' + sys.stdin.readline())\n"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", script]
+    if seen == "redirected":
+        command = ["sh", "-c", 'exec "$0" "$@" >' + str(out), *command]
+    with OnTerminal(command, cwd=ROOT) as terminal:
+        terminal.wait_for("the screen")
+        terminal.press("typed\r")
+        assert terminal.wait() == 0
+        time.sleep(0.1)
+        painted = terminal.screen().text
+    told = out.read_text() if seen == "redirected" else painted
+    assert "before" in told
+    assert "after typed" in told
+    assert sorted((tmp_path / "deep/log").read_text().split()) == ["a", "child", "native", "printed"]
+    assert "native" not in painted
+    assert f"behind the screen: {tmp_path / 'deep/log'}"[:60] in painted
+
+
+def test_GIVEN_a_held_terminal_WHEN_nothing_was_printed_THEN_no_file_is_left_and_signals_are_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGHUP)
+    with quiet_descriptors():
+        assert list(tmp_path.iterdir())
+        assert signal.getsignal(signal.SIGHUP) is not before
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGHUP) is before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_GIVEN_a_held_terminal_WHEN_its_holder_fails_THEN_it_is_given_back(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with suppress(ZeroDivisionError), quiet_descriptors(tmp_path / "log"):
+        os.write(2, b"unseen")
+        raise ZeroDivisionError
+    os.write(2, b"seen")
+    assert capfd.readouterr().err == f"printed behind the screen: {tmp_path / 'log'}\nseen"
+
+
+def _steers(text: str) -> bool:
+    return any(unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp") for sign in text)
+
+
+class _Line:
+    """A wire on a terminal, and the side where it arrives."""
+
+    def __init__(self, *, blocking: bool = False) -> None:
+        self.far, near = pty.openpty()
+        os.set_blocking(near, blocking)
+        self.caught_up = self.lost = 0
+        self.wire = Wire(near, near, self._up, self._gone)
+        os.close(near)
+
+    def read(self, seconds: float = 0.3) -> str:
+        """What has come, until nothing more comes for so long."""
+        found = b""
+        with suppress(OSError):
+            while select.select([self.far], [], [], seconds)[0]:
+                found += os.read(self.far, 1 << 16)
+        return found.decode()
+
+    def _up(self) -> None:
+        self.caught_up += 1
+
+    def _gone(self) -> None:
+        self.lost += 1
+
+
+@pytest.fixture(params=[False, True], ids=["nonblocking", "blocking"])
+def line(request: pytest.FixtureRequest) -> Iterator[_Line]:
+    made = _Line(blocking=request.param)
+    yield made
+    with suppress(OSError):
+        os.close(made.far)
+    made.wire.close(1.0)
+
+
+def test_GIVEN_a_terminal_that_keeps_up_WHEN_written_THEN_all_of_it_arrives_in_order(line: _Line) -> None:
+    for number in range(100):
+        line.wire.write(f"{number} é\x1b[1m;")
+    assert line.read() == "".join(f"{number} é\x1b[1m;" for number in range(100))
+    assert (line.wire.skipped, line.caught_up, line.lost) == (0, 0, 0)
+
+
+def test_GIVEN_a_terminal_that_stalls_WHEN_written_THEN_nobody_waits_and_the_rest_is_left_out_until_it_caught_up(
+    line: _Line,
+) -> None:
+    began = time.monotonic()
+    for number in range(1000):
+        line.wire.write(f"<{number:04}{'x' * 994}>")
+    assert time.monotonic() - began < 0.5
+    skipped = line.wire.skipped
+    arrived = line.read()
+    assert 0 < 1000 - skipped <= (MOST_BYTES + 40_000) / 1000
+    assert arrived.count("<") == arrived.count(">") == 1000 - skipped
+    assert line.caught_up == 1
+    line.wire.write("afterwards")
+    assert line.read() == "afterwards"
+
+
+def test_GIVEN_a_frame_larger_than_the_limit_WHEN_nothing_is_on_its_way_THEN_it_goes_whole(line: _Line) -> None:
+    frame = "y" * (3 * MOST_BYTES)
+    line.wire.write(frame)
+    assert line.read() == frame
+    assert line.wire.skipped == 0
+
+
+def test_GIVEN_a_terminal_that_stalls_WHEN_it_is_given_back_THEN_nothing_is_left_out_and_closing_does_not_wait_for_it(
+    line: _Line,
+) -> None:
+    for _ in range(200):
+        line.wire.write("z" * 1000)
+    line.wire.leave()
+    line.wire.write("given back")
+    began = time.monotonic()
+    line.wire.close(0.2)
+    assert time.monotonic() - began < 1.0
+    line.wire.write("too late")
+    assert line.read().endswith("given back")
+
+
+def test_GIVEN_a_terminal_WHEN_it_hangs_up_THEN_it_is_noticed_at_once_and_writing_goes_on_in_vain(line: _Line) -> None:
+    line.wire.write("before" * 20_000)
+    os.close(line.far)
+    until = time.monotonic() + 5
+    while not line.lost and time.monotonic() < until:
+        time.sleep(0.01)
+    line.wire.write("after")
+    line.wire.close(1.0)
+    assert line.lost == 1
+
+
+@given(st.text(), st.text())
+def test_GIVEN_any_run_WHEN_its_operator_is_called_THEN_the_message_is_one_sequence_and_steers_nothing(
+    name: str, reason: str
+) -> None:
+    sequence = notify.call(notify.words(Snapshot(run_id=name, reason=reason, phase="failed")))
+    assert sequence.startswith("\a\x1b]9;interlock ")
+    assert sequence.endswith("\x1b\\")
+    assert not _steers(sequence[5:-2])
+    assert len(sequence) <= notify.LIMIT + 7
+
+
+def test_GIVEN_runs_that_are_not_real_WHEN_an_operator_is_called_THEN_the_message_says_so() -> None:
+    assert notify.words(Snapshot(device_kind="sim", phase="completed")) == "interlock SIMULATED run completed"
+    assert notify.words(Snapshot(device_kind="scripted", run_id="a", phase="failed", reason="no")) == (
+        "interlock SCRIPTED a failed: no"
+    )

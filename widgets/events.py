@@ -1,0 +1,342 @@
+"""The events pane: what happened, the latest at the bottom, one line each, with its severity as a sign and a word.
+
+It stays at the end until the operator moves up; then it stands still and counts what came since as `+N`.
+"""
+
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Region
+
+from engine.record.safe import safe
+from widgets.pane import Pane
+from widgets.text import Row, Span, fit, fitted, width_of
+
+Severity = Literal["note", "notice", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
+LEVELS: dict[str, tuple[Severity, ...]] = {
+    "all": SEVERITIES,
+    "notices": SEVERITIES[1:],
+    "warnings": SEVERITIES[2:],
+}
+"""What the filter lets through, in the order in which it is walked through."""
+
+ALL = "all"
+WHEEL_LINES = 3
+LONGEST_PATTERN = 24
+"""Cells of a pattern that the title shows."""
+
+_SIGNS: dict[Severity, str] = {"note": "·", "notice": "i", "warning": "!", "error": "X"}
+_STYLES: dict[Severity, str] = {"note": "dim", "notice": "accent", "warning": "warn", "error": "error"}
+_CURSOR = "▸"
+_ASCII = str.maketrans({"·": ".", _CURSOR: ">"})
+_TIMED, _WORDED, _SPELT = 24, 44, 100
+"""Columns from which on a line has its time, its word, and its severity spelt out."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Something that happened. `seq` rises from line to line; `at` is seconds since the epoch, `elapsed` since the
+    session began; `word` is its kind in a word (lease, cache, pass, ...)."""
+
+    seq: int
+    at: float
+    elapsed: float
+    severity: Severity
+    word: str
+    text: str
+
+
+def shown(lines: Sequence[Line], level: str) -> list[Line]:
+    """The lines that a level lets through."""
+    return [line for line in lines if line.severity in LEVELS[level]]
+
+
+def finder(pattern: str) -> re.Pattern[str] | None:
+    """What finds `pattern`, as it stands and in either case; None for an empty one, which finds nothing."""
+    return re.compile(re.escape(pattern), re.IGNORECASE) if pattern else None
+
+
+def found(line: Line, find: re.Pattern[str]) -> bool:
+    """Whether a line says it, in its text or in its word."""
+    return bool(find.search(line.text) or find.search(line.word))
+
+
+def rows(
+    lines: Sequence[Line],
+    chosen: int | None,
+    top: int,
+    width: int,
+    height: int,
+    *,
+    pattern: str = "",
+    level: str = ALL,
+    ascii: bool = False,
+) -> list[Row]:
+    """`height` rows of `width` cells from line `top` on; `lines` are those that `level` lets through."""
+    if width < 1:
+        return []
+    find = finder(pattern)
+    window = list(enumerate(lines))[top : top + height]
+    made = [_row(line, place == chosen, width, find, ascii) for place, line in window]
+    if not lines and height > 0:
+        made = [fitted([Span(" nothing yet" if level == ALL else f" nothing yet of {level}", "dim")], width)]
+    blank = (Span(" " * width),)
+    return made + [blank] * (height - len(made))
+
+
+def title(name: str, level: str, *, following: bool, fresh: int, pattern: str = "") -> str:
+    """What stands above the lines: the filter, whether the end is followed or how much came since, the pattern."""
+    parts = [name, level, "follow" if following else f"+{fresh}"]
+    if pattern:
+        parts.append(f"/{safe(pattern, LONGEST_PATTERN)}")
+    return "  ".join(parts)
+
+
+def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None, ascii: bool) -> Row:
+    style = _STYLES[line.severity]
+    spans = [_sign(_CURSOR if chosen else " ", "", ascii)]
+    if width >= _TIMED:
+        spans.append(Span(_clock(line.at) + " ", "dim"))
+    spans.append(_sign(_SIGNS[line.severity] + " ", style, ascii))
+    if width >= _SPELT:
+        spans.append(Span(fit(line.severity, 8), style))
+    if width >= _WORDED:
+        spans += [*_marked(fit(line.word, 10, ascii=ascii), "bold", find), Span(" ")]
+    left = width - sum(width_of(span.text) for span in spans)
+    spans += _told(line, left, find, ascii)
+    if chosen:
+        spans = [Span(span.text, span.style if span.style == "mark" else "chosen") for span in spans]
+    return fitted(spans, width, ascii=ascii)
+
+
+def _sign(sign: str, style: str, ascii: bool) -> Span:
+    return Span(sign.translate(_ASCII) if ascii else sign, style)
+
+
+def _clock(at: float) -> str:
+    with suppress(ValueError, OverflowError, OSError):
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    return "--:--:--"
+
+
+def _told(line: Line, width: int, find: re.Pattern[str] | None, ascii: bool) -> list[Span]:
+    """The text, cut; where what was found is behind the cut, the sign of the cut is marked."""
+    text = fit(line.text, width, ascii=ascii)
+    style = "error" if line.severity == "error" else ""
+    if find and find.search(line.text) and not find.search(text):
+        return [Span(text[:-1], style), Span(text[-1:], "mark")]
+    return _marked(text, style, find)
+
+
+def _marked(text: str, style: str, find: re.Pattern[str] | None) -> list[Span]:
+    spans, place = [], 0
+    for match in find.finditer(text) if find else ():
+        spans += [Span(text[place : match.start()], style), Span(match.group(), "mark")]
+        place = match.end()
+    return [*spans, Span(text[place:], style)]
+
+
+class EventsPane(Pane):
+    """Lines to walk through. It is told all there are, as often as there are other ones."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", "home", "First", show=False),
+        Binding("end", "follow", "Follow", show=False),
+    ]
+
+    def __init__(self, name: str = "4 Events", *, id: str = "events", ascii: bool = False) -> None:
+        super().__init__(id=id)
+        self._heading = name
+        self._ascii = ascii
+        self._lines: tuple[Line, ...] = ()
+        self._kept: list[Line] = []
+        self._level = ALL
+        self._pattern = ""
+        self._place = 0
+        self._seq = -1  # of the line under the cursor, which finds it again when places shift
+        self._top = 0
+        self._following = True
+        self._known = -1  # `seq` of the latest line that was on the screen
+        self._title = ""
+
+    @property
+    def chosen(self) -> Line | None:
+        """The line that the cursor is on; the latest while the end is followed."""
+        return self._kept[self._place] if self._kept else None
+
+    @property
+    def following(self) -> bool:
+        """Whether the view goes with the end."""
+        return self._following
+
+    @property
+    def fresh(self) -> int:
+        """How many lines have not been on the screen yet."""
+        return len(self._kept) - bisect_right(self._kept, self._known, key=_seq)
+
+    @property
+    def level(self) -> str:
+        """What the filter lets through."""
+        return self._level
+
+    def listed(self) -> tuple[Line, ...]:
+        """The lines that the filter lets through, for an export."""
+        return tuple(self._kept)
+
+    def feed(self, lines: Sequence[Line]) -> None:
+        """Take the lines that there are now, old ones with them; only rows that differ are painted."""
+        told = tuple(lines)
+        if told != self._lines:
+            self._lines = told
+            self._keep()
+
+    def set_level(self, level: str) -> None:
+        """Let through what `level` does; the cursor stays on its line, or goes to the next one that is left."""
+        self._level = level
+        self._keep()
+
+    def cycle_level(self) -> str:
+        """The next level, from all to notices to warnings and back to all."""
+        names = list(LEVELS)
+        self.set_level(names[(names.index(self._level) + 1) % len(names)])
+        return self._level
+
+    def find(self, pattern: str) -> int:
+        """Mark `pattern` and go to the latest line at or above the cursor that has it; how many lines have it."""
+        self._pattern = pattern
+        places = self._found()
+        if places:
+            self._go(next((place for place in reversed(places) if place <= self._place), places[-1]))
+        else:
+            self._draw()
+        return len(places)
+
+    def find_next(self) -> bool:
+        """Go to the next line that has the pattern, after the last to the first; whether there is one."""
+        places = self._found()
+        if places:
+            self._go(next((place for place in places if place > self._place), places[0]))
+        return bool(places)
+
+    def find_previous(self) -> bool:
+        """Go to the line before that has the pattern, from the first to the last; whether there is one."""
+        places = self._found()
+        if places:
+            self._go(next((place for place in reversed(places) if place < self._place), places[-1]))
+        return bool(places)
+
+    def move(self, lines: int) -> None:
+        """Move the cursor; who comes down to the last line follows again."""
+        self._go(self._place + lines, follow=lines > 0)
+
+    def home(self) -> None:
+        """To the first line."""
+        self._go(0)
+
+    def follow(self) -> None:
+        """To the last line, and stay at the end."""
+        self._go(len(self._kept) - 1, follow=True)
+
+    end = follow
+
+    def action_move(self, lines: int) -> None:
+        self.move(lines)
+
+    def action_page(self, pages: int) -> None:
+        self.move(pages * max(1, self.inner_height - 1))
+
+    def action_home(self) -> None:
+        self.home()
+
+    def action_follow(self) -> None:
+        self.follow()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def watch_has_focus(self, _has_focus: bool) -> None:
+        super().watch_has_focus(_has_focus)
+        self._draw()
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset and self._top + offset.y < len(self._kept):
+            self._go(self._top + offset.y)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.move(-WHEEL_LINES)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.move(WHEEL_LINES)
+
+    def _found(self) -> list[int]:
+        find = finder(self._pattern)
+        return [place for place, line in enumerate(self._kept) if found(line, find)] if find else []
+
+    def _keep(self) -> None:
+        """Filter anew; what was under the cursor stays there, and at its height, while older lines go."""
+        height = self._place - self._top
+        self._kept = shown(self._lines, self._level)
+        if self._following:
+            self.follow()
+            return
+        place = bisect_left(self._kept, self._seq, key=_seq)
+        self._top = place - height
+        self._go(place)
+
+    def _go(self, place: int, *, follow: bool = False) -> None:
+        last = len(self._kept) - 1
+        self._place = max(0, min(place, last))
+        if self._kept:
+            self._following = follow and self._place == last
+            self._seq = self._kept[self._place].seq
+        self._draw()
+
+    def _draw(self) -> None:
+        height = self.inner_height
+        last = max(0, len(self._kept) - height)
+        least, most = self._place - height + 1, self._place
+        self._top = last if self._following else min(max(self._top, least, 0), most, last)
+        bottom = len(self._kept) if self._following else min(len(self._kept), self._top + height)
+        if bottom:
+            self._known = max(self._known, self._kept[bottom - 1].seq)
+        cursor = None if self._following and not self.has_focus else self._place
+        made = rows(
+            self._kept,
+            cursor,
+            self._top,
+            self.inner_width,
+            height,
+            pattern=self._pattern,
+            level=self._level,
+            ascii=self._ascii,
+        )
+        self.show(made)
+        self._entitle()
+
+    def _entitle(self) -> None:
+        """The title alone is painted: setting `border_title` would paint all lines with it."""
+        told = title(self._heading, self._level, following=self._following, fresh=self.fresh, pattern=self._pattern)
+        if told != self._title:
+            self._title = told
+            self._border_title = Content(told)
+            self.refresh(Region(0, -1, self.inner_width, 1))
+
+
+def _seq(line: Line) -> int:
+    return line.seq

@@ -1,0 +1,205 @@
+"""The first line of a screen: how the run stands, where it is, and what an operator asked of it.
+
+On a narrow terminal fields go by their rank; what must be known (the state, that a run is simulated, how far it is,
+both toggles, that the picture is old or frozen) goes last.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from engine.record.durable import duration
+from engine.record.snapshot import Snapshot
+from widgets import words
+from widgets.bar import Bar
+from widgets.text import Row, Span, fit, fitted, kept, width_of
+
+STALE_SECONDS = 5.0
+GAP = 2
+WORDS = {"running": "RUN"}
+STYLES = {"completed": "ok", "running": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn"}
+MARKS = {"watch": "WATCH", "replay": "REPLAY"}
+END = 15
+"""The rank of when or why it ends."""
+NOTHING: Mapping[str, str] = {}
+
+
+class Field(NamedTuple):
+    """A piece of the header; of low `rank` is what stays longest. With a `least` it may be cut to so many cells."""
+
+    rank: int
+    text: str
+    style: str = ""
+    least: int = 0
+
+    @property
+    def size(self) -> int:
+        """The cells without which it is left out."""
+        full = width_of(self.text)
+        return min(self.least, full) if self.least else full
+
+
+class Header(Bar):
+    """The header of the main screen."""
+
+    def tell(
+        self,
+        snapshot: Snapshot,
+        *,
+        source_kind: str = "live",
+        pending: Mapping[str, str] = NOTHING,
+        stale: float | None = None,
+        dropped: int = 0,
+        frozen: int | None = None,
+        readonly: bool = False,
+        ascii: bool = False,
+    ) -> None:
+        """Show this moment of the run; `one_line` of it where the terminal is too small for panes."""
+        self.show(
+            rows(
+                snapshot,
+                self.inner_width,
+                source_kind=source_kind,
+                pending=pending,
+                stale=stale,
+                dropped=dropped,
+                frozen=frozen,
+                readonly=readonly,
+                ascii=ascii,
+            )
+        )
+
+
+def rows(
+    snapshot: Snapshot,
+    width: int,
+    *,
+    source_kind: str = "live",
+    pending: Mapping[str, str] = NOTHING,
+    stale: float | None = None,
+    dropped: int = 0,
+    frozen: int | None = None,
+    readonly: bool = False,
+    ascii: bool = False,
+) -> list[Row]:
+    """One row of `width` cells. `pending` are controls that were asked for and do not count yet, `stale` the seconds
+    since anything was heard, `dropped` the events that were not shown, `frozen` those since the screen was frozen."""
+    left = [_state(snapshot, pending), *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
+    right = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
+    return [_laid(left, right, width, ascii)]
+
+
+def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, ascii: bool = False) -> list[Row]:
+    """All that a terminal which is too small for panes is told."""
+    fields = [
+        _state(snapshot, NOTHING)._replace(rank=0),
+        *_marks(snapshot, "live", False),
+        *_where(snapshot),
+        *(each for each in _times(snapshot) if each.rank <= END),
+        *_warnings(snapshot, stale, 0, None),
+        Field(90, "(enlarge to 40x10)", "dim"),
+    ]
+    return [_laid(fields, [], width, ascii)]
+
+
+def _state(snapshot: Snapshot, pending: Mapping[str, str]) -> Field:
+    """The word for how the run stands; a pause that was asked for is under way until it counts."""
+    if not snapshot.over and "stop" in pending:
+        return Field(0, "STOPPING", "warn")
+    if not snapshot.over and pending.get("pause", "yes" if snapshot.paused else "no") != _yes(snapshot.paused):
+        return Field(0, "RESUMING" if snapshot.paused else "PAUSING", "warn")
+    if not snapshot.over and snapshot.paused:
+        return Field(0, "PAUSED", "warn")
+    return Field(0, WORDS.get(snapshot.phase, snapshot.phase.upper()), STYLES.get(snapshot.phase, "title"))
+
+
+def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
+    """What makes this other than a run that goes on in this process."""
+    fields = []
+    if word := words.unreal(snapshot):
+        fields.append(Field(1, word.upper(), "warn"))
+    if mark := MARKS.get(source_kind):
+        fields.append(Field(8, mark, "accent"))
+    elif readonly:
+        fields.append(Field(60, "READ-ONLY", "accent"))
+    return fields
+
+
+def _where(snapshot: Snapshot) -> list[Field]:
+    """How far, in which pass, which batch and whose."""
+    fields = []
+    if snapshot.passes:
+        share = words.percent(snapshot.share_done, over=snapshot.over or snapshot.phase == "delivering")
+        fields.append(Field(2, share, "bold"))
+    number = snapshot.current_pass
+    if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
+        fields.append(Field(10, f"pass {number + 1}/{len(snapshot.passes)}"))
+        fields.append(Field(25, snapshot.passes[number].model, least=14))
+        if snapshot.batch_index is not None:
+            fields.append(Field(30, f"batch ({number}, {snapshot.batch_index})", "dim"))
+    if snapshot.collection:
+        fields.append(Field(50, snapshot.collection, "dim", least=14))
+    return fields
+
+
+def _times(snapshot: Snapshot) -> list[Field]:
+    """How long, how long still, how fast; of a run that is over, why it ended so."""
+    fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
+    if (left := snapshot.seconds_left()) is not None and snapshot.phase == "running" and not snapshot.paused:
+        fields.append(Field(END, f"eta {duration(left)}"))
+    if snapshot.over and snapshot.reason:
+        fields.append(Field(12, snapshot.reason, "warn", least=20))
+    elif rate := words.rates(snapshot)[0]:
+        fields.append(Field(20, f"{words.count(rate):>5} rows/s"))
+    return fields
+
+
+def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
+    """Both, always; a star where something else was asked for than counts."""
+    schedule = pending.get("schedule", snapshot.schedule)
+    fallback = pending.get("cpu_fallback", _yes(snapshot.cpu_fallback))
+    fields = [_toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending)]
+    if schedule != "exclusive":
+        fields.append(Field(55, schedule, "dim"))
+    return [*fields, _toggle(4, "CPU-FB", fallback == "yes", "cpu_fallback" in pending)]
+
+
+def _toggle(rank: int, name: str, on: bool, asked: bool) -> Field:
+    return Field(rank, f"{name} {'on' if on else 'off'}{'*' * asked}", "warn" if asked else "")
+
+
+def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: int | None) -> list[Field]:
+    """What is wrong with the picture itself."""
+    fields = []
+    if stale is not None and stale > STALE_SECONDS and not snapshot.over:
+        fields.append(Field(6, f"STALE {duration(stale)}", "error"))
+    if frozen is not None:
+        fields.append(Field(5, f"FROZEN +{words.count(frozen)}", "warn"))
+    if dropped:
+        fields.append(Field(7, f"dropped {words.count(dropped)}", "warn"))
+    return fields
+
+
+def _yes(on: bool) -> str:
+    return "yes" if on else "no"
+
+
+def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> Row:
+    """The fields that fit, the right part at the right edge; what is over goes to those that were cut, by rank."""
+    fields = left + right
+    sizes = [field.size for field in fields]
+    room = width - 2  # a cell at either end
+    shown = kept(sizes, [field.rank for field in fields], room, GAP)
+    spare = room + GAP - sum(sizes[place] + GAP for place in shown)
+    for place in sorted(shown, key=lambda place: fields[place].rank):
+        more = min(spare, width_of(fields[place].text) - sizes[place])
+        sizes[place] += more
+        spare -= more
+    spans = {place: Span(fit(fields[place].text, sizes[place], ascii=ascii), fields[place].style) for place in shown}
+    near = [span for place, span in spans.items() if place < len(left)]
+    far = [span for place, span in spans.items() if place >= len(left)]
+    between = Span(" " * (max(0, spare) + GAP * bool(near and far)))
+    return fitted([Span(" "), *_joined(near), between, *_joined(far)], width, ascii=ascii)
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    return [piece for span in spans for piece in (Span(" " * GAP), span)][1:]

@@ -1,0 +1,188 @@
+"""The pane of leases: who holds which devices, what that took of their memory, and what it left behind.
+
+Held ones stand first, then the latest. Memory is what this process occupied on the device where it was the most, in
+GiB.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from engine.record.durable import duration, human_bytes
+from engine.record.events import Receipt
+from engine.record.snapshot import Snapshot
+from engine.record.state import Lease
+from widgets.pane import Pane
+from widgets.text import Row, Span, fit, fitted, kept, width_of
+from widgets.words import devices_of, gib
+
+LEAST_MODEL, USUAL_MODEL, MOST_MODEL, ROOMY = 12, 20, 28, 100
+STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
+
+
+class Column(NamedTuple):
+    """What is told of a lease under one title; of low `rank` is what stays on a narrow screen."""
+
+    title: str
+    rank: int
+    text: Callable[[Lease, Snapshot], str]
+    right: bool = False
+
+
+class Leases(Pane):
+    """Leases and their receipts."""
+
+    def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+        """Show this moment of the run."""
+        self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
+
+
+def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    """All leases that are known, for a pane that scrolls, below their titles where `height` has room for these."""
+    newest = list(reversed(snapshot.leases))
+    leases = sorted(newest, key=lambda lease: not _held(lease, snapshot))
+    if not leases:
+        return [fitted([Span("no lease was granted yet", "dim")], width, ascii=ascii)]
+    texts = [[column.text(lease, snapshot) for column in COLUMNS] for lease in leases]
+    titles = [column.title if height > 1 else "" for column in COLUMNS]
+    gap = 2 if width >= ROOMY else 1
+    sizes = _sizes([titles, *texts], texts, width, gap)
+    made = []
+    if height > 1:
+        made.append(fitted(_spans(titles, ["dim"] * len(COLUMNS), sizes, gap, ascii), width, ascii=ascii))
+    for lease, line in zip(leases, texts, strict=True):
+        styles = [_style(column, lease, snapshot) for column in COLUMNS]
+        made.append(fitted(_spans(line, styles, sizes, gap, ascii), width, ascii=ascii))
+    if earlier := snapshot.leases_in_all - len(leases):
+        made.append(fitted([Span(f"and {earlier} earlier: the summary has them", "dim")], width, ascii=ascii))
+    return made
+
+
+def _sizes(lines: Sequence[Sequence[str]], told: Sequence[Sequence[str]], width: int, gap: int) -> dict[int, int]:
+    """The columns that say anything and fit, with their widths; what is over goes to the names of models."""
+    widest = [max(width_of(line[place]) for line in lines) for place in range(len(COLUMNS))]
+    least = [
+        *widest[:MODEL_AT],
+        min(widest[MODEL_AT], USUAL_MODEL if width >= ROOMY else LEAST_MODEL),
+        *widest[MODEL_AT + 1 :],
+    ]
+    some = [place for place in range(len(COLUMNS)) if any(line[place] for line in told)]
+    fits = kept([least[place] for place in some], [COLUMNS[place].rank for place in some], width, gap)
+    sizes = {some[at]: least[some[at]] for at in fits}
+    spare = width + gap - sum(size + gap for size in sizes.values())
+    if MODEL_AT in sizes:
+        sizes[MODEL_AT] = min(widest[MODEL_AT], MOST_MODEL, sizes[MODEL_AT] + spare)
+    return sizes
+
+
+def _spans(line: Sequence[str], styles: Sequence[str], sizes: Mapping[int, int], gap: int, ascii: bool) -> list[Span]:
+    spans: list[Span] = []
+    for place, size in sizes.items():
+        text = fit(line[place], size, right=COLUMNS[place].right, ascii=ascii)
+        spans += [Span(" " * gap), Span(text, styles[place])]
+    return spans[1:]
+
+
+def _style(column: Column, lease: Lease, snapshot: Snapshot) -> str:
+    if column.text is _state:
+        return STYLES[_state(lease, snapshot)]
+    if column.text is _residue and _left(lease):
+        return "warn"
+    return "" if column.rank <= USUAL or not lease.held_seconds else "dim"
+
+
+def _held(lease: Lease, snapshot: Snapshot) -> bool:
+    return lease.held and not snapshot.over
+
+
+def _name(lease: Lease, snapshot: Snapshot) -> str:
+    return lease.lease
+
+
+def _model(lease: Lease, snapshot: Snapshot) -> str:
+    return lease.model
+
+
+def _devices(lease: Lease, snapshot: Snapshot) -> str:
+    return devices_of(lease.devices)
+
+
+def _state(lease: Lease, snapshot: Snapshot) -> str:
+    if _held(lease, snapshot):
+        return "HELD"
+    return "LOST" if lease.held_seconds is None or any(each.lost for each in lease.receipts) else "RELEASED"
+
+
+def _time(lease: Lease, snapshot: Snapshot) -> str:
+    """How long it was held, or has been so far."""
+    if lease.held_seconds is not None:
+        return duration(lease.held_seconds)
+    return duration(max(0.0, snapshot.latest_at - lease.granted_at)) if lease.granted_at and lease.held else "?"
+
+
+def _memory(lease: Lease, snapshot: Snapshot) -> str:
+    """Before it, at its peak and after it; of a lease that is held, what there is now."""
+    if receipt := _worst(lease):
+        sizes = (receipt.before.occupied, receipt.peak.occupied, receipt.after.occupied)
+        return " >".join(f"{gib(size):>4}" for size in sizes)
+    if not _held(lease, snapshot):
+        return "unknown"
+    now = [view.memory.occupied for view in snapshot.devices if view.facts.name in lease.devices and view.memory]
+    return f"{gib(max(now)):>4} now" if now else ""
+
+
+def _residue(lease: Lease, snapshot: Snapshot) -> str:
+    """Bytes that stayed after the release, on all devices."""
+    if lease.held_seconds is None:
+        return ""
+    left = _left(lease)
+    known = any(not receipt.lost for receipt in lease.receipts)
+    return f"! {human_bytes(left)}" if left else "0 B" if known else "unknown"
+
+
+def _budget(lease: Lease, snapshot: Snapshot) -> str:
+    return gib(lease.budget_bytes)
+
+
+def _weights(lease: Lease, snapshot: Snapshot) -> str:
+    return gib(lease.weights_bytes) if lease.weights_bytes else ""
+
+
+def _notes(lease: Lease, snapshot: Snapshot) -> str:
+    """What was unusual."""
+    lost = [receipt.device for receipt in lease.receipts if receipt.lost]
+    retries = sum(receipt.retries for receipt in lease.receipts)
+    notes = [f"lost {devices_of(lost)}"] * bool(lost) + ["its session ended"] * lease.left
+    notes += ["streamed"] * lease.streamed + ["warm"] * lease.warm + [f"retries {retries}"] * bool(retries)
+    return " ".join(notes)
+
+
+def _schedule(lease: Lease, snapshot: Snapshot) -> str:
+    return lease.schedule
+
+
+def _worst(lease: Lease) -> Receipt | None:
+    """Of the device on which it took the most."""
+    known = [receipt for receipt in lease.receipts if not receipt.lost]
+    return max(known, key=lambda receipt: receipt.peak.occupied, default=None)
+
+
+def _left(lease: Lease) -> int:
+    return sum(receipt.residue_bytes for receipt in lease.receipts if not receipt.lost)
+
+
+USUAL = 4
+MODEL_AT = 1
+COLUMNS = (
+    Column("lease", 5, _name),
+    Column("model", 0, _model),
+    Column("devices", 6, _devices),
+    Column("state", 1, _state),
+    Column("held", 2, _time, right=True),
+    Column("before>peak>after", 4, _memory),
+    Column("residue", 3, _residue, right=True),
+    Column("weights", 9, _weights, right=True),
+    Column("budget", 8, _budget, right=True),
+    Column("notes", 7, _notes),
+    Column("schedule", 10, _schedule),
+)
+"""In their order on the screen."""

@@ -1,0 +1,221 @@
+"""The pane of devices: how full each is, of what, and how near to the most that this run may occupy.
+
+A device has one line, or two where there is room; many devices stand two in a line, and of more than can be shown the
+worst are. Memory is what this process occupies, in GiB; percent is of the ceiling.
+"""
+
+from engine.record.snapshot import DeviceView, Snapshot
+from widgets import glyphs
+from widgets.pane import Pane
+from widgets.text import Row, Span, fit, fitted, kept, width_of
+from widgets.words import GIB, gib
+
+SHORT_BAR, USUAL_BAR, LEAST_CELL = 10, 16, 28
+MOST_PAIRED = 8
+LEAST_HISTORY, MOST_HISTORY, HISTORY_RANK = 8, 60, 5
+FULL, NEARLY_FULL = 0.97, 0.90
+
+
+class Vram(Pane):
+    """The gauges of all devices."""
+
+    _legend = ""
+
+    def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+        """Show this moment of the run."""
+        if (told := legend(self.inner_width, ascii=ascii)) != self._legend:
+            self.border_subtitle, self._legend = told or None, told  # setting it draws the whole pane again
+        self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
+
+
+def legend(width: int, *, ascii: bool = False) -> str:
+    """What the signs of a gauge mean; nothing where there is no room to say so."""
+    signs = (glyphs.WEIGHTS, glyphs.WORK, glyphs.CEILING, glyphs.PEAK, glyphs.OTHERS)
+    names = ("weights", "activations", "ceiling", "peak", "others")
+    text = "  ".join(f"{sign[ascii]} {name}" for sign, name in zip(signs, names, strict=True))
+    return text if len(text) + 24 <= width else ""
+
+
+def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    """At most `height` rows of `width` cells."""
+    devices = snapshot.devices
+    if not devices:
+        return [fitted([Span("no device is known yet", "dim")], width, ascii=ascii)]
+    if len(devices) * 2 <= height:
+        return [row for device in devices for row in _double(device, devices, width, ascii)]
+    if len(devices) <= height:
+        return [_single(device, devices, width, ascii) for device in devices]
+    if len(devices) <= min(MOST_PAIRED, 2 * height) and width >= 2 * LEAST_CELL + 1:
+        return _paired(devices, width, ascii)
+    return _worst(devices, width, height, ascii)
+
+
+def _double(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Row]:
+    """The gauge, and below it what it is made of and how it went."""
+    begin = _name_width(devices) + 1
+    if device.lost or not device.memory:
+        return [_single(device, devices, width, ascii), (Span(" " * width),)]
+    parts = [*_made_of(device), *_facts(device)]
+    sizes = [*(len(text) for text, _ in parts), LEAST_HISTORY]
+    shown = kept(sizes, [*(rank for _, rank in parts), HISTORY_RANK], width - begin, 2)
+    told = "  ".join(parts[place][0] for place in shown if place < len(parts))
+    spans = [Span(" " * begin), Span(told, "dim"), Span("  ")]
+    if len(parts) in shown:
+        size = min(width - begin - len(told) - 2, MOST_HISTORY)
+        top = max(device.peak, *device.history, 1)
+        spans.append(Span(glyphs.sparkline(device.history, size, top=top, ascii=ascii), "fill"))
+    return [_gauge(device, devices, width, ascii, []), fitted(spans, width, ascii=ascii)]
+
+
+def _single(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
+    """Everything in one line."""
+    if device.lost or not device.memory:
+        return _silent(device, devices, width, ascii)
+    return _gauge(device, devices, width, ascii, _facts(device))
+
+
+def _gauge(
+    device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool, facts: list[tuple[str, int]]
+) -> Row:
+    """Name, bar and numbers; the label and `facts` as far as the bar keeps its usual width."""
+    name, numbers = _name_width(devices), _numbers(devices, device)
+    fixed = name + 1 + width_of(numbers) + 1 + 4
+    if fixed + 1 + SHORT_BAR > width:
+        numbers = f"{_cells(_used(device))}/{gib(device.facts.ceiling_bytes)}"
+        fixed = name + 1 + width_of(numbers) + 1 + 4
+    spare = width - fixed - 1 - USUAL_BAR
+    label = min(max(width_of(each.facts.label) for each in devices), 22)
+    texts = [text for text, _ in facts]
+    shown = kept([label, *map(len, texts)], [3, *(rank for _, rank in facts)], spare - 1, 1) if spare > 0 else []
+    after = "".join(" " + texts[place - 1] for place in shown if place)
+    before = fit(device.facts.name, name, ascii=ascii)
+    spans = [Span(before, "bold"), Span(" ")]
+    if 0 in shown:
+        spans += [Span(fit(device.facts.label, label, ascii=ascii), "dim"), Span(" ")]
+    bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 6 - len(after))
+    spans += [
+        *_bar(device, bar, ascii),
+        Span(" " + numbers + " "),
+        Span(_percent(device), _style(device)),
+    ]
+    return fitted([*spans, Span(after, "dim")], width, ascii=ascii)
+
+
+def _silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
+    """A device that is lost, or that has told nothing yet."""
+    spans = [Span(fit(device.facts.name, _name_width(devices), ascii=ascii), "bold"), Span(" ")]
+    if device.lost:
+        spans += [Span("LOST", "error"), Span(f" {device.facts.label}: {device.lost}", "warn")]
+    else:
+        size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
+        spans += [Span(f"{device.facts.label}, may use {size}; no reading yet", "dim")]
+    return fitted(spans, width, ascii=ascii)
+
+
+def _paired(devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Row]:
+    """Two devices in a line, the first half of them in the left column."""
+    lines, column = (len(devices) + 1) // 2, (width - 2) // 2
+    return [
+        fitted(
+            [span for place in range(line, len(devices), lines)
+             for span in (*_single(devices[place], devices, column, ascii), Span("  "))][:-1],
+            width,
+            ascii=ascii,
+        )
+        for line in range(lines)
+    ]  # fmt: skip
+
+
+def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool) -> list[Row]:
+    """The lost and the fullest, in their usual order, and what is to be known of the others."""
+    ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -_share(devices[place])))
+    most = max(1, height - 1)
+    made = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
+    others = [devices[place] for place in ranked[most:]]
+    lost = sum(bool(device.lost) for device in others)
+    text = f"and {len(others)} more" + (f", {lost} of them LOST" if lost else "")
+    text += f", none over {_percent(others[0]).strip()}" if not lost else ""
+    return [*made, fitted([Span(text, "warn" if lost else "dim")], width, ascii=ascii)][: max(1, height)]
+
+
+def _made_of(device: DeviceView) -> list[tuple[str, int]]:
+    """Weights, what the allocator holds beside them, and what the driver needs; a host tells only weights and rest."""
+    held = device.memory.reserved if device.memory else 0
+    parts = [(f"weights {gib(device.weights)}", 1)]
+    if not held:
+        return [*parts, (f"rest {gib(max(0, _used(device) - device.weights))}", 1)]
+    parts.append((f"act {_cells(max(0, held - device.weights))}", 1))
+    return [*parts, (f"ctx {gib(max(0, _used(device) - held))}", 7)]
+
+
+def _facts(device: DeviceView) -> list[tuple[str, int]]:
+    """What else is known, each with its rank."""
+    facts = [(f"^{_cells(device.peak)}", 0)]
+    readings = device.readings
+    if readings and readings.temperature is not None:
+        facts.append((f"{readings.temperature}C", 4))
+    if readings and readings.utilisation is not None:
+        facts.append((f"busy {readings.utilisation:>2}%", 4))
+    if others := _others(device):
+        facts.append((f"others {gib(others)}", 6))
+    return facts
+
+
+def _bar(device: DeviceView, width: int, ascii: bool) -> list[Span]:
+    return glyphs.gauge(
+        width,
+        device.facts.total_bytes,
+        weights=min(device.weights, _used(device)),
+        used=_used(device),
+        ceiling=device.facts.ceiling_bytes,
+        peak=device.peak,
+        others=_others(device),
+        ascii=ascii,
+    )
+
+
+def _numbers(devices: tuple[DeviceView, ...], device: DeviceView) -> str:
+    """Used, the ceiling (where it is below the total) and the total, under one another."""
+    told = [_sizes(each) for each in devices]
+    return _sizes(device).rjust(max(len(text) for text in told))
+
+
+def _sizes(device: DeviceView) -> str:
+    facts = device.facts
+    limits = (
+        (facts.ceiling_bytes, facts.total_bytes) if facts.ceiling_bytes < facts.total_bytes else (facts.total_bytes,)
+    )
+    return "/".join([_cells(_used(device)), *(gib(limit) for limit in limits)]) + " GiB"
+
+
+def _cells(size: int) -> str:
+    return f"{gib(size):>4}"
+
+
+def _used(device: DeviceView) -> int:
+    return device.memory.occupied if device.memory else 0
+
+
+def _others(device: DeviceView) -> int:
+    """What other processes have of it; of a host it is what is not free and not ours."""
+    readings = device.readings
+    if not readings:
+        return 0
+    known = readings.others if readings.others is not None else readings.used - _used(device)
+    return known if known >= 0.05 * GIB else 0
+
+
+def _share(device: DeviceView) -> float:
+    return _used(device) / device.facts.ceiling_bytes if device.facts.ceiling_bytes > 0 else 0.0
+
+
+def _percent(device: DeviceView) -> str:
+    return f"{min(999, int(_share(device) * 100 + 1e-9)):>3}%"
+
+
+def _style(device: DeviceView) -> str:
+    return "error" if _share(device) >= FULL else "warn" if _share(device) >= NEARLY_FULL else ""
+
+
+def _name_width(devices: tuple[DeviceView, ...]) -> int:
+    return min(10, max(width_of(device.facts.name) for device in devices))
