@@ -145,9 +145,9 @@ def _view(commands: Any) -> None:
     command = _command(
         commands,
         "view",
-        "Show the summary of a run that is over: a tree of everything in it, and tables. With two summaries: where they\n"
-        "differ. Without a terminal, or with --plain, as text on stdout.",
-        "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after --plain | grep seconds",
+        "Show the summary of a run that is over: a tree of everything in it, and tables. With two summaries: where\n"
+        "they differ. Without a terminal, or with --plain, as text on stdout.",
+        "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
     )
     command.add_argument("file", type=Path, metavar="FILE", help="a summary.json, or the directory of a run")
     command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="the summary to compare it with")

@@ -19,7 +19,7 @@ from engine.config import Configuration, flag_of, knobs, shown
 from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.models import assets
 from engine.models.registry import extended, find
-from engine.record.durable import human_bytes
+from engine.record.durable import duration, human_bytes
 from engine.record.safe import safe
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def setup(options: argparse.Namespace) -> int:
     from console.terminal import why_headless
 
     if why_headless(no_ui=False, events=False, summary=None):
-        parser().print_help()
-        return ExitCode.USAGE
+        parser().error("which command? Without one the set-up form is shown, and that needs a terminal")
     from console.front_end import fill_in
 
     words = fill_in(configuration(options))
@@ -83,14 +82,14 @@ def view(options: argparse.Namespace) -> int:
     from console.terminal import quiet_descriptors, why_headless
 
     settings = configuration(options)
-    documents = [load(path) for path in (options.file, options.other) if path is not None]
+    document, other = load(options.file), load(options.other) if options.other else None
     if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
-        print(plain(*documents), end="")
+        print(plain(document, other), end="")
         return ExitCode.COMPLETED
     from console.look import look_of
     from console.viewer import Viewer
 
-    app = Viewer(documents[0], documents[1] if len(documents) > 1 else None, look_of(settings))
+    app = Viewer(document, other, look_of(settings))
     with quiet_descriptors():
         app.run()
     return ExitCode.COMPLETED
@@ -171,14 +170,15 @@ def plan(options: argparse.Namespace) -> int:
                 card.key,
                 card.dtype,
                 str(card.dim),
-                f"{sum(share.batches for share in shares):,}",
-                f"{sum(share.rows for share in shares):,}",
+                f"{each.batches:,}",
+                f"{each.rows:,}",
                 f"{sum(share.reused for share in shares):,}",
-                f"{sum(share.tokens for share in shares):,}",
-                f"{sum(share.truncated for share in shares):,}",
+                f"{each.tokens:,}",
+                f"{each.truncated:,}",
                 human_bytes(each.weights_bytes),
                 human_bytes(each.predicted_bytes),
-                "does not fit" if each.refused else ",".join(each.devices) + (" streamed" if each.streamed else ""),
+                duration(each.seconds) if each.seconds else "?",
+                each.place,
             ]
         )
     heads = [
@@ -193,9 +193,12 @@ def plan(options: argparse.Namespace) -> int:
         "truncated",
         "weights",
         "predicted",
+        "time",
     ]
     print("\n" + render([*heads, f"of {human_bytes(seen.budget_bytes)} on"], passes))
     print(f"\nfused vectors: {seen.fused_dim or 'none, one named vector a model'}")
+    if any(each.seconds is None for each in seen.passes):
+        print("time: known after a first run of a model on this kind of device")
     if refused := [each.refused for each in seen.passes if each.refused]:
         raise UnavailableError("\n".join(refused))
     return ExitCode.COMPLETED

@@ -15,6 +15,7 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from console import terminal
 from console.look import Leave
+from console.thrift import RESET, Thrift
 from console.wire import Wire
 
 PATIENCE = 1.0
@@ -44,7 +45,10 @@ class HangupSafeDriver(LinuxDriver):
             self._wire.write(data)
 
     def start_application_mode(self) -> None:
-        self._wire = Wire(self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose)
+        self._wire = Wire(
+            self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose, rewrite=Thrift()
+        )
+        self._wire.write(RESET)
         self._terminal.on_lost = self._hung_up
         signal.signal(signal.SIGHUP, lambda number, frame: self._terminal.lose())
         super().start_application_mode()  # type: ignore[no-untyped-call]
@@ -73,6 +77,7 @@ class HangupSafeDriver(LinuxDriver):
     def stop_application_mode(self) -> None:
         if self._wire:
             self._wire.leave()
+            self._wire.write(RESET)
         super().stop_application_mode()
 
     def close(self) -> None:

@@ -1,16 +1,20 @@
 """The application around the set-up form: which models are here, what a plan says, and the command that comes of it."""
 
-import contextlib
-import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from textual.app import App
 
 from console.driver import HangupSafeDriver
 from console.look import Look
 from console.screens.setup import Setup
+from console.table import render
 from console.theme import OWN
 from engine.config import Configuration
+from engine.record.durable import duration, human_bytes
+
+if TYPE_CHECKING:
+    from engine.intake.corpus import Rows
 
 
 class Form(App[list[str]]):
@@ -43,11 +47,36 @@ def models_here(configuration: Configuration) -> list[str]:
     return [spec.key for spec in extended(configuration.models).values() if assets.cached(spec)]
 
 
-def plan_of(words: Sequence[str]) -> str:
-    """What `interlock plan` prints for the arguments of a run. Raises InterlockError as it does."""
-    from console import commands
-    from console.cli import parse
+def plan_of(words: Sequence[str]) -> list[str]:
+    """What a run of these arguments would do. Raises what `interlock plan` would raise."""
+    from console.cli import configuration, parse
+    from engine.forecast import forecast
 
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        commands.plan(parse(["plan", *words[1:]]))
-    return said.getvalue().strip()
+    options = parse(["plan", *words[1:]])
+    seen = forecast(options.chunks, configuration(options))
+    lines = [_read(each) for each in seen.collections]
+    table = [
+        [
+            each.layout.card.key,
+            f"{each.batches:,}",
+            f"{each.rows:,}",
+            f"{each.tokens:,}",
+            f"{each.truncated:,}",
+            human_bytes(each.predicted_bytes),
+            duration(each.seconds) if each.seconds else "?",
+            each.place,
+        ]
+        for each in seen.passes
+    ]
+    heads = ["pass", "batches", "rows", "tokens", "cut", "memory", "time", "on"]
+    lines += ["", *render(heads, table).splitlines(), ""]
+    lines.append(f"fused vectors: {seen.fused_dim or 'none, one named vector a model'}")
+    lines += [each.refused for each in seen.passes if each.refused]
+    if any(each.seconds is None for each in seen.passes):
+        lines.append("time: known after a first run of a model on this kind of device")
+    return lines
+
+
+def _read(rows: "Rows") -> str:
+    refused = f", {len(rows.refusals):,} refused" if rows.refusals else ""
+    return f"{rows.collection.name}: {len(rows.texts):,} chunks, {rows.duplicates:,} duplicates{refused}"

@@ -52,11 +52,20 @@ def commands() -> str:
     return _table(["command", "what it does"], [[f"`interlock {name}`", text] for name, text in COMMANDS.items()])
 
 
+def keys() -> str:
+    """Every action of the console, its key, and its name in `[keys]`."""
+    from console.actions import ACTIONS, shown_keys
+
+    rows = [[f"`{shown_keys(each, {})}`", each.help, ", ".join(each.screens), f"`{each.id}`"] for each in ACTIONS]
+    return _table(["key", "what it does", "screens", "name in `[keys]`"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "models": models,
     "settings": settings,
     "exit codes": exit_codes,
     "commands": commands,
+    "keys": keys,
 }
 
 

@@ -18,6 +18,7 @@ from engine.passes.controls import PAUSE_SECONDS, Controls
 from engine.passes.schedule import Schedule
 from engine.record import events as ev
 from engine.record import summary, verdict
+from engine.record.events import Entry
 from engine.record.journal import Journal
 from engine.record.recorder import Recorder
 from engine.record.rundir import RunDirectory
@@ -95,8 +96,9 @@ class Scripted:
         return self.play_until(lambda seen: seen.over if share >= 1 else seen.share_done >= share)
 
     def close(self) -> None:
-        """Leave a run that is not at its end; it can be resumed."""
-        self._journal.close()
+        """Leave a run, which can be resumed where it is not at its end."""
+        if self.code is None:
+            self._journal.close()
 
     def _wall(self) -> float:
         return self._began + self.seconds
@@ -282,6 +284,29 @@ class Scripted:
 
     def _write_summary(self) -> None:
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+
+
+class Staged:
+    """A scripted run as a source for screens that is moved by hand, and by no thread."""
+
+    kind = "live"
+
+    def __init__(self, run: Scripted) -> None:
+        self.run = run
+        self.controls: Controls | None = run.controls
+
+    @property
+    def over(self) -> bool:
+        """Whether it was played to its end."""
+        return self.run.code is not None
+
+    def snapshot(self) -> Snapshot:
+        """The run at this moment."""
+        return self.run.recorder.snapshot()
+
+    def entries(self, after: int) -> tuple[list[Entry], int]:
+        """Those with a `seq` above `after`, and how many before them were dropped."""
+        return self.run.recorder.drain(max(after, self.run.recorder.first - 1))
 
 
 def _verified(shelf: Shelf) -> ev.StoreVerified:

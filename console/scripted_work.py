@@ -36,6 +36,7 @@ class Sitting:
 
     turn: Turn
     part: Part
+    cells: Sequence[Cell]
     queue: deque[Cell]
     lease: str
     granted_at: float
@@ -121,12 +122,12 @@ class Work:
 
     def _granted(self, turn: Turn, shared: bool) -> Sitting:
         part, number = self.parts[turn.model_pass], turn.model_pass
-        queue = deque(cell for cell in self.left[number] if cell.index in set(turn.batches))
-        lease = self._lease(number, part, turn.devices, queue)
+        cells = [cell for cell in self.left[number] if cell.index in set(turn.batches)]
+        lease = self._lease(number, part, turn.devices, cells)
         for card in self.cards:
             if card.name in turn.devices:
                 card.grant(lease)
-        return Sitting(turn, part, queue, lease, self.now(), shared)
+        return Sitting(turn, part, cells, deque(cells), lease, self.now(), shared)
 
     def _lease(self, model_pass: int, part: Part, devices: Sequence[str], cells: Sequence[Cell]) -> str:
         self.leased += 1
@@ -242,7 +243,7 @@ class Work:
             self.emit(ev.PressurePassed(model_pass=cell.model_pass, batch_index=cell.index, device=card.name))
 
     def _take_host(self, sitting: Sitting, cell: Cell) -> Waits:
-        sitting.host = self._lease(cell.model_pass, sitting.part, [HOST], ())
+        sitting.host = self._lease(cell.model_pass, sitting.part, [HOST], sitting.cells)
         yield HOST_SECONDS
         self._attached(sitting.host, sitting.part, 2 * sitting.part.weights, HOST_SECONDS, HOST, warm=False)
 

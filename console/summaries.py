@@ -105,8 +105,6 @@ def _file(path: Path) -> Path:
             raise UsageError(f"{path}: there is no such file or directory; give a {FILE} or the directory of a run")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
-    except ValueError:
-        raise UsageError("the path holds a zero byte; give a path of a file") from None
     return path
 
 
@@ -114,9 +112,9 @@ def _of_directory(path: Path) -> Path:
     if (path / FILE).exists():
         return path / FILE
     if (path / "journal.jsonl").exists():
-        raise UsageError(f"{path}: no {FILE} yet: the run is going on, or was killed, and `run --resume` ends it")
+        raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
     if runs := sorted(path.glob(f"*/{FILE}")):
-        raise UsageError(f"{path}: a directory of {len(runs)} runs; name one of them, as {runs[-1].parent}")
+        raise UsageError(f"{path}: a directory of {_counted(len(runs), 'run', 'runs')}; name one, as {runs[-1].parent}")
     raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run")
 
 

@@ -19,12 +19,20 @@ GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 class Wire:
     """A way to one terminal. `skipped` counts what was left out."""
 
-    def __init__(self, writes: int, reads: int, caught_up: Callable[[], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        writes: int,
+        reads: int,
+        caught_up: Callable[[], None],
+        lost: Callable[[], None],
+        rewrite: Callable[[str], str] = str,
+    ) -> None:
         """Of `reads` only a hang-up is noticed. `caught_up` is called after frames were left out, `lost` when the
-        terminal is gone; both from the thread."""
+        terminal is gone; both from the thread. `rewrite` sees what is sent, in order, and nothing of the rest."""
         self.skipped = 0
         self._caught_up = caught_up
         self._lost = lost
+        self._rewrite = rewrite
         self._descriptor, self._watched = os.dup(writes), os.dup(reads)
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -42,7 +50,7 @@ class Wire:
             if not self._last and (self._behind or len(self._backlog) > MOST_BYTES):
                 self._behind, self.skipped = True, self.skipped + 1
                 return
-            self._backlog += text.encode("utf-8", "replace")
+            self._backlog += self._rewrite(text).encode("utf-8", "replace")
             self._rouse()
 
     def leave(self) -> None:

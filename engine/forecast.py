@@ -1,8 +1,10 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
+import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +33,14 @@ from engine.passes.reuse import Mask
 from engine.passes.schedule import Place, Schedule, Turn, next_round
 from engine.passes.seat import first_calibration
 
+RUNS_ASKED = 20
+"""Earlier runs whose pace is looked at, the latest ones."""
+
 
 @dataclass(frozen=True)
 class PassForecast:
-    """One model's pass: where it would be computed, `streamed` or not, or why it is refused."""
+    """One model's pass: where it would be computed, `streamed` or not, or why it is refused; and `seconds` at the pace
+    of an earlier run of the model on the same kind of device, where there was one."""
 
     layout: Layout
     weights_bytes: int
@@ -42,6 +48,28 @@ class PassForecast:
     devices: tuple[str, ...]
     streamed: bool
     refused: str
+    seconds: float | None = None
+
+    @property
+    def batches(self) -> int:
+        return sum(share.batches for share in self.layout.shares)
+
+    @property
+    def rows(self) -> int:
+        return sum(share.rows for share in self.layout.shares)
+
+    @property
+    def tokens(self) -> int:
+        return sum(share.tokens for share in self.layout.shares)
+
+    @property
+    def truncated(self) -> int:
+        return sum(share.truncated for share in self.layout.shares)
+
+    @property
+    def place(self) -> str:
+        """Where it would be computed, in a word."""
+        return "does not fit" if self.refused else ",".join(self.devices) + (" streamed" if self.streamed else "")
 
 
 @dataclass(frozen=True)
@@ -136,7 +164,26 @@ def _forecasts(
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
     lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
     needs, rooms = Needs(devices, host), places(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
-    return [_forecast(layout, devices[0], needs, rooms, settings) for layout in layouts], rooms[0].room
+    known = paces(settings.out, devices[0].kind)
+    found = [_forecast(layout, devices[0], needs, rooms, settings) for layout in layouts]
+    return [replace(each, seconds=_seconds(each, known)) for each in found], rooms[0].room
+
+
+def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
+    """Tokens a second by model and precision, as the latest of the runs in `out` had them on this kind of device."""
+    known: dict[tuple[str, str], float] = {}
+    for path in sorted(out.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)[-RUNS_ASKED:]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(path.read_text())
+            for each in (each for found in told["collections"] for each in found["passes"]):
+                if told["device_kind"] == kind and each["seconds"]:
+                    known[each["model"], each["dtype"]] = each["tokens"] / each["seconds"]
+    return known
+
+
+def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> float | None:
+    pace = known.get((found.layout.card.key, found.layout.card.dtype))
+    return found.tokens / pace / max(1, len(found.devices)) if pace else None
 
 
 def _forecast(layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: Settings) -> PassForecast:

@@ -29,7 +29,7 @@ def test_GIVEN_the_registry_WHEN_read_THEN_every_action_has_an_id_of_its_own_and
 
 
 def test_GIVEN_keys_in_a_file_WHEN_they_are_good_THEN_they_are_taken():
-    assert keymap({"stop": "f9", "find-next": "j"}) == {"stop": "f9", "find-next": "j"}
+    assert keymap({"stop": "f9", "find-next": "f8"}) == {"stop": "f9", "find-next": "f8"}
 
 
 @pytest.mark.parametrize(

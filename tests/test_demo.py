@@ -56,7 +56,7 @@ def test_GIVEN_older_chunks_WHEN_cut_again_THEN_none_of_them_stays(cut, tmp_path
     ("flags", "store"), [({}, "runs/demo-store"), ({"qdrant": "mine"}, "mine"), ({"out": "o"}, "o/demo-store")]
 )
 def test_GIVEN_no_store_WHEN_the_demo_is_set_up_THEN_one_is_made_beside_the_runs(flags, store):
-    assert str(demo.settings(load(flags, {})).settings.qdrant) == store
+    assert str(demo.with_store(load(flags, {})).settings.qdrant) == store
 
 
 def test_GIVEN_a_tiny_roster_WHEN_the_demo_is_run_THEN_it_embeds_and_searches(tmp_path, cut, tiny_a):
@@ -67,4 +67,4 @@ def test_GIVEN_a_tiny_roster_WHEN_the_demo_is_run_THEN_it_embeds_and_searches(tm
     heading, *hits = [line for line in done.stdout.splitlines() if line]
     assert heading == "parse a date"
     assert [line.split()[0] for line in hits[::2]] == ["1.", "2.", "3."]
-    assert f"cut {cut[1]} docstrings" in done.stderr
+    assert f"{cut[1]} chunks in" in done.stderr

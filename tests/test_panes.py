@@ -216,48 +216,6 @@ def test_GIVEN_a_device_before_its_first_reading_WHEN_drawn_THEN_it_says_what_ma
     assert "12.0/14.7 GiB; no reading yet" in _text(vram.rows(silent, 78, 1))
 
 
-@given(
-    total=st.integers(0, 10**12),
-    sizes=st.tuples(*[st.integers(0, 2 * 10**12)] * 5),
-    width=st.integers(0, 120),
-    ascii=st.booleans(),
-)
-def test_GIVEN_any_sizes_WHEN_a_gauge_is_drawn_THEN_it_has_its_width(
-    total: int, sizes: tuple[int, ...], width: int, ascii: bool
-) -> None:
-    weights, used, ceiling, peak, others = sizes
-    spans = glyphs.gauge(
-        width, total, weights=weights, used=used, ceiling=ceiling, peak=peak, others=others, ascii=ascii
-    )
-    assert sum(width_of(span.text) for span in spans) == width
-
-
-@given(batches=st.integers(1, 400), width=st.integers(1, 120), data=st.data())
-def test_GIVEN_any_committed_batches_WHEN_drawn_THEN_a_cell_is_full_only_if_all_of_its_batches_are(
-    batches: int, width: int, data: st.DataObject
-) -> None:
-    cells = data.draw(st.lists(st.integers(0, batches - 1), unique=True))
-    picture = glyphs.grid(cells, batches, width)
-    assert len(picture) == width
-    for place, sign in enumerate(picture):
-        mine = {batch for batch in range(batches) if batch * width // batches == place} or {place * batches // width}
-        if batches <= width:
-            mine = {place * batches // width}
-        done = len(mine & set(cells)) / len(mine)
-        assert sign == glyphs.SHADES[0][0 if not done else 3 if done == 1 else 2 if done >= 0.5 else 1]
-
-
-@given(values=st.lists(st.integers(0, 10**9), max_size=50), width=st.integers(0, 60), ascii=st.booleans())
-def test_GIVEN_any_history_WHEN_drawn_THEN_the_newest_is_at_the_right_and_nothing_is_lower_than_something(
-    values: list[int], width: int, ascii: bool
-) -> None:
-    line = glyphs.sparkline(values, width, ascii=ascii)
-    assert len(line) == width
-    levels = glyphs.LEVELS[ascii]
-    for value, sign in zip(reversed(values), reversed(line), strict=False):
-        assert (levels.index(sign) > 0) == (value > 0)
-
-
 def test_GIVEN_ten_thousand_batches_WHEN_drawn_again_and_again_THEN_it_takes_no_time() -> None:
     view = one_pass(1, done=9_999, batches=10_000)
     snapshot = sample(passes=1, batches=10_000, at=0.9999)
@@ -354,22 +312,6 @@ def test_GIVEN_a_run_that_is_over_WHEN_rates_are_drawn_THEN_they_are_its_mean() 
     assert "mean" in _text(cache.rows(sample(phase="completed"), 78, 1))
 
 
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [(["cuda:0"], "cuda:0"), (["cuda:1", "cuda:0"], "cuda:0,1"), (["cuda:0", "cuda:1", "cuda:2"], "cuda:0-2"),
-     (["cuda:0", "cuda:2", "cuda:3"], "cuda:0,2,3"), (["cpu"], "cpu"), (["cuda:0", "cpu"], "cuda:0,cpu"), ([], "")],
-)  # fmt: skip
-def test_GIVEN_devices_WHEN_named_together_THEN_cards_share_their_prefix(names: list[str], told: str) -> None:
-    assert words.devices_of(names) == told
-
-
-@pytest.mark.parametrize(
-    ("number", "told"), [(0, "0"), (3.25, "3.2"), (42.4, "42"), (9999, "9999"), (12_345, "12.3k"), (4_560_000, "4.6M")]
-)
-def test_GIVEN_a_number_WHEN_counted_THEN_it_takes_six_cells_at_most(number: float, told: str) -> None:
-    assert words.count(number) == told
-
-
 def test_GIVEN_a_session_that_died_with_a_lease_WHEN_resumed_THEN_nothing_is_held_any_more() -> None:
     state = RunState()
     granted = ev.LeaseGranted(
@@ -380,6 +322,19 @@ def test_GIVEN_a_session_that_died_with_a_lease_WHEN_resumed_THEN_nothing_is_hel
         fold(state, ev.Entry(seq=seq, at=100.0 + seq, session=seq, elapsed=1.0, device_kind="cpu", body=body))
     lease = state.leases["L001"]
     assert (lease.granted_at, lease.left, lease.held) == (100.0, True, False)
+
+
+def test_GIVEN_a_released_lease_WHEN_folded_THEN_its_device_holds_what_the_receipt_measured_after_it() -> None:
+    state = RunState()
+    device = one_device(0)
+    lease = one_lease(1, held=5.0, devices=["cuda:0"])
+    released = ev.LeaseReleased(lease="L001", model_pass=0, model="a", held_seconds=5.0, receipts=lease.receipts)
+    granted = ev.LeaseGranted(
+        lease="L001", model_pass=0, model="a", devices=["cuda:0"], device_kind="cuda", budget_bytes=1, predicted_bytes=1
+    )
+    for seq, body in enumerate((ev.DevicesFound(devices=[device.facts]), granted, released)):
+        fold(state, ev.Entry(seq=seq, at=1.0, session=0, elapsed=1.0, device_kind="cuda", body=body))
+    assert state.devices["cuda:0"].memory == lease.receipts[0].after
 
 
 class _Screen(App[None]):

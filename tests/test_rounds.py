@@ -155,7 +155,8 @@ def test_GIVEN_a_schedule_switched_in_mid_run_WHEN_it_ends_THEN_every_cell_was_d
     run._emit = watching
     assert run.go() == ExitCode.COMPLETED
     said = desk.check(run.directory.path)
-    assert said["controls"][0] == {"control": "schedule", "value": "shared", "who": "a test"}
+    asked = said["controls"][0]
+    assert (asked["control"], asked["value"], asked["who"], asked["refused"]) == ("schedule", "shared", "a test", "")
     assert said["schedule"] == "shared"
     cells = [(batch.model_pass, batch.batch_index) for batch in events_of(run.directory.path, ev.BatchCommitted)]
     assert len(cells) == len(set(cells))

@@ -31,9 +31,15 @@ class Column(NamedTuple):
 class Leases(Pane):
     """Leases and their receipts."""
 
+    _drawn: object = None
+
     def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
-        """Show this moment of the run."""
-        self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
+        """Show this moment of the run; times are told by the second, so nothing is drawn up more often than that."""
+        size = (self.inner_width, self.inner_height, ascii)
+        key = (size, int(snapshot.latest_at), snapshot.phase, snapshot.leases_in_all, snapshot.leases)
+        if key != self._drawn:
+            self._drawn = key
+            self.show(rows(snapshot, *size[:2], ascii=ascii))
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:

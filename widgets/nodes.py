@@ -118,9 +118,7 @@ def inside(found: Sequence[Node]) -> Mapping[Steps, int]:
 def find(top: Node, text: str) -> list[Steps]:
     """Where a key or a value contains `text`, in any case of letters."""
     wanted = text.casefold()
-    if not wanted:
-        return []
-    return [node.steps for node in walk(top) if any(wanted in each.casefold() for each in _texts(node))]
+    return [node.steps for node in walk(top) if _holds(node, wanted)] if wanted else []
 
 
 def written(value: object, limit: int = 500) -> str:
@@ -231,13 +229,21 @@ def _step(step: Step) -> str:
     return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step, re.ASCII) else f"[{json.dumps(step)}]"
 
 
-def _texts(node: Node) -> Iterator[str]:
-    """What of a node can be found: its key, and its values that are no branches, as text."""
-    last = node.steps[-1] if node.steps else ""
-    if isinstance(last, str):
-        yield last
-    for value in (node.here, node.there):
-        if isinstance(value, str):
-            yield value
-        elif not isinstance(value, dict | list | No):
-            yield json.dumps(value)
+def _holds(node: Node, wanted: str) -> bool:
+    """Whether its key, or a value of it that is no branch, holds a text."""
+    last = node.steps[-1] if node.steps else 0
+    if isinstance(last, str) and wanted in last.casefold():
+        return True
+    return wanted in _text(node.here) or (node.there is not No.OTHER and wanted in _text(node.there))
+
+
+def _text(value: object) -> str:
+    """A value as it is searched in; branches and what is not there are nothing to find."""
+    if isinstance(value, str):
+        return value.casefold()
+    if value is None or isinstance(value, bool):
+        return NAMES[value]
+    return repr(value) if isinstance(value, int | float) else ""
+
+
+NAMES = {None: "null", True: "true", False: "false"}

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 from rich.cells import cell_len, chop_cells
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -51,7 +52,7 @@ class EventScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         pane = self.query_one(Details)
         keys = [f"{shown_keys(action, self._keymap).split()[0]} {action.label}" for action in actions_of(EVENT)]
-        pane.border_subtitle = "  ".join(keys)
+        pane.border_subtitle = Text("  ".join(keys))
         pane.focus()
 
     def action_back(self) -> None:

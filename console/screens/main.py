@@ -62,13 +62,15 @@ class Main(Steering):
         self._frozen_at: int | None = None
         self._notice = ""
         self._header = Header(id="header")
-        self._gauges = (Vram("1 VRAM", id="vram"), Passes("2 Passes", id="passes"), Leases("3 Leases", id="leases"))
+        self._vram = Vram("1 VRAM", id="vram")
+        self._passes = Passes("2 Passes", id="passes")
+        self._leases = Leases("3 Leases", id="leases")
         self._events = EventsPane("4 Events", id="events", ascii=look.ascii)
         self._cache = Cache("5 Cache + throughput", id="cache")
         self._footer = Bar(id="footer")
 
     def compose(self) -> ComposeResult:
-        yield from (self._header, *self._gauges, self._events, self._cache, self._footer)
+        yield from (self._header, self._vram, self._passes, self._leases, self._events, self._cache, self._footer)
 
     def on_mount(self) -> None:
         self.set_class(self._look.ascii, "ascii")
@@ -125,9 +127,12 @@ class Main(Steering):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        for pane in (*self._gauges, self._cache):
+        ascii = self._look.ascii
+        for pane in (self._vram, self._leases, self._cache):
             if pane.display:
-                pane.tell(self.snapshot, ascii=self._look.ascii)
+                pane.tell(self.snapshot, ascii=ascii)
+        if self._passes.display:
+            self._passes.tell(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
 
     def _draw_header(self) -> None:
         if too_small(*self.size):

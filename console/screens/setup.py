@@ -11,7 +11,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Label, Select, Static
@@ -22,11 +22,13 @@ from console.screens.help import Help
 from engine.errors import InterlockError
 from engine.record.safe import safe
 from widgets.bar import Bar, Key, keys
+from widgets.pane import Pane
+from widgets.text import row
 
 DEVICES = ("auto", "cpu", "cuda", "sim:2xT4")
 FUSIONS = ("concat", "named", "mean")
-Plan = Callable[[Sequence[str]], str]
-"""What `interlock plan` says of these arguments."""
+Plan = Callable[[Sequence[str]], Sequence[str]]
+"""What a run of these arguments would do, in lines."""
 
 
 def command_of(form: Mapping[str, str]) -> list[str]:
@@ -51,7 +53,7 @@ class Setup(Screen[None]):
     Setup Label { width: 12; color: $text-muted; padding-left: 1; }
     Setup Input, Setup Select { width: 1fr; }
     Setup #command { height: auto; margin: 1 1 0 1; color: $accent; }
-    Setup #plan { height: 1fr; margin: 1 1 0 1; border: round $foreground 30%; }
+    Setup #plan { height: 1fr; }
     """
 
     def __init__(self, models: Sequence[str], plan: Plan, roster: str, look: Look) -> None:
@@ -68,7 +70,7 @@ class Setup(Screen[None]):
         yield from self._line("chunks", Input(placeholder="directory of collections", id="chunks", compact=True))
         suggester = SuggestFromList(self._models, case_sensitive=False)
         yield from self._line("roster", Input(self._roster, suggester=suggester, id="roster", compact=True))
-        yield from self._line("", Label(Text(f"on this machine: {safe(here)}"), id="models"))
+        yield from self._line("", Static(Text(f"here: {safe(here)}", "dim", no_wrap=True, overflow="ellipsis")))
         yield from self._line("devices", Select.from_values(DEVICES, value="auto", id="devices", compact=True))
         yield from self._line("ceiling", Input("12GiB", id="ceiling", compact=True))
         yield from self._line("fusion", Select.from_values(FUSIONS, value="concat", id="fusion", compact=True))
@@ -76,18 +78,17 @@ class Setup(Screen[None]):
             "store", Input(placeholder="directory of a Qdrant store, or nothing", id="qdrant", compact=True)
         )
         yield Static(id="command")
-        with VerticalScroll(id="plan"):
-            yield Static(id="forecast")
+        yield Pane("plan", id="plan")
         yield Bar(id="footer")
 
     def on_mount(self) -> None:
-        self.query_one("#title", Bar).show([])
         self.query_one("#chunks", Input).focus()
         self._tell_command()
-        self.query_one("#plan").border_title = "plan"
 
     def on_resize(self) -> None:
         shown = [Key("^p", "Plan"), Key("^r", "Run"), Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]
+        about = "what flags can do too: the command stands below"
+        self.query_one("#title", Bar).show([row((" A NEW RUN  ", "bold"), (about, "dim"))])
         self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
 
     @property
@@ -106,13 +107,13 @@ class Setup(Screen[None]):
     @on(Input.Submitted)
     def action_plan(self) -> None:
         """Show what this run would do."""
-        self._say("reading and tokenising ...")
+        self._say(["reading and tokenising ..."])
         self._forecast(command_of(self.form))
 
     def action_run(self) -> None:
         chunks = Path(self.form["chunks"].strip() or ".")
         if not chunks.is_dir():
-            self._say(f"{chunks} is not a directory: choose the one that holds your collections")
+            self._say([f"{chunks} is not a directory: choose the one that holds your collections"])
             return
         self.app.exit(command_of(self.form))
 
@@ -127,12 +128,11 @@ class Setup(Screen[None]):
         try:
             said = self._plan(words)
         except InterlockError as error:
-            said = str(error)
+            said = str(error).splitlines()
         self.app.call_from_thread(self._say, said)
 
-    def _say(self, text: str) -> None:
-        shown = "\n".join(safe(line) for line in text.splitlines())
-        self.query_one("#forecast", Static).update(Text(shown, no_wrap=True))
+    def _say(self, lines: Sequence[str]) -> None:
+        self.query_one("#plan", Pane).show([row(line) for line in lines])
 
-    def _line(self, label: str, field: Input | Select[str] | Label) -> ComposeResult:
+    def _line(self, label: str, field: Input | Select[str] | Static) -> ComposeResult:
         yield Horizontal(Label(label), field)

@@ -103,9 +103,9 @@ class Steering(Screen[None]):
             self.app.push_screen(Ask("The run is live", wording.stopping(self.snapshot), self._ways_out()), self._leave)
 
     def _ways_out(self) -> list[Choice]:
-        detach = Choice("d,D", "detach: the run goes on without the console, with lines on stderr", Leave.DETACH)
+        detach = Choice("d,D", "detach: the run goes on, with lines on stderr", Leave.DETACH)
         stop = Choice("S,s,ctrl+c", "stop after the batch; --resume continues", STOP)
-        abort = Choice("A", "abort now: the batch in flight is lost, --resume continues", Leave.ABORT)
+        abort = Choice("A", "abort now: the batch in flight is lost; --resume continues", Leave.ABORT)
         return [detach] if self.readonly else [detach, stop, abort]
 
     def _leave(self, how: str | None) -> None:

@@ -315,11 +315,13 @@ def _first_opened(node: Node) -> list[Steps]:
 
 def _header(document: Document, number: str, width: int) -> Row:
     facts = header(document)
+    gap = 2 if width >= WIDE else 1
     texts = [fit(fact.text, min(width_of(fact.text), max(1, width - 2))).strip() for fact in facts]
-    places = kept([width_of(text) for text in texts], [fact.rank for fact in facts], width - 3, 2)
-    spans = [Span(f"{number or ' '} ", "dim")]
+    lead = f"{number or ' '}{' ' * bool(number)}"
+    places = kept([width_of(text) for text in texts], [fact.rank for fact in facts], width - len(lead), gap)
+    spans = [Span(lead, "dim")]
     for place in places:
-        spans += [Span(texts[place], facts[place].style), Span("  ")]
+        spans += [Span(texts[place], facts[place].style), Span(" " * gap)]
     return fitted(spans, width)
 
 
