@@ -1,0 +1,292 @@
+"""The main screen on a scripted run: what it shows at every size, and what an operator's keys do to it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from console.app import Console
+from console.look import Leave, Look
+from console.screens.ask import Ask
+from console.screens.event import EventScreen
+from console.screens.help import Help
+from console.screens.main import Main
+from console.screens.summary import SummaryScreen
+from console.scripted import Scripted
+from console.session import Session
+from engine.errors import ExitCode
+from engine.passes.controls import Controls
+from engine.record import rundir
+from engine.record.events import Entry
+from engine.record.snapshot import Snapshot
+
+SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
+FAR = 0.45
+"""Of the tokens: one pass is done, the next has climbed the ladder."""
+
+
+class Held:
+    """A source that stands at one moment of a scripted run, and goes on when it is told."""
+
+    kind = "live"
+
+    def __init__(self, run: Scripted, *, readonly: bool = False) -> None:
+        self.run = run
+        self.controls: Controls | None = None if readonly else run.controls
+
+    @property
+    def over(self) -> bool:
+        return self.run.code is not None
+
+    def snapshot(self) -> Snapshot:
+        return self.run.recorder.snapshot()
+
+    def entries(self, after: int) -> tuple[list[Entry], int]:
+        return self.run.recorder.drain(after)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Scripted]:
+    run = script(tmp_path)
+    yield run
+    run.close()
+
+
+def script(place: Path, devices: int = 2) -> Scripted:
+    return Scripted(rundir.choose(place, "r", place, resume=False), Controls(), devices=devices)
+
+
+@asynccontextmanager
+async def shown(
+    run: Scripted, size: tuple[int, int] = (80, 24), *, readonly: bool = False, **look: object
+) -> AsyncIterator[tuple[Console, Pilot]]:
+    """The console on a moment of a run; it looks at it when it is told to, and not by the clock."""
+    session = Session(lambda _: run)
+    session.work = run
+    app = Console(Held(run, readonly=readonly), Look(refresh=0.5, **look), session=session, driver=None)
+    async with app.run_test(size=size) as pilot:
+        await seen(app, pilot)
+        yield app, pilot
+
+
+async def seen(app: Console, pilot: Pilot) -> list[str]:
+    """Look once, and what the screen says then."""
+    app.poll()
+    await pilot.pause()
+    app.poll()
+    await pilot.pause()
+    return text_of(app)
+
+
+def text_of(app: Console) -> list[str]:
+    return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips(app.size)]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_GIVEN_any_size_and_devices_WHEN_shown_THEN_state_progress_devices_and_keys_are_there(
+    tmp_path, size, devices
+):
+    run = script(tmp_path, devices)
+    run.play_to(FAR)
+    async with shown(run, size) as (app, pilot):
+        lines = await seen(app, pilot)
+        assert [len(line) for line in lines] == [size[0]] * size[1]
+        header, *panes, footer = lines
+        for word in ("RUN", "SCRIPTED", "%", "EXCL on", "CPU-FB on"):
+            assert word in header
+        text = "\n".join(panes)
+        named = sum(f"cuda:{number}" in text for number in range(devices))
+        assert named == devices or "more" in text
+        assert "q Quit" in footer
+        if size[0] >= 80:
+            for word in ("1 VRAM", "2 Passes", "3 Leases", "4 Events", "done", "running", "HELD", "RELEASED"):
+                assert word in text
+    run.close()
+
+
+async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_how_far_it_is(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, (39, 9)) as (app, pilot):
+        first, *rest = await seen(app, pilot)
+        assert "RUN" in first
+        assert "%" in first
+        assert "".join(rest).strip() == ""
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_GIVEN_ascii_WHEN_shown_THEN_no_other_sign_is_on_the_screen(scripted, size):
+    scripted.play_to(FAR)
+    async with shown(scripted, size, ascii=True) as (app, pilot):
+        text = "".join(await seen(app, pilot))
+        assert {sign for sign in text if ord(sign) > 0x7F} == set()
+        assert all(word in text for word in ("RUN", "HELD", "RELEASED", "running", "done"))
+
+
+async def test_GIVEN_a_slow_link_WHEN_shown_THEN_it_looks_once_a_second_and_draws_no_curves(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, (120, 40), slow_link=True) as (app, pilot):
+        text = "".join(await seen(app, pilot))
+        assert app.look.rate <= 1
+        assert not set("▂▃▄▅▆▇") & set(text)
+
+
+async def test_GIVEN_exclusive_WHEN_switched_off_THEN_what_follows_is_shown_and_it_is_pending_until_answered(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("x")
+        assert isinstance(app.screen, Ask)
+        assert "batches on cuda:" in "\n".join(text_of(app))
+        await pilot.press("y")
+        assert "EXCL off*" in text_of(app)[0]
+        assert [each.who for each in scripted.controls.pending()] == [app.who]
+        done = scripted.recorder.snapshot().batches_done
+        scripted.play_until(lambda now: now.batches_done > done + 4)
+        header = (await seen(app, pilot))[0]
+        assert "EXCL off" in header
+        assert "off*" not in header
+
+
+async def test_GIVEN_a_question_WHEN_left_with_escape_THEN_nothing_is_asked(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("x", "escape")
+        assert isinstance(app.screen, Main)
+        assert scripted.controls.pending() == []
+
+
+async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("P")
+        assert "PAUSING" in text_of(app)[0]
+        scripted.play_until(lambda now: now.paused)
+        assert "PAUSED" in (await seen(app, pilot))[0]
+        assert "P Go on" in text_of(app)[-1]
+
+
+async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_the_reason(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, readonly=True) as (app, pilot):
+        for key in "xcPS":
+            await pilot.press(key)
+            assert isinstance(app.screen, Main)
+            assert "--readonly" in text_of(app)[-1]
+        assert scripted.controls.pending() == []
+
+
+async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_until_it_is_let_go(scripted):
+    scripted.play_to(0.1)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("space")
+        before = text_of(app)
+        scripted.play_to(FAR)
+        assert await seen(app, pilot) == before
+        assert "FROZEN" in before[0]
+        await pilot.press("space")
+        after = await seen(app, pilot)
+        assert "FROZEN" not in after[0]
+        assert after[1:] != before[1:]
+
+
+async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        app._session._thread = type("Thread", (), {"is_alive": lambda self: True})()
+        app._session.controls = scripted.controls
+        await pilot.press("q")
+        assert "detach" in "\n".join(text_of(app))
+        await pilot.press("S")
+        assert scripted.controls.code == ExitCode.STOPPED
+        assert "STOPPING" in text_of(app)[0]
+        scripted.play_to(1)
+        await seen(app, pilot)
+    assert app.return_value is Leave.STOP
+
+
+async def test_GIVEN_a_live_run_WHEN_detached_THEN_the_console_ends_and_the_run_is_not_asked_anything(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("q", "d")
+    assert app.return_value is Leave.DETACH
+    assert scripted.controls.code is None
+
+
+async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_quitting_asks_nothing(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, (120, 40)) as (app, pilot):
+        scripted.play_to(1)
+        await seen(app, pilot)
+        assert isinstance(app.screen, SummaryScreen)
+        await pilot.press("escape")
+        assert "FAILED" in text_of(app)[0] or "INCOMPLETE" in text_of(app)[0]
+        await pilot.press("q")
+    assert app.return_value is Leave.OVER
+
+
+async def test_GIVEN_events_WHEN_found_opened_filtered_and_exported_THEN_each_does_what_it_says(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, (120, 40)) as (app, pilot):
+        await pilot.press("slash", *"replan", "enter")
+        assert "found" in text_of(app)[-1]
+        await pilot.press("enter")
+        assert isinstance(app.screen, EventScreen)
+        assert "rung" in "\n".join(text_of(app))
+        await pilot.press("escape", "f", "f")
+        assert "warnings" in text_of(app)[-1]
+        await pilot.press("e")
+        (file,) = scripted.directory.path.glob("events-*.txt")
+        assert file.read_text().count("\n") == len(app.main._events.listed()) > 3
+
+
+async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_and_go(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted, (120, 40)) as (app, pilot):
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, Help)
+        assert "one model at a time" in "\n".join(text_of(app))
+        await pilot.press("escape", "3", "z")
+        text = "\n".join(await seen(app, pilot))
+        assert "3 Leases" in text
+        assert "2 Passes" not in text
+        await pilot.press("z", "t")
+        assert app.theme == "daltonic"
+        assert "2 Passes" in "\n".join(await seen(app, pilot))
+
+
+async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_them_does(scripted):
+    scripted.play_to(FAR)
+    hostile = "[/b]\x1b[31m\u202e\u200d中文😀" + "x" * 10_000
+    held = Held(scripted)
+    snapshot = scripted.recorder.snapshot()
+    passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
+    spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))
+    held.snapshot = lambda: spoilt
+    app = Console(held, Look(refresh=0.5), driver=None)
+    async with app.run_test(size=(120, 40)) as pilot:
+        text = "".join(await seen(app, pilot))
+        assert not {"\x1b", "\u202e", "\u200d"} & set(text)
+        assert "[/b]" in text
+
+
+async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends_by_itself(tmp_path):
+    def make(controls: Controls) -> Scripted:
+        raise RuntimeError("no such thing")
+
+    session = Session(make)
+    from console.source import Live
+
+    app = Console(Live(session), Look(refresh=10), session=session, driver=None)
+    session.start()
+    async with app.run_test():
+        for _ in range(40):
+            await asyncio.sleep(0.05)
+            if app.return_value:
+                break
+    assert app.return_value is Leave.OVER
+    with pytest.raises(RuntimeError, match="no such thing"):
+        session.result()
