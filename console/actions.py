@@ -54,8 +54,8 @@ ACTIONS = (
     *(Action(f"pane('{name}')", str(number), name.capitalize(), f"go to the pane {name}")
       for number, name in enumerate(("vram", "passes", "leases", "events", "cache"), 1)),
     Action("zoom", "z", "Zoom", "the chosen pane alone, or all of them"),
-    Action("faster", "plus", "Faster", "refresh more often: 1, 2, 4 or 10 times a second"),
-    Action("slower", "minus", "Slower", "refresh less often"),
+    Action("faster", "plus", "Faster", "refresh more often; a replay: twice as fast"),
+    Action("slower", "minus", "Slower", "refresh less often; a replay: half as fast"),
     Action("plan", "ctrl+p", "Plan", "what this run would do: batches, tokens, memory, time", (SETUP,), footer=True),
     Action("run", "ctrl+r", "Run", "start the run", (SETUP,), footer=True),
     Action("fold", "enter,space", "Fold", "open or close the chosen part", (VIEW,), footer=True),

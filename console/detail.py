@@ -14,7 +14,7 @@ from console.summaries import Document, legend, meaning, told
 from console.tables import Table, overview, table_of
 from engine.record.safe import safe
 from widgets import table
-from widgets.nodes import No, Node, human, title, written
+from widgets.nodes import No, Node, children, human, title, written
 from widgets.text import Row, ascii_only, fitted, row
 
 MOST = 300
@@ -156,13 +156,19 @@ def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
     yield ()
     yield row(("the same of each", "dim"))
     for item in siblings[:MOST]:
-        value = item.value.get(node.label, No.VALUE) if isinstance(item.value, dict) else No.VALUE
-        if value is not No.VALUE:
-            extra = human((*item.steps, node.label), value)
-            here = item.steps == node.steps[:-1]
+        for each in (child for child in children(item) if child.label == node.label):
             name = f"{item.label} {title(item.value)}"
-            shown = f"{safe(name, 24):<24}  {_text(value)}{f'  ({extra})' if extra else ''}"
-            yield row((shown, "chosen" if here else ""))
+            style = "chosen" if each.steps == node.steps else STYLES[each.mark]
+            yield row((f"{safe(name, 24):<24}  {_each(each)}", style))
+
+
+def _each(node: Node) -> str:
+    """A value with its sign where two are compared."""
+    if node.mark == "~":
+        return f"~ {_text(node.here)} -> {_text(node.there)}"
+    extra = human(node.steps, node.value)
+    sign = f"{node.mark or ' '} " if node.there is not No.OTHER else ""
+    return f"{sign}{_text(node.value)}{f'  ({extra})' if extra else ''}"
 
 
 def _text(value: object) -> str:

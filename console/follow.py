@@ -5,9 +5,7 @@ folds a few hundred entries at a time, so that a screen never waits for a long j
 while it is read is left in `failure`; `note` says what an operator must know of it, and mostly nothing.
 """
 
-import fcntl
 import math
-import os
 import threading
 import time
 from bisect import bisect_right
@@ -15,40 +13,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
+from console.tail import Tail, held, journal_at
 from engine.errors import InterlockError, UsageError
 from engine.passes.controls import Controls
 from engine.record import journal
 from engine.record.events import Entry
 from engine.record.recorder import RING
-from engine.record.rundir import JOURNAL
 from engine.record.snapshot import Snapshot, snapshot
 from engine.record.state import RunState, fold
 
-CHUNK_BYTES = 256 << 10
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 4.0
 """A run that writes nothing for so long is asked whether it is still there."""
-MARK = 64
 GONE = "stopped writing"
-LOCKS = Path("/proc/locks")
-
-
-def journal_at(path: Path) -> Path:
-    """The journal that a path means: a run's directory, or the file itself; it need not be there yet.
-
-    Raises UsageError for a directory of runs, and for what can be no journal.
-    """
-    if path.is_dir() and not (path / JOURNAL).exists():
-        if runs := sorted(path.glob(f"*/{JOURNAL}"), key=lambda found: found.stat().st_mtime_ns):
-            raise UsageError(f"{path} holds {len(runs)} runs: name one of them; the latest is {runs[-1].parent}")
-        return path / JOURNAL
-    if path.is_dir() or not (path.exists() or path.suffix):
-        return path / JOURNAL
-    return path
 
 
 class _Told:
@@ -120,7 +100,7 @@ class Watched(_Told):
         self.path = journal_at(path)
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
-        self._tail = _Tail(self.path)
+        self._tail = Tail(self.path)
         self._clock = clock
         self._grew = -math.inf
         self._look() or self._look()
@@ -158,87 +138,6 @@ class Watched(_Told):
         return False
 
 
-class _Tail:
-    """Reads whole lines as they are added to a journal, which may not be there yet, and may be cut back."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._suspect = -1
-        self._begin_anew()
-
-    def more(self) -> tuple[bool, list[Entry]]:
-        """Whether what was read before was taken back, and the entries since, up to a torn line.
-
-        Raises InterlockError for a journal that is damaged or of another version.
-        """
-        try:
-            with self._path.open("rb") as handle:
-                return self._added(handle)
-        except FileNotFoundError:
-            return False, []
-        except OSError as error:
-            raise InterlockError(f"{self._path} cannot be read: {error.strerror}") from error
-
-    def _added(self, handle: BinaryIO) -> tuple[bool, list[Entry]]:
-        handle.seek(self._end - len(self._mark))
-        anew = handle.read(len(self._mark)) != self._mark
-        if anew:
-            self._begin_anew()
-            handle.seek(0)
-        lines = handle.readlines(CHUNK_BYTES)
-        return anew, self._whole(lines, at_end=not handle.read(1))
-
-    def _begin_anew(self) -> None:
-        self._end, self._next, self._mark = 0, 0, b""
-
-    def _whole(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
-        found = []
-        for place, line in enumerate(lines, 1):
-            entry = journal.decode(line) if line.endswith(b"\n") else None
-            if entry is None or entry.seq != self._next:
-                self._doubt(entry, torn=place == len(lines) and at_end)
-                break
-            self._end, self._next, self._mark = self._end + len(line), self._next + 1, line[-MARK:]
-            found.append(entry)
-        return found
-
-    def _doubt(self, entry: Entry | None, *, torn: bool) -> None:
-        """A line that is not as it should be is looked at twice: a writer may be cutting off a torn one just now."""
-        if torn and entry is None:
-            return
-        if self._suspect != self._end:
-            self._suspect = self._end
-            return
-        wrong = "is damaged" if entry is None else "is not the next one"
-        raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}; the run cannot be trusted beyond it")
-
-
-def held(path: Path) -> bool:
-    """Whether a process has the journal open for writing.
-
-    The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
-    """
-    try:
-        with path.open("rb") as handle:
-            if not _listed(os.fstat(handle.fileno()).st_ino):
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _listed(inode: int) -> bool:
-    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`."""
-    try:
-        locks = [line.split() for line in LOCKS.read_text().splitlines()]
-    except OSError:
-        return False
-    return any(lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)
-
-
 class Replayed(_Told):
     """A run that was written before, told again; time between its sessions is left out."""
 
@@ -247,8 +146,11 @@ class Replayed(_Told):
     def __init__(self, path: Path, speed: float = 1.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Replay the run at `path`, `speed` times as fast as it was (`inf`: at once).
 
-        Raises UsageError where there is no journal, InterlockError for one of another version.
+        Raises UsageError for a speed that is none and where there is no journal, InterlockError for one of another
+        version.
         """
+        if not speed > 0:
+            raise UsageError("--speed must be above 0")
         super().__init__()
         self.path = journal_at(path)
         self._clock = clock
@@ -345,7 +247,7 @@ class Replayed(_Told):
 
     def _place(self, entry: Entry) -> None:
         if self._entries and entry.session != self._entries[-1].session:
-            self._before = self._times[-1]
+            self._before = 0.0
         self._times.append(self._before + entry.elapsed)
         self._entries.append(entry)
 

@@ -57,8 +57,12 @@ def _console(session: Session, configuration: Configuration) -> int:
     look = look_of(configuration)
     app = Console(Live(session, readonly=look.readonly), look, session=session)
     session.start()
-    with quiet_descriptors():
-        left = app.run()
+    left = None
+    try:
+        with quiet_descriptors():
+            left = app.run()
+    except Exception as error:  # whatever a screen raises, the run is not its to end
+        say(f"the console failed: {safe(error)}")
     if left is Leave.ABORT:
         sys.stderr.write("aborted; --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
@@ -81,8 +85,11 @@ def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
 
     source = Replayed(run, speed) if speed else Watched(run)
     app = Console(source, look_of(configuration), summary=run / "summary.json")
-    with quiet_descriptors():
-        app.run()
+    try:
+        with quiet_descriptors():
+            app.run()
+    finally:
+        source.close()
     return ExitCode.COMPLETED
 
 

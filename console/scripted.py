@@ -13,7 +13,7 @@ from console import scripted_cast as cast
 from console.scripted_cards import Card
 from console.scripted_cast import Shelf
 from console.scripted_work import Waits, Work
-from engine.errors import ExitCode, Stopped
+from engine.errors import ExitCode, Stopped, UsageError
 from engine.passes.controls import PAUSE_SECONDS, Controls
 from engine.passes.schedule import Schedule
 from engine.record import events as ev
@@ -56,8 +56,11 @@ class Scripted:
     ) -> None:
         """At most six models. `began` is seconds since the epoch; `sleep` is how time passes.
 
-        Raises UsageError when another process holds the directory, InterlockError when it cannot be written.
+        Raises UsageError for a speed that is none and when another process holds the directory, InterlockError when it
+        cannot be written.
         """
+        if not speed > 0:
+            raise UsageError("--speed must be above 0")
         self.directory = directory
         self.controls = controls
         self.seconds = 0.0
@@ -290,6 +293,7 @@ class Staged:
     """A scripted run as a source for screens that is moved by hand, and by no thread."""
 
     kind = "live"
+    note = ""
 
     def __init__(self, run: Scripted) -> None:
         self.run = run

@@ -3,7 +3,7 @@
 A source is polled and never waits. `entries` gives what happened since, and how much of it is already gone.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from console.session import Session
 from engine.passes.controls import Controls
@@ -23,6 +23,10 @@ class Source(Protocol):
     def over(self) -> bool:
         """Whether nothing more will come."""
 
+    @property
+    def note(self) -> str:
+        """What an operator must know of where this comes from; mostly nothing."""
+
     def snapshot(self) -> Snapshot:
         """The run now."""
 
@@ -30,10 +34,26 @@ class Source(Protocol):
         """Those with a `seq` above `after`, and how many before them were dropped."""
 
 
+@runtime_checkable
+class Reel(Protocol):
+    """A source that is played, and at what speed."""
+
+    pace: str
+    paused: bool
+    speed: float
+
+    def pause(self, yes: bool) -> None:
+        """Stand still, or go on."""
+
+    def go_at(self, speed: float) -> None:
+        """Go on at another speed from here."""
+
+
 class Live:
     """The run of a session of this process."""
 
     kind = "live"
+    note = ""
 
     def __init__(self, session: Session, *, readonly: bool = False) -> None:
         self.controls = None if readonly else session.controls

@@ -33,6 +33,7 @@ class Held:
     """A source that stands at one moment of a scripted run, and goes on when it is told."""
 
     kind = "live"
+    note = ""
 
     def __init__(self, run: Scripted, *, readonly: bool = False) -> None:
         self.run = run

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import ClassVar
 
+from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 
@@ -19,7 +20,8 @@ from console.screens.event import EventScreen
 from console.screens.find import Find
 from console.screens.help import Help
 from console.screens.steering import Steering
-from console.source import Source
+from console.source import Reel, Source
+from engine.record.safe import safe
 from engine.record.snapshot import Snapshot
 from widgets.bar import Bar, Key, keys
 from widgets.cache import Cache
@@ -61,6 +63,7 @@ class Main(Steering):
         self._zoomed = False
         self._frozen_at: int | None = None
         self._notice = ""
+        self._about = ""
         self._header = Header(id="header")
         self._vram = Vram("1 VRAM", id="vram")
         self._passes = Passes("2 Passes", id="passes")
@@ -104,13 +107,14 @@ class Main(Steering):
             self._draw()
 
     def finish(self) -> None:
-        """The run is over: leave where that was asked for, else stay and show what became of it."""
+        """The run is over: leave where that was asked for, else stay; who waited for it sees what became of it."""
         if self.stopping:
             self.console.exit(Leave.STOP)
             return
         self._notice = ""
         self._draw()
-        self.console.show_summary()
+        if self.source.kind == "live":
+            self.console.show_summary()
 
     def say(self, text: str) -> None:
         """In the footer, until the next key."""
@@ -127,12 +131,21 @@ class Main(Steering):
             self._arrange()
         self._draw_header()
         self._draw_footer()
+        self._draw_about()
         ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
             if pane.display:
                 pane.tell(self.snapshot, ascii=ascii)
         if self._passes.display:
             self._passes.tell(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
+
+    def _draw_about(self) -> None:
+        """What is to be known of the source, and how a replay goes, under the events."""
+        pace = self.source.pace if isinstance(self.source, Reel) else ""
+        about = safe("  ".join(filter(None, [self.source.note, pace])))
+        if about != self._about:
+            self._about = about
+            self._events.border_subtitle = Text(about)
 
     def _draw_header(self) -> None:
         if too_small(*self.size):
@@ -246,10 +259,17 @@ class Main(Steering):
         self.console.show_summary()
 
     def action_faster(self) -> None:
-        self.say(f"{self.console.change_rate(+1):g} times a second")
+        self._faster(+1)
 
     def action_slower(self) -> None:
-        self.say(f"{self.console.change_rate(-1):g} times a second")
+        self._faster(-1)
+
+    def _faster(self, step: int) -> None:
+        """A replay goes faster; anything else is looked at more often."""
+        if isinstance(self.source, Reel):
+            self.source.go_at(self.source.speed * 2.0**step)
+        else:
+            self.say(f"{self.console.change_rate(step):g} times a second")
 
     def action_theme(self) -> None:
         self.say(f"theme {self.console.next_theme()}")

@@ -12,7 +12,7 @@ from console import wording
 from console.actions import Action, named
 from console.look import Leave
 from console.screens.ask import Ask, Choice
-from console.source import Source
+from console.source import Reel, Source
 from engine.passes.controls import NO, YES, Controls
 from engine.passes.schedule import Schedule
 from engine.record.snapshot import Snapshot
@@ -53,7 +53,7 @@ class Steering(Screen[None]):
 
     def why_not(self, action: Action) -> str:
         """Why a key does nothing now; empty where it does something."""
-        if not action.changes:
+        if not action.changes or (action.name == "pause" and isinstance(self.source, Reel)):
             return ""
         if self.readonly:
             live = self.source.kind == "live"
@@ -84,6 +84,10 @@ class Steering(Screen[None]):
         self._confirm("CPU fallback?", lines, Choice("y,enter,c", "yes, allow it", YES), "cpu_fallback")
 
     def action_pause(self) -> None:
+        """The run; or a replay, which is nobody's but the screen's."""
+        if isinstance(self.source, Reel):
+            self.source.pause(not self.source.paused)
+            return
         if self._controls("pause"):
             paused = self.pending.get("pause", _word(self.snapshot.paused)) == YES
             self._ask("pause", NO if paused else YES)

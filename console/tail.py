@@ -1,0 +1,114 @@
+"""A journal read as it grows: whole lines only, no lock kept, whatever its writer does with it meanwhile.
+
+A line that is torn is waited for; one that was cut off again is forgotten; damage before the end is an error.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.errors import InterlockError, UsageError
+from engine.record import journal
+from engine.record.events import Entry
+from engine.record.rundir import JOURNAL
+
+CHUNK_BYTES = 256 << 10
+MARK = 64
+"""So much of the last line tells whether what was read before still stands."""
+LOCKS = Path("/proc/locks")
+
+
+def journal_at(path: Path) -> Path:
+    """The journal that a path means: a run's directory, or the file itself; it need not be there yet.
+
+    Raises UsageError for a directory of runs, and for what can be no journal.
+    """
+    if path.is_dir() and not (path / JOURNAL).exists():
+        if runs := sorted(path.glob(f"*/{JOURNAL}"), key=lambda found: found.stat().st_mtime_ns):
+            raise UsageError(f"{path} holds {len(runs)} runs: name one of them; the latest is {runs[-1].parent}")
+        return path / JOURNAL
+    if path.is_dir() or not (path.exists() or path.suffix):
+        return path / JOURNAL
+    return path
+
+
+class Tail:
+    """Reads whole lines as they are added to a journal, which may not be there yet, and may be cut back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._suspect = -1
+        self._begin_anew()
+
+    def more(self) -> tuple[bool, list[Entry]]:
+        """Whether what was read before was taken back, and the entries since, up to a torn line.
+
+        Raises InterlockError for a journal that is damaged or of another version.
+        """
+        try:
+            with self._path.open("rb") as handle:
+                return self._added(handle)
+        except FileNotFoundError:
+            return False, []
+        except OSError as error:
+            raise InterlockError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _added(self, handle: BinaryIO) -> tuple[bool, list[Entry]]:
+        handle.seek(self._end - len(self._mark))
+        anew = handle.read(len(self._mark)) != self._mark
+        if anew:
+            self._begin_anew()
+            handle.seek(0)
+        lines = handle.readlines(CHUNK_BYTES)
+        return anew, self._whole(lines, at_end=not handle.read(1))
+
+    def _begin_anew(self) -> None:
+        self._end, self._next, self._mark = 0, 0, b""
+
+    def _whole(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
+        found = []
+        for place, line in enumerate(lines, 1):
+            entry = journal.decode(line) if line.endswith(b"\n") else None
+            if entry is None or entry.seq != self._next:
+                self._doubt(entry, torn=place == len(lines) and at_end)
+                break
+            self._end, self._next, self._mark = self._end + len(line), self._next + 1, line[-MARK:]
+            found.append(entry)
+        return found
+
+    def _doubt(self, entry: Entry | None, *, torn: bool) -> None:
+        """A line that is not as it should be is looked at twice: a writer may be cutting off a torn one just now."""
+        if torn and entry is None:
+            return
+        if self._suspect != self._end:
+            self._suspect = self._end
+            return
+        wrong = "is damaged" if entry is None else "is not the next one"
+        raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}; the run cannot be trusted beyond it")
+
+
+def held(path: Path) -> bool:
+    """Whether a process has the journal open for writing.
+
+    The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
+    """
+    try:
+        with path.open("rb") as handle:
+            if not _listed(os.fstat(handle.fileno()).st_ino):
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _listed(inode: int) -> bool:
+    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`."""
+    try:
+        locks = [line.split() for line in LOCKS.read_text().splitlines()]
+    except OSError:
+        return False
+    return any(lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)

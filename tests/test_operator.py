@@ -1,0 +1,108 @@
+"""As an operator would: a run on a real terminal is steered, left by a dead link, followed again and looked at."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.record import events as ev
+from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
+from tests.pty_harness import OnTerminal
+
+PATIENCE = 90
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> Path:
+    """A directory with chunks and two models, of which one batch takes a moment."""
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(500, 30)}})
+    tables = {"one": {"source": str(tiny_a), "batch_tokens": 40}, "two": {"source": str(tiny_b), "batch_tokens": 40}}
+    toml(tmp_path / "models.toml", tables)
+    return tmp_path
+
+
+def console(place: Path, *args: object, columns: int = 100, rows: int = 30) -> OnTerminal:
+    command = [sys.executable, "-m", "console.main", *args]
+    env = {key: value for key, value in environment().items() if key.startswith(("INTERLOCK", "HF_", "PYTHONPATH"))}
+    return OnTerminal(command, columns=columns, rows=rows, cwd=place, env=env)
+
+
+def run(place: Path, *flags: object) -> OnTerminal:
+    usual = ("--config", "models.toml", "--roster", "one,two", "--run-id", "r", "--devices", "sim:2xT4")
+    return console(place, "run", "in", *usual, *flags)
+
+
+def settled(place: Path, status: str) -> dict:
+    """The summary, once the process has written that the run has this status."""
+    for _ in range(PATIENCE * 5):
+        file = place / "runs" / "r" / "summary.json"
+        if file.exists() and (said := summary_of(file.parent))["status"] == status:
+            return said
+        time.sleep(0.2)
+    raise AssertionError(f"the run is not {status}")
+
+
+def test_GIVEN_a_run_on_a_terminal_WHEN_steered_and_its_link_dies_THEN_it_completes_and_can_be_watched_and_viewed(
+    place,
+):
+    with run(place) as terminal:
+        terminal.wait_for("HELD", PATIENCE)
+        terminal.wait_for(lambda screen: "SIMULATED" in screen.lines[0], PATIENCE)
+        terminal.press("P")
+        terminal.wait_for("PAUSED", PATIENCE)
+        terminal.press("x")
+        terminal.wait_for("Models side by side?", PATIENCE)
+        terminal.press("y")
+        terminal.wait_for("EXCL off*", PATIENCE)
+        terminal.press("P")
+        terminal.wait_for(lambda screen: "EXCL off " in screen.lines[0] + " ", PATIENCE)
+        terminal.hang_up()
+        said = settled(place, "completed")
+        terminal.wait(PATIENCE)
+    asked = [(each["control"], each["value"], each["refused"]) for each in said["controls"]]
+    assert asked == [("pause", "yes", ""), ("pause", "no", ""), ("schedule", "shared", "")] or asked == [
+        ("pause", "yes", ""),
+        ("schedule", "shared", ""),
+        ("pause", "no", ""),
+    ]
+    cells = [(each.model_pass, each.batch_index) for each in events_of(place / "runs" / "r", ev.BatchCommitted)]
+    assert len(cells) == len(set(cells)) == sum(each["batches"] for each in said["collections"][0]["passes"])
+    assert {"exclusive", "shared"} == {each.schedule for each in events_of(place / "runs" / "r", ev.LeaseGranted)}
+    with console(place, "watch", "runs/r") as terminal:
+        screen = terminal.wait_for("COMPLETED", PATIENCE)
+        assert "WATCH" in screen.lines[0]
+        terminal.press("q")
+        assert terminal.wait(PATIENCE) == 0
+    with console(place, "view", "runs/r") as terminal:
+        terminal.wait_for("run_id", PATIENCE)
+        terminal.press("q")
+        assert terminal.wait(PATIENCE) == 0
+
+
+def test_GIVEN_a_run_on_a_terminal_WHEN_stopped_THEN_it_exits_4_and_headless_resumes_to_the_same(place):
+    with run(place) as terminal:
+        terminal.wait_for("running", PATIENCE)
+        terminal.press("q")
+        terminal.wait_for("stop after the batch", PATIENCE)
+        terminal.press("S")
+        assert terminal.wait(PATIENCE) == 4
+        assert b"\x1b[?1049l" in terminal.output  # the screen is given back
+    assert entries(place / "runs" / "r")[-1].body.status == "stopped"
+    with run(place, "--resume", "--no-ui") as terminal:
+        assert terminal.wait(PATIENCE) == 0
+    assert summary_of(place / "runs" / "r")["status"] == "completed"
+
+
+def test_GIVEN_hangup_stop_WHEN_the_link_dies_THEN_the_run_ends_resumably_with_129(place):
+    with run(place, "--on-hangup", "stop") as terminal:
+        terminal.wait_for("running", PATIENCE)
+        terminal.hang_up()
+        assert terminal.wait(PATIENCE) == 129
+    assert entries(place / "runs" / "r")[-1].body.exit_code == 129
+
+
+def test_GIVEN_a_mistake_WHEN_run_on_a_terminal_THEN_it_is_said_in_plain_lines_with_its_exit_code(place):
+    with run(place, "--roster", "nobody") as terminal:
+        assert terminal.wait(PATIENCE) == 2
+        assert "nobody" in terminal.screen().text
