@@ -8,15 +8,16 @@ import getpass
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.driver import Driver
 from textual.screen import Screen
 from textual.timer import Timer
 
-from console.actions import MAIN, actions_of
+from console.actions import MAIN, VIEW, actions_of
 from console.driver import HangupSafeDriver
 from console.look import Leave, Look
 from console.notify import ended
@@ -145,9 +146,10 @@ class Console(App[Leave]):
         return self.theme
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette offers the actions of the registry."""
-        for action in actions_of(MAIN):
-            yield SystemCommand(action.label, action.help, lambda name=action.name: self._do(name))
+        """The palette offers the actions of the screen that it is laid over."""
+        below = screen if isinstance(screen, SummaryScreen) else self.main
+        for action in actions_of(VIEW if below is screen else MAIN):
+            yield SystemCommand(action.label, action.help, partial(self._do, below, action.name))
 
     async def action_quit(self) -> None:
         """Textual's own way out is ours."""
@@ -165,8 +167,8 @@ class Console(App[Leave]):
             ended(self, snapshot)
         self.main.finish()
 
-    def _do(self, name: str) -> None:
-        self.call_later(self.main.run_action, name)
+    def _do(self, screen: Screen[Any], name: str) -> None:
+        self.call_later(screen.run_action, name)
 
     def _beat(self) -> None:
         if self._timer:

@@ -31,6 +31,8 @@ class HangupSafeDriver(LinuxDriver):
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         self._terminal = terminal.held()
         self._wire: Wire | None = None
+        self._thrift = Thrift(*self._get_terminal_size())
+        self._size = self._size or self._get_terminal_size()
         self.fileno = self._terminal.reads
         self.input_tty = True
 
@@ -39,14 +41,20 @@ class HangupSafeDriver(LinuxDriver):
         """How many writes were left out because the terminal did not keep up."""
         return self._wire.skipped if self._wire else 0
 
+    def repaint(self) -> None:
+        """Send the whole screen anew, whatever the terminal shows."""
+        self._thrift.forget()
+        self._app.refresh()
+
     def write(self, data: str) -> None:
         """Never waits."""
         if self._wire:
             self._wire.write(data)
 
     def start_application_mode(self) -> None:
+        self._thrift.forget()
         self._wire = Wire(
-            self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose, rewrite=Thrift()
+            self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose, self._thrifty
         )
         self._wire.write(RESET)
         self._terminal.on_lost = self._hung_up
@@ -91,9 +99,13 @@ class HangupSafeDriver(LinuxDriver):
             return columns or 80, lines or 24
         return 80, 24
 
+    def _thrifty(self, text: str) -> str:
+        self._thrift.fit(*self._get_terminal_size())
+        return self._thrift(text)
+
     def _caught_up(self) -> None:
         """From the wire's thread: what was left out has to be painted."""
-        self._later(self._app.refresh)
+        self._later(self.repaint)
 
     def _hung_up(self) -> None:
         """From any thread, or a signal handler: takes no lock."""

@@ -247,7 +247,7 @@ class Replayed(_Told):
 
     def _place(self, entry: Entry) -> None:
         if self._entries and entry.session != self._entries[-1].session:
-            self._before = 0.0
+            self._before = self._times[-1]
         self._times.append(self._before + entry.elapsed)
         self._entries.append(entry)
 

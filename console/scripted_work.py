@@ -6,7 +6,7 @@ schedule's, what is done about a shortage is the ladder's; only the computing is
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -60,6 +60,7 @@ class Work:
     random: Random
     leased: int = 0
     last: int | None = None
+    sittings: Sequence[Sitting] = ()
     warm: set[str] = field(default_factory=set)
     pressed: Counter[str] = field(default_factory=Counter)
     measured: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -68,7 +69,7 @@ class Work:
 
     def run(self) -> Waits:
         """Walk everything that is left. Raises Stopped between two batches when asked to."""
-        self.controls.foresee = self._next
+        self.controls.foresee = self._foresee
         while any(self.left):
             yield from self._heed()
             if self.controls():
@@ -77,9 +78,16 @@ class Work:
                 yield from self._round(now)
         self.controls.end(self.emit)
 
-    def _next(self, schedule: Schedule) -> Round | None:
-        """What would be leased now, under a schedule."""
-        left = [[cell.index for cell in cells] for cells in self.left]
+    def _foresee(self, schedule: Schedule) -> Round | None:
+        """What another schedule would lease next."""
+        return self._next(schedule, {sitting.turn.model_pass: sitting.committed for sitting in self.sittings})
+
+    def _next(self, schedule: Schedule, done: Mapping[int, Sequence[int]] = {}) -> Round | None:
+        """What would be leased now, under a schedule; `done` are cells of the present round, by pass."""
+        left = [
+            [cell.index for cell in cells if cell.index not in done.get(number, ())]
+            for number, cells in enumerate(self.left)
+        ]
         places = cast.places_of([card.name for card in self.cards if not card.lost], cast.BUDGET)
         needs = [part.need() for part in self.parts]
         controls = self.controls
@@ -95,6 +103,7 @@ class Work:
     def _round(self, now: Round) -> Waits:
         """From the leases to the receipts."""
         began, sittings = self.now(), [self._granted(turn, len(now.turns) > 1) for turn in now.turns]
+        self.sittings = sittings
         for sitting in sittings:
             yield from self._attach(sitting)
         orders = self.controls.orders

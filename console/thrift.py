@@ -1,4 +1,4 @@
-"""The same picture with fewer bytes: of what is painted only the cells that change are sent, of a style only what is new.
+"""The same picture with fewer bytes: of what is painted only cells that change are sent, of a style only what is new.
 
 Textual paints whole rows, each a move and styled text, and sets and resets all of the style of every segment. What it
 paints in another way goes through as it is; where that may have changed cells, what is known of them is forgotten.
@@ -27,9 +27,13 @@ Cells = list[tuple[str, Style]]
 
 
 class Thrift:
-    """Rewrites one stream, piece by piece. A piece never ends within a sequence; one that is `RESET` alone is sent."""
+    """Rewrites one stream to a terminal of some size, piece by piece.
 
-    def __init__(self) -> None:
+    A piece never ends within a sequence; one that is `RESET` alone is sent.
+    """
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._size = columns, rows
         self._wanted = self._sent = PLAIN
         self._strange = False
         """Whether a style was set that is not known here; then all goes through until the next reset."""
@@ -47,39 +51,29 @@ class Thrift:
             end = found.end()
         return "".join([*parts, self._other(text[end:])])
 
+    def fit(self, columns: int, rows: int) -> None:
+        """The terminal has this size now; with another one than before its cells may be any."""
+        if self._size != (columns, rows):
+            self._size = columns, rows
+            self.forget()
+
     def forget(self) -> None:
         """The terminal's cells may be others than those that were sent."""
         self._rows.clear()
 
     def _row(self, row: int, column: int, text: str) -> str:
         """Of a row's text from a column on what is new in it."""
-        cells = None if self._strange else self._cells(text)
-        if cells is None:
-            self._rows.pop(row, None)
+        read = None if self._strange else _read(text, self._wanted)
+        if read is None or row > self._size[1] or column + len(read[0]) - 1 > self._size[0]:
+            self.forget()
             return f"\x1b[{row};{column}H" + self._styled(text)
+        cells, self._wanted = read
         known = self._rows.setdefault(row, {})
         changed = [place for place, cell in enumerate(cells) if known.get(column + place) != cell]
         known.update(enumerate(cells, column))
         return "".join(
             f"\x1b[{row};{column + first}H" + self._painted(cells[first:end]) for first, end in _runs(changed)
         )
-
-    def _cells(self, text: str) -> Cells | None:
-        """Sign and style of each cell; None where a style is not known, or signs are not one cell wide."""
-        cells: Cells = []
-        style, end = self._wanted, 0
-        for found in [*_STYLE.finditer(text), None]:
-            signs = text[end : found.start() if found else len(text)]
-            if not signs.isascii() and any(get_character_cell_size(sign) != 1 for sign in signs):
-                return None
-            cells += [(sign, on_blank(style) if sign == " " else style) for sign in signs]
-            if found:
-                changed = after(style, found[1])
-                if changed is None:
-                    return None
-                style, end = changed, found.end()
-        self._wanted = style
-        return cells
 
     def _painted(self, cells: Cells) -> str:
         parts: list[str] = []
@@ -126,6 +120,24 @@ class Thrift:
     def _turn(self, wanted: Style) -> str:
         now, self._sent = self._sent, wanted
         return turn(now, wanted)
+
+
+def _read(text: str, style: Style) -> tuple[Cells, Style] | None:
+    """Sign and style of each cell, and the style after them; None where a style is not known, or signs are not one cell
+    wide."""
+    cells: Cells = []
+    end = 0
+    for found in [*_STYLE.finditer(text), None]:
+        signs = text[end : found.start() if found else len(text)]
+        if not signs.isascii() and any(get_character_cell_size(sign) != 1 for sign in signs):
+            return None
+        cells += [(sign, on_blank(style) if sign == " " else style) for sign in signs]
+        if found:
+            changed = after(style, found[1])
+            if changed is None:
+                return None
+            style, end = changed, found.end()
+    return cells, style
 
 
 def _runs(places: list[int]) -> list[tuple[int, int]]:

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from console import follow
-from console.follow import GONE, Replayed, Watched, held, journal_at
+from console import follow, tail
+from console.follow import GONE, Replayed, Watched
 from console.scripted import Scripted
 from console.source import Source
+from console.tail import held, journal_at
 from engine.errors import InterlockError, UsageError
 from engine.passes.controls import Controls
 from engine.record import events as ev
@@ -149,7 +150,7 @@ def test_GIVEN_a_live_writer_that_says_nothing_WHEN_watched_THEN_it_is_not_taken
 
 
 def test_GIVEN_no_list_of_locks_WHEN_asked_whether_a_journal_is_held_THEN_the_lock_itself_tells(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "LOCKS", tmp_path / "nowhere")
+    monkeypatch.setattr(tail, "LOCKS", tmp_path / "nowhere")
     kept = Journal(tmp_path / "journal.jsonl")
     assert held(kept.path)
     kept.close()
@@ -157,10 +158,10 @@ def test_GIVEN_no_list_of_locks_WHEN_asked_whether_a_journal_is_held_THEN_the_lo
     Journal(kept.path).close()
 
 
-@pytest.mark.parametrize("tail", [b"{", encode(entry(5))[:-1], encode(entry(5)).replace(b"some", b"none")])
-def test_GIVEN_a_torn_tail_WHEN_watched_THEN_what_is_before_it_is_seen_and_what_replaces_it(tmp_path, closing, tail):
+@pytest.mark.parametrize("torn", [b"{", encode(entry(5))[:-1], encode(entry(5)).replace(b"some", b"none")])
+def test_GIVEN_a_torn_tail_WHEN_watched_THEN_what_is_before_it_is_seen_and_what_replaces_it(tmp_path, closing, torn):
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(lines(5) + tail)
+    path.write_bytes(lines(5) + torn)
     source = closing(Watched(path))
     time.sleep(0.2)
     assert seqs(source) == [0, 1, 2, 3, 4] and not source.failure
@@ -238,6 +239,9 @@ def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error
     (tmp_path / "journal.jsonl").touch()
     with pytest.raises(UsageError, match="nothing to replay"):
         Replayed(tmp_path)
+    for speed in (0.0, -1.0, math.nan):
+        with pytest.raises(UsageError, match="--speed"):
+            Replayed(tmp_path, speed)
 
 
 def test_GIVEN_a_finished_run_WHEN_watched_THEN_it_is_over_and_nobody_is_missed(whole, closing):

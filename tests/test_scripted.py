@@ -262,6 +262,13 @@ def test_GIVEN_a_speed_WHEN_let_go_THEN_it_sleeps_its_own_time_divided_by_it(tmp
     assert max(slept) <= 2.0
 
 
+@pytest.mark.parametrize("speed", [0.0, -1.0, math.nan])
+def test_GIVEN_a_speed_that_is_none_WHEN_scripted_THEN_it_is_refused_and_nothing_is_made(tmp_path, speed):
+    with pytest.raises(UsageError, match="--speed"):
+        scripted(tmp_path, speed=speed)
+    assert not list(tmp_path.iterdir())
+
+
 def test_GIVEN_a_session_WHEN_it_does_a_scripted_run_THEN_it_ends_with_its_exit_code(tmp_path):
     session = Session(lambda controls: scripted(tmp_path, controls=controls))
     session.start()

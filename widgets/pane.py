@@ -77,4 +77,5 @@ class Pane(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(width, base)
 
     def _style(self, name: str) -> Style:
-        return self.get_component_rich_style(f"pane--{name}", partial=True) if name else Style.null()
+        """Blended with what is behind it: a partial style would lose the alpha of its colour."""
+        return self.get_component_rich_style(f"pane--{name}") if name else Style.null()

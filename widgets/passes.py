@@ -4,6 +4,7 @@ Below them stand the collections, as far as there are lines; before anything is 
 """
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 from engine.record.durable import duration
@@ -115,9 +116,16 @@ def _picture(each: PassView, width: int, ascii: bool) -> str:
     return glyphs.grid(each.cells, each.batches, width, ascii=ascii)
 
 
+def _grid(each: PassView, width: int, ascii: bool) -> list[Span]:
+    """What is empty of it steps back."""
+    empty, done = glyphs.SHADES[ascii][0], "dim" if each.word == "reused" else "fill"
+    parts = groupby(_picture(each, width, ascii), key=lambda sign: sign == empty)
+    return [Span("".join(signs), "rest" if is_empty else done) for is_empty, signs in parts]
+
+
 def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int], bar: int, ascii: bool) -> list[Span]:
     """The grid, and the columns that are shown."""
-    spans = [Span(_picture(each, bar, ascii), "dim" if each.word == "reused" else "fill")]
+    spans = _grid(each, bar, ascii)
     for place in shown:
         column = COLUMNS[place]
         text = line[place].rjust(sizes[place]) if column.right else line[place].ljust(sizes[place])
