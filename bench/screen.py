@@ -23,9 +23,12 @@ import corpora
 import machine
 import numpy as np
 
+from console.scripted import Scripted
+from engine.passes.controls import Controls
 from engine.record import journal
 from engine.record.events import BatchCommitted
 from engine.record.recorder import Recorder
+from engine.record.rundir import RunDirectory
 from tests.pty_harness import OnTerminal, Screen
 
 SIZES = {(80, 24): 2500.0, (120, 40): 3000.0, (200, 60): 5000.0}
@@ -209,11 +212,12 @@ def throughput_of(stage: Stage, *flags: str) -> Callable[[], dict[str, float]]:
     return run
 
 
-def emit_cost(stage: Stage, events: int) -> dict[str, float]:
+def emit_cost(events: int) -> dict[str, float]:
     """Microseconds to emit the events of a scripted run, while a front end looks as often as the console does."""
-    with stage.show(stage.screen) as shown:
-        shown.wait(CLOSED)
-        bodies = [entry.body for entry in journal.read(shown.journal)]
+    with tempfile.TemporaryDirectory() as made:
+        run = RunDirectory(Path(made) / "script")
+        Scripted(run, Controls(), speed=float("inf")).go()
+        bodies = [entry.body for entry in journal.read(run.journal)]
     took: list[int] = []
     while len(took) < events:
         with tempfile.TemporaryDirectory() as made, polled(Path(made)) as recorder:
@@ -263,7 +267,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "throughput": lambda: machine.interleave(
                 {"console": throughput_of(stage), "headless": throughput_of(stage, "--no-ui")}, options.rounds
             ),
-            "emit_microseconds": lambda: emit_cost(stage, options.events),
+            "emit_microseconds": lambda: emit_cost(options.events),
         }
         for name, part in parts.items():
             if not options.only or name in options.only:

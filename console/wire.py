@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 15
 """On their way before frames are left out: the terminal would be seconds behind."""
 AT_ONCE = 4096
 GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL

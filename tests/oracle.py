@@ -24,7 +24,7 @@ class Oracle:
     def __init__(
         self, config: Mapping[str, Any], *, packed: bool, attention: str = "sdpa", dtype: torch.dtype = torch.float16
     ) -> None:
-        self._causal = config["model_type"] in CAUSAL and attention == "sdpa"
+        self._causal = is_causal(config, attention)
         self._packed = packed
         self._mode = FakeTensorMode()
         with self._mode:
@@ -52,19 +52,27 @@ def measured(
     """Bytes that a forward of rows of these lengths allocates at its peak; `causal` says so where no mask does."""
     counter = Counter()
     with torch.inference_mode(), Meter(counter, narrow=narrow):
-        if packed:
-            hidden = network(torch.ones(sum(lengths), dtype=torch.int64), list(lengths)).float()
-        else:
-            ids = torch.ones(len(lengths), max(lengths), dtype=torch.int64)
-            mask: Any = {"full_attention": None} if causal else None
-            if len(set(lengths)) > 1:
-                mask = torch.ones_like(ids)
-                for row, length in enumerate(lengths):
-                    mask[row, length:] = 0
-            hidden = network(input_ids=ids, attention_mask=mask)[0].float()
-        pooled = hidden[:1]
-        del hidden, pooled
+        forward(network, lengths, packed=packed, causal=causal)
     return counter.peak
+
+
+def forward(network: nn.Module, lengths: Sequence[int], *, packed: bool, causal: bool) -> None:
+    """Compute rows of these lengths, pooled in float32, and drop what came of it."""
+    if packed:
+        hidden = network(torch.ones(sum(lengths), dtype=torch.int64), list(lengths)).float()
+    else:
+        ids = torch.ones(len(lengths), max(lengths), dtype=torch.int64)
+        mask: Any = {"full_attention": None} if causal else None
+        if len(set(lengths)) > 1:
+            mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+        hidden = network(input_ids=ids, attention_mask=mask)[0].float()
+    pooled = hidden[:1]
+    del hidden, pooled
+
+
+def is_causal(config: Mapping[str, Any], attention: str) -> bool:
+    """Whether a network must be told that rows of one length need no mask: it cannot look at what has no content."""
+    return config["model_type"] in CAUSAL and attention == "sdpa"
 
 
 def lengths_of(generator: np.random.Generator, longest: int, tokens: int, *, packed: bool, even: bool) -> list[int]:

@@ -10,7 +10,7 @@ from engine.passes.controls import VALUES, Controls
 from engine.passes.schedule import Schedule
 from engine.record import events as ev
 from engine.run import Run
-from tests.builders import corpus, events_of, sentences, summary_of, toml
+from tests.builders import corpus, entries, events_of, sentences, summary_of, toml
 
 
 class Told(list):
@@ -83,7 +83,7 @@ def test_GIVEN_one_model_WHEN_another_schedule_is_asked_for_THEN_it_is_refused(r
     assert "one model" in refused.reason
 
 
-def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_are_resident_and_the_rest_is_as_foreseen(
+def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_are_resident_as_foreseen(
     run_of,
 ):
     controls, foreseen = Controls(), []
@@ -102,13 +102,7 @@ def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_
     assert [(turn.model_pass, turn.devices) for turn in then.turns] == [(0, ("cpu",)), (1, ("cpu",))]
     alone, *together = events_of(run.directory.path, ev.LeaseGranted)
     assert (alone.schedule, {lease.schedule for lease in together}) == ("exclusive", {"shared"})
-    granted = [type(event.body).__name__ for event in journal(run.directory.path)]
-    assert ["LeaseGranted", "LeaseGranted"] == [name for name in granted if "Lease" in name][2:4]
+    granted = [type(event.body).__name__ for event in entries(run.directory.path)]
+    assert [name for name in granted if "Lease" in name][2:4] == ["LeaseGranted", "LeaseGranted"]
     rows = {share["model"]: share["rows"] for share in summary_of(run.directory.path)["collections"][0]["passes"]}
     assert set(rows.values()) == {60}
-
-
-def journal(run: Path):
-    from tests.builders import entries
-
-    return entries(run)

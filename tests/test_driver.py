@@ -231,7 +231,8 @@ class _Rows(App[Leave]):
 
     def _paint(self) -> None:
         self._painted += 1
-        rows = "\n".join(f"row {row} {self._painted}" for row in range(ROWS))
+        filler = chr(ord("a") + self._painted % 26) * 60  # so that every cell changes
+        rows = "\n".join(f"row {row} {self._painted} {filler}" for row in range(ROWS))
         self.query_one(Static).update(rows, layout=False)
         if self._painted % 50 == 1:
             print("from python")

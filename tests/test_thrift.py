@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 
+from console import styles
 from console.thrift import RESET, Thrift
 
 COLUMNS, ROWS = 24, 5
@@ -21,12 +22,31 @@ STRANGE = ["73", "4:3", "58;5;1"]
 WHOLE = ["bg", "bold", "italics", "underscore", "strikethrough", "reverse", "blink"]
 ATTRIBUTES = ["bold", "dim", "italic", "underline", "blink", "blink2", "reverse", "conceal", "strike"]
 ATTRIBUTES += ["underline2", "frame", "encircle", "overline"]
+WITHOUT_STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 sets = st.lists(st.sampled_from(CODES), min_size=1, max_size=4).map(lambda codes: f"\x1b[{';'.join(codes)}m")
 moves = st.tuples(st.integers(1, ROWS), st.integers(1, COLUMNS)).map(lambda to: f"\x1b[{to[0]};{to[1]}H")
-texts = st.sampled_from(["a", "word ", "   ", " ", "│é漢", "x\r\n", "  \r\n", "\r\n"])
+texts = st.sampled_from(["a", "word ", "   ", " ", "│é漢", "e\u0301", "x\r\n", "  \r\n", "\r\n"])
 others = st.sampled_from(["\x1b[2J", "\x1b[K", "\x1b[?25l", "\x1b[?2026$p", "\x1b]2;title\x07", "\x1b]9;a\x1b\\", "\a"])
-pieces = st.lists(st.one_of(sets, sets, texts, texts, texts, moves, others), max_size=40)
+tokens = st.lists(st.one_of(sets, sets, texts, texts, texts, moves, others), max_size=30)
+pieces = st.one_of(tokens.map("".join), st.sampled_from([RESET, *(f"\x1b[{code}m" for code in STRANGE)]))
+
+segments = st.tuples(sets, st.sampled_from(["a", "b", "ab   ab", "      ", "──│", "漢x"])).map(
+    lambda made: f"{made[0]}{made[1]}{RESET}"
+)
+rows = st.dictionaries(
+    st.integers(1, ROWS), st.tuples(st.integers(1, 5), st.lists(segments, min_size=1, max_size=2)), min_size=1
+)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> str:
+    """What Textual paints: rows from the top down, each after a move, and where the cursor is to rest."""
+    made = sorted(draw(rows).items())
+    return "\n".join(f"\x1b[{row};{at}H{''.join(text)}" for row, (at, text) in made) + draw(moves)
+
+
+streams = st.lists(st.one_of(frames(), frames(), pieces), max_size=8)
 
 
 def cells(stream: list[str]) -> list[list[tuple[object, ...]]]:
@@ -34,7 +54,7 @@ def cells(stream: list[str]) -> list[list[tuple[object, ...]]]:
     screen = pyte.Screen(COLUMNS, ROWS)
     terminal = pyte.Stream(screen)
     for piece in stream:
-        terminal.feed(piece.replace("\x1b[?2026$p", ""))
+        terminal.feed(piece.replace("\x1b[?2026$p", "").replace("\x1b[4:3m", ""))
     return [[_seen(screen.buffer[row][column]) for column in range(COLUMNS)] for row in range(ROWS)]
 
 
@@ -44,25 +64,49 @@ def _seen(cell: pyte.screens.Char) -> tuple[object, ...]:
     return (cell.data, cell.fg, *(getattr(cell, name) for name in WHOLE))
 
 
-@given(pieces)
+@given(streams)
 @example(["\x1b[7;31m", "a", "\x1b[0m", " ", "\x1b[1m", " ", "b"])
 @example(["\x1b[48;2;9;9;9m", " ", "\x1b[0m", "\x1b[2J", "a"])
-@example(["\x1b[1;2m", "a", "\x1b[22;2m", "b"])
-def test_GIVEN_any_stream_WHEN_it_is_rewritten_THEN_every_cell_looks_the_same(
-    stream: list[str],
-) -> None:
-    thrift = Thrift()
+@example(["\x1b[1;2m", "a", "\x1b[22;2m", "b", "\x1b[1;mc"])
+@example(["\x1b[1;1Haa\x1b[1;1H", "\x1b[1;1Hba\x1b[1;1H", "\x1b[1;1H\x1b[K", "\x1b[1;1Hba\x1b[1;1H"])
+def test_GIVEN_any_stream_WHEN_it_is_rewritten_THEN_every_cell_looks_the_same(stream: list[str]) -> None:
+    thrift = Thrift(COLUMNS, ROWS)
     sent = [thrift(piece) for piece in stream]
     assert cells(sent) == cells(stream)
 
 
-@given(pieces)
-def test_GIVEN_any_stream_WHEN_its_styles_are_taken_away_THEN_everything_else_is_still_there_in_order(
+@given(tokens)
+def test_GIVEN_any_sequences_WHEN_rewritten_THEN_all_that_is_no_style_is_still_there_in_order(
     stream: list[str],
 ) -> None:
-    thrift = Thrift()
-    without = re.compile(r"\x1b\[[0-9;]*m")
-    assert without.sub("", "".join(thrift(piece) for piece in stream)) == without.sub("", "".join(stream))
+    thrift = Thrift(COLUMNS, ROWS)
+    sent = "".join(thrift(piece) for piece in stream)
+    assert WITHOUT_STYLES.sub("", sent) == WITHOUT_STYLES.sub("", "".join(stream))
+
+
+@given(frames(), st.integers(COLUMNS // 2, COLUMNS), st.integers(1, ROWS))
+def test_GIVEN_a_frame_that_was_sent_WHEN_it_is_painted_again_THEN_nothing_is_sent_unless_the_size_is_another(
+    frame: str, columns: int, height: int
+) -> None:
+    thrift = Thrift(COLUMNS, ROWS)
+    first = thrift(frame)
+    if "漢" not in frame:
+        assert re.fullmatch(r"\x1b\[\d+;\d+H", thrift(frame))
+    thrift.fit(COLUMNS, ROWS)
+    thrift.forget()
+    assert len(WITHOUT_STYLES.sub("", thrift(frame))) == len(WITHOUT_STYLES.sub("", first))
+    thrift.fit(columns, height)
+    assert (columns, height) == (COLUMNS, ROWS) or len(thrift(frame)) > 10
+
+
+@given(frames(), frames())
+def test_GIVEN_a_frame_for_a_larger_terminal_WHEN_it_is_sent_THEN_nothing_is_taken_as_known_afterwards(
+    large: str, frame: str
+) -> None:
+    thrift = Thrift(3, 1)
+    sent = [thrift(large)]
+    thrift.fit(COLUMNS, ROWS)
+    assert cells([*sent, thrift(frame)]) == cells([large, frame])
 
 
 @given(st.lists(st.one_of(sets, texts, st.sampled_from(STRANGE).map(lambda code: f"\x1b[{code}m")), max_size=30))
@@ -70,7 +114,7 @@ def test_GIVEN_codes_that_are_not_known_WHEN_a_reset_follows_THEN_they_went_thro
     stream: list[str],
 ) -> None:
     strange = [f"\x1b[{code}m" for code in STRANGE]
-    thrift = Thrift()
+    thrift = Thrift(COLUMNS, ROWS)
     sent = "".join(thrift(piece) for piece in [*stream, "\x1b[0m.", "\x1b[0m"])
     assert sum(sent.count(each) for each in strange) == sum(piece in strange for piece in stream)
     if any(piece in strange for piece in stream):
@@ -78,36 +122,34 @@ def test_GIVEN_codes_that_are_not_known_WHEN_a_reset_follows_THEN_they_went_thro
         assert re.search(r"\x1b\[(0|)(;|m)", after)
 
 
-def test_GIVEN_a_row_as_textual_paints_it_WHEN_rewritten_THEN_each_style_is_said_once() -> None:
-    row = [
-        Segment("│", Style(color="#4d5156", bgcolor="#14181d")),
-        Segment("model", Style(color="#56b6c2", bgcolor="#14181d", bold=True)),
-        Segment("     ", Style(color="#d5d9de", bgcolor="#14181d")),
-        Segment("│", Style(color="#56b6c2", bgcolor="#14181d")),
-    ]
-    painted = Console(color_system="truecolor", force_terminal=True)._render_buffer(row)
-    thrift = Thrift()
-    assert thrift(painted) == ("\x1b[38;2;77;81;86;48;2;20;24;29m│\x1b[1;38;2;86;182;194mmodel     \x1b[22m│")
-    assert thrift(painted) == "\x1b[38;2;77;81;86m│\x1b[1;38;2;86;182;194mmodel     \x1b[22m│"
+def test_GIVEN_a_row_as_textual_paints_it_WHEN_something_changes_THEN_only_that_is_sent_and_each_style_once() -> None:
+    def painted(*texts: str) -> str:
+        colours = ["#4d5156", "#56b6c2", "#d5d9de", "#56b6c2"]
+        row = [
+            Segment(text, Style(color=colour, bgcolor="#14181d")) for text, colour in zip(texts, colours, strict=True)
+        ]
+        return "\x1b[3;1H" + Console(color_system="truecolor", force_terminal=True)._render_buffer(row) + "\x1b[1;1H"
+
+    thrift = Thrift(COLUMNS, ROWS)
+    assert thrift(painted("│", "model", "     ", "│")) == (
+        "\x1b[3;1H\x1b[38;2;77;81;86;48;2;20;24;29m│\x1b[38;2;86;182;194mmodel     │\x1b[1;1H"
+    )
+    assert thrift(painted("│", "model", "     ", "│")) == "\x1b[1;1H"
+    assert thrift(painted("│", "modem", "     ", "│")) == "\x1b[3;6Hm\x1b[1;1H"
 
 
 @pytest.mark.parametrize("system", ["standard", "256", "truecolor"])
 def test_GIVEN_every_style_that_rich_has_WHEN_rewritten_THEN_it_is_known(system: str) -> None:
     colours = [Color.parse(name) for name in ("default", "red", "bright_blue", "color(99)", "#102030")]
-    styles = [
-        Style.from_color(*pair) + Style(**{name: True})
-        for pair in itertools.product(colours, colours)
-        for name in ATTRIBUTES
-    ]
     console = Console(color_system=system, force_terminal=True)
-    thrift = Thrift()
-    for style in styles:
-        thrift(console._render_buffer([Segment("a", style)]))
-    assert not thrift._strange
+    for front, back, name in itertools.product(colours, colours, ATTRIBUTES):
+        style = Style.from_color(front, back) + Style(**{name: True})
+        painted = console._render_buffer([Segment("a", style)])
+        assert styles.after(styles.PLAIN, painted[2 : painted.index("m")]) is not None
 
 
 def test_GIVEN_a_reset_alone_WHEN_rewritten_THEN_it_is_sent() -> None:
-    thrift = Thrift()
+    thrift = Thrift(COLUMNS, ROWS)
     thrift("\x1b[1ma")
     assert thrift(RESET) == RESET
     assert thrift("a") == "a"

@@ -1,0 +1,153 @@
+"""The memory law against full-depth traces of published architectures: what it foretells, and what is then allocated.
+
+The law is fitted to a few layers of a network; here every layer is traced, without weights or content, for rows of 32
+to 8,192 tokens, alone and in batches, all of one length and mixed. Both are counted with the kernels that torch has for
+a CPU: this is the error of the law, and a GPU's own kernels are what `bench/gpu_acceptance.py` is for.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import machine
+
+os.environ |= machine.SINGLE_THREAD
+
+import numpy as np
+import torch
+
+from engine.gpu.memory import GRAIN, Law
+from engine.models.network import packable
+from engine.models.trace import law_of
+from engine.passes.encoder import computed_tokens
+from tests.architectures import ARCHITECTURES, LIMITS
+from tests.oracle import Oracle
+
+MEDIAN, WORST = 0.01, 0.02
+LENGTHS = tuple(2**power for power in range(5, 14))
+BATCHES = (1, 4, 1 << 14, 1 << 16)
+"""Rows of a batch, or from 32 on its tokens."""
+ATTENTIONS = ("packed", "sdpa", "eager")
+WITHOUT_SDPA = ("mpnet",)
+
+
+class Error(NamedTuple):
+    """How far the law was above one forward, as shares: of all that is allocated, and of what is beside the weights."""
+
+    peak: float
+    activations: float
+    shape: str
+
+
+def cases(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every architecture with each way in which the engine can compute it."""
+    for name in names:
+        config = ARCHITECTURES[name]
+        for attention in ATTENTIONS:
+            possible = packable(config) if attention == "packed" else True
+            if possible and not (attention == "sdpa" and config["model_type"] in WITHOUT_SDPA):
+                yield name, attention
+
+
+def shapes(limit: int, seed: int) -> Iterator[list[int]]:
+    """Lengths of the rows of each forward, longest first; mixed rows are between half of the longest and it."""
+    dice = np.random.default_rng(seed)
+    for longest in (length for length in LENGTHS if length <= limit):
+        counts = {number if number < LENGTHS[0] else number // longest for number in BATCHES}
+        for rows in sorted(counts):
+            yield [longest] * rows
+            if rows > 1:
+                rest = dice.integers(longest // 2, longest, rows - 1, endpoint=True)
+                yield [longest, *sorted(rest.tolist(), reverse=True)]
+
+
+def errors(name: str, attention: str, seed: int) -> Iterator[Error]:
+    """Of every shape of one case."""
+    packed, kernel = attention == "packed", "sdpa" if attention == "packed" else attention
+    config = ARCHITECTURES[name]
+    law = law_of(config, packed=packed, dtype=torch.float16, attention=kernel)
+    oracle = Oracle(config, packed=packed, attention=kernel)
+    for lengths in shapes(LIMITS[name], seed):
+        beside = oracle.peak(lengths)
+        off = predicted(law, lengths, padded=not packed) - beside
+        whole = (law.weights - oracle.weights + off) / (oracle.weights + beside)
+        kind = "even" if len(set(lengths)) == 1 else "mixed"
+        yield Error(whole, off / beside if abs(off) > GRAIN else 0.0, f"{len(lengths)} x {lengths[0]} {kind}")
+
+
+def predicted(law: Law, lengths: Sequence[int], *, padded: bool) -> int:
+    """Bytes beside the weights, uncorrected by any measurement."""
+    return law.for_rows(lengths).activations(computed_tokens(lengths, padded=padded), max(lengths))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    about = machine.describe()
+    found = []
+    for name, attention in cases(options.architectures):
+        began = time.process_time()
+        each = list(errors(name, attention, options.seed))
+        found.append({"architecture": name, "attention": attention, **summed(each)})
+        print(f"{name}, {attention}: {len(each)} forwards, {time.process_time() - began:.0f} CPU s", flush=True)
+    return {"machine": about, "seed": options.seed, "cases": found, "goals": judged(found)}
+
+
+def summed(each: Sequence[Error]) -> dict[str, Any]:
+    """Median and worst of one case; the worst keeps its sign: below nothing, the law promised too little."""
+    peaks, beside = [error.peak for error in each], [error.activations for error in each]
+    return {
+        "shapes": len(each),
+        "peak": {"median": median(map(abs, peaks)), "worst": max(peaks, key=abs)},
+        "activations": {"median": median(map(abs, beside)), "worst": max(beside, key=abs)},
+        "worst_shape": max(each, key=lambda error: abs(error.activations)).shape,
+    }
+
+
+def judged(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The case that is farthest off beside the goals: for all that is allocated, and for activations alone."""
+    return {
+        f"{name} error of {what}": machine.goal(max(abs(each[what][name]) for each in found), wanted, at_most=True)
+        for what in ("peak", "activations")
+        for name, wanted in (("median", MEDIAN), ("worst", WORST))
+    }
+
+
+def show(result: Mapping[str, Any]) -> None:
+    print()
+    heads = ["architecture", "attention", "shapes", "peak: median %", "worst %", "activations: median %", "worst %"]
+    rows = [
+        [
+            each["architecture"],
+            each["attention"],
+            each["shapes"],
+            *(100 * each[what][name] for what in ("peak", "activations") for name in ("median", "worst")),
+            each["worst_shape"],
+        ]
+        for each in result["cases"]
+    ]
+    machine.table([*heads, "worst shape"], rows)
+    machine.goals(result["goals"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--architectures", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--seed", type=int, default=11, help="of the mixed rows")
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:  # no law that was traced before
+        os.environ["INTERLOCK_CACHE"] = place
+        result = measure(options)
+    show(result)
+    machine.keep(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Who listens to the rounds of a plan: takes their events, folds them, and asks for what the plan asks for.
+
+Beside the events it sees every forward, and so knows which failures nobody told, and which were not let go of.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine.errors import ExitCode
+from engine.gpu.device import Device
+from engine.models.card import ModelCard
+from engine.passes.controls import Controls
+from engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
+from engine.record import events as ev
+from engine.record.state import RunState, fold
+
+
+class Hearing:
+    """Called with each event, from any worker's thread."""
+
+    def __init__(self, asked: Sequence[tuple[int, str, str]] = (), stop: int = 0) -> None:
+        self.events: list[ev.AnyEvent] = []
+        self.state = RunState()
+        self.controls = Controls()
+        self.untold: list[str] = []
+        """Batches with more failed forwards than mitigations and parked rows."""
+        self.kept: list[str] = []
+        """Forwards that began while a failed one still held its tensors, or before its device was cleared."""
+        self._asked = sorted(asked)
+        self._stop = stop
+        self._committed = 0
+        self._lock = threading.Lock()
+        self._own = _Account()
+
+    def __call__(self, event: ev.AnyEvent) -> None:
+        with self._lock:
+            entry = ev.Entry(seq=len(self.events), at=0.0, session=0, elapsed=0.0, device_kind="sim", body=event)
+            fold(self.state, entry)
+            self.events.append(event)
+            self._settle(event)
+            if isinstance(event, ev.BatchCommitted):
+                self._committed += 1
+                self._ask()
+
+    def encoders(self, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
+        """The engine's encoders, within earshot."""
+        return _Heard(encoder_for(card, network, device), device, self._own, self.kept)
+
+    def _settle(self, event: ev.AnyEvent) -> None:
+        """Failures are told by the thread that they happened to, at the latest with the batch."""
+        own = self._own
+        match event:
+            case ev.Mitigated(batch_index=int()) | ev.RowParked():
+                own.told += 1
+            case ev.BatchCommitted() | ev.LeaseReleased():
+                if isinstance(event, ev.BatchCommitted) and own.failed > own.told:
+                    cell = f"pass {event.model_pass}, batch {event.batch_index}"
+                    self.untold.append(f"{cell}: {own.failed} forwards failed, {own.told} times something was told")
+                own.failed = own.told = 0
+
+    def _ask(self) -> None:
+        while self._asked and self._asked[0][0] <= self._committed:
+            _, control, value = self._asked.pop(0)
+            self.controls.ask(control, value, "the plan")
+        if self._committed == self._stop:
+            self.controls.code = ExitCode.INTERRUPTED
+
+
+class _Account(threading.local):
+    """Of one thread since its last batch."""
+
+    failed = 0
+    told = 0
+    error: "weakref.ref[_Mark] | None" = None
+    """Alive as long as something refers to the frames of the last error."""
+    uncleared: tuple[Device, int] | None = None
+    """Where that was, and how often the device had been cleared by then."""
+
+
+class _Mark:
+    """Something in a frame."""
+
+
+class _Heard:
+    """An encoder whose failures are counted."""
+
+    def __init__(self, encoder: Encoder, device: Device, account: _Account, kept: list[str]) -> None:
+        self.padded = encoder.padded
+        self._encoder = encoder
+        self._device = device
+        self._account = account
+        self._kept = kept
+
+    def encode(self, rows: Sequence[Ids]) -> Vectors:
+        own, mark = self._account, _Mark()
+        self._look_back()
+        try:
+            vectors = self._encoder.encode(rows)
+        except torch.OutOfMemoryError:
+            own.failed += 1
+            own.error, own.uncleared = weakref.ref(mark), (self._device, _clearings(self._device))
+            raise
+        own.failed += not np.isfinite(vectors).all()
+        return vectors
+
+    def _look_back(self) -> None:
+        """Whether the last failure of this thread is history."""
+        own = self._account
+        if own.error and own.error():
+            self._kept.append("a forward begins while the error of another is kept with its tensors")
+        if own.uncleared and own.uncleared[1] == _clearings(own.uncleared[0]):
+            self._kept.append(f"a forward begins before {own.uncleared[0].name} was cleared of another")
+        own.error = own.uncleared = None
+
+
+def _clearings(device: Device) -> int:
+    return int(getattr(device, "reclaims", -1))

@@ -1,0 +1,229 @@
+"""Carries a plan out on two GPUs that are not there, by the engine's own rounds.
+
+Vectors and token ids are in memory; nothing else of a run is left out but files and front ends.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.scenarios.hearing import Hearing
+from bench.scenarios.plan import KIB, Plan, ids_of
+from bench.scenarios.workshop import Workshop
+from engine.errors import Stopped
+from engine.gpu.cpu import CpuDevice
+from engine.gpu.device import Device
+from engine.gpu.faults import Plight, parse
+from engine.gpu.lease import Lessor
+from engine.gpu.sim import Card, SimDevice
+from engine.intake.collections import Collection
+from engine.intake.corpus import Rows
+from engine.models.masters import Masters
+from engine.models.roster import entry_of
+from engine.passes.grid import Cells, lay_out
+from engine.passes.rounds import Rounds
+from engine.passes.seat import first_calibration
+from engine.passes.sitting import Crew
+from engine.record import events as ev
+from engine.record.summary import Summary, summarise
+
+
+class WatchedGpu(SimDevice):
+    """A card on whose clock nobody waits, and which knows its highest peak and how often it was cleared."""
+
+    highest = 0
+    reclaims = 0
+
+    def __init__(self, number: int, plan: Plan) -> None:
+        self.faults = parse(",".join(plan.faults))
+        self._slept = 0.0
+        card = Card("GPU of a plan", plan.totals[number], min(KIB, plan.ceiling))
+        super().__init__(f"cuda:{number}", card, self.faults, clock=self._now, sleep=self._pass)
+
+    def start_peak(self) -> None:
+        self.highest = max(self.highest, self.peak().occupied)
+        super().start_peak()
+
+    def reclaim(self) -> None:
+        self.reclaims += 1
+        super().reclaim()
+
+    @property
+    def leaks(self) -> bool:
+        """Whether a fault leaves something on it for good."""
+        return bool(Plight(self.faults, self.name).leaked)
+
+    @property
+    def struck(self) -> set[str]:
+        """The faults whose moment has come."""
+        own = [fault for fault in self.faults if fault.device in (None, self.name)]
+        return {fault.kind for fault in own if max(1, fault.first) <= self.allocations}
+
+    def _now(self) -> float:
+        return time.monotonic() + self._slept
+
+    def _pass(self, seconds: float) -> None:
+        self._slept += seconds
+
+
+@dataclass
+class Outcome:
+    """What came of a plan; lists by pass, but for `devices`."""
+
+    plan: Plan
+    events: list[ev.AnyEvent] = field(default_factory=list)
+    unheard: list[str] = field(default_factory=list)
+    """What should not be, and no event tells."""
+    puts: list[Counter[int]] = field(default_factory=list)
+    """How often each row was written."""
+    vectors: list[np.ndarray] = field(default_factory=list)
+    wanted: list[np.ndarray] = field(default_factory=list)
+    """What they are when nothing disturbs them."""
+    predicted: list[int] = field(default_factory=list)
+    """Bytes of the model with its widest batch on a GPU."""
+    hosts: list[int] = field(default_factory=list)
+    """Bytes that it cannot do without on the CPU, where the ceiling counts too."""
+    devices: list[WatchedGpu] = field(default_factory=list)
+    sessions: int = 1
+    error: BaseException | None = None
+    summary: Summary | None = None
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def carry_out(plan: Plan, shop: Workshop) -> Outcome:
+    """Compute a plan on its devices."""
+    host, grid, heard = CpuDevice(), _grid(plan, shop), Hearing(plan.asked, plan.stop)
+    outcome = Outcome(plan, wanted=[shop.vectors(key, plan.lengths) for key in plan.models])
+    outcome.hosts = [cells.layout.least_bytes(shop.law(cells.card, "cpu"), first_calibration(host)) for cells in grid]
+    outcome.devices = [WatchedGpu(number, plan) for number in range(2)]
+    first = first_calibration(outcome.devices[0])
+    outcome.predicted = [cells.layout.predicted_bytes(shop.law(cells.card, "sim"), first) for cells in grid]
+    _announce(plan, grid, outcome.devices, heard)
+    try:
+        outcome.sessions = _run(grid, outcome.devices, host, plan, shop, heard)
+    except Exception as error:
+        outcome.error = error
+    outcome.events, outcome.unheard = heard.events, [*heard.untold, *heard.kept]
+    outcome.summary = summarise(heard.state)
+    outcome.vectors = [cells.file.array for cells in grid]
+    outcome.puts = [cells.file.puts for cells in grid]
+    return outcome
+
+
+class _Lessor(Lessor):
+    """Promises more of a device than the engine would: all but the plan's reserve."""
+
+    def __init__(self, devices: Sequence[Device], plan: Plan, granted: int) -> None:
+        super().__init__(devices, plan.ceiling, granted)
+        self._reserve = plan.reserve
+
+    def budget(self, device: Device) -> int:
+        return min(self.ceiling, device.room(self.ceiling) - self._reserve)
+
+
+class _Tokens:
+    """Ids of the plan's rows."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = np.asarray(lengths, np.int64)
+        self._rows = [ids_of(row, length) for row, length in enumerate(lengths)]
+
+    def lengths(self, limit: int) -> np.ndarray:
+        return np.minimum(self._lengths, limit)
+
+    def truncated(self, limit: int) -> np.ndarray:
+        return np.maximum(self._lengths - limit, 0)
+
+    def row(self, text: int, limit: int) -> np.ndarray:
+        return self._rows[text][:limit]
+
+
+class _File:
+    """Vectors in memory."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.array = np.full((rows, dim), np.nan, np.float32)
+        self.puts: Counter[int] = Counter()
+
+    def put(self, rows: np.ndarray, vectors: np.ndarray) -> int:
+        self.array[rows] = vectors
+        self.puts.update(rows.tolist())
+        return 0
+
+    def sync(self) -> None:
+        """There is no disk."""
+
+
+def _grid(plan: Plan, shop: Workshop) -> list[Any]:
+    """The cells of every pass."""
+    tokens: Any = _Tokens(plan.lengths)
+    ends = sorted({0, plan.split, len(plan.lengths)})
+    corpus = [
+        Rows(Collection(f"c{first}", f"c{first}", Path("c"), ()), first, own_texts=end - first)
+        for first, end in itertools.pairwise(ends)
+    ]
+    cells = []
+    for number, key in enumerate(plan.models):
+        card = replace(shop.cards[key], batch_tokens=plan.batch_tokens)
+        layout = lay_out(number, card, tokens, corpus, np.zeros(len(plan.lengths), np.bool_))
+        file: Any = _File(len(plan.lengths), card.dim)
+        cells.append(Cells(number, layout, tokens, file))
+    return cells
+
+
+def _run(
+    grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
+) -> int:
+    """To the end, in two sessions where the plan stops in between; how many it took."""
+    try:
+        _rounds(grid, devices, host, plan, shop, heard).run()
+    except Stopped:
+        heard.controls.code = None
+        _rounds(grid, devices, host, plan, shop, heard).run()
+        return 2
+    return 1
+
+
+def _rounds(
+    grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
+) -> Rounds:
+    heard.controls.begin(plan.schedule, plan.window, cpu_fallback=plan.cpu_fallback)
+    granted = sum(isinstance(event, ev.LeaseGranted) for event in heard.events)
+    crew = Crew(
+        devices=devices,
+        host=host,
+        lessor=_Lessor([*devices, host], plan, granted),
+        masters=Masters(1 << 30, shop.master),
+        controls=heard.controls,
+        emit=heard,
+        sync=lambda: None,
+        laws=shop.law,
+        encoders=heard.encoders,
+    )
+    done = {(event.model_pass, event.batch_index) for event in heard.events if isinstance(event, ev.BatchCommitted)}
+    left = [[index for index in range(len(cells.batches)) if (cells.model_pass, index) not in done] for cells in grid]
+    return Rounds(grid, left, [1.0] * len(grid), crew)
+
+
+def _announce(plan: Plan, grid: Sequence[Cells], devices: Sequence[SimDevice], heard: Hearing) -> None:
+    """What a run says before its rounds."""
+    nothing: dict[str, Any] = {"config": {}, "versions": {}, "environment": {}}
+    heard(ev.RunStarted(run_id=f"plan-{plan.seed}", chunks="", fusion="none", schedule=plan.schedule, **nothing))
+    facts = [
+        ev.DeviceFacts(
+            name=each.name, kind=each.kind, label=each.label, total_bytes=each.total, ceiling_bytes=plan.ceiling
+        )
+        for each in devices
+    ]
+    heard(ev.DevicesFound(devices=facts))
+    heard(ev.RosterResolved(roster=[entry_of(cells.card, 1.0, cells.card.dim) for cells in grid]))
+    for share in (share for cells in grid for share in cells.layout.shares):
+        heard(share)

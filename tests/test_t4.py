@@ -1,0 +1,161 @@
+"""Large models on two T4s, by the book: full-size models without content (`tests/phantom.py`), no byte left out.
+
+Weights and activations are those of the published configurations in float16, charged to the allocator of a T4 under a
+ceiling of 12 GiB. What is shown is where bytes go, not that a real T4 computes it.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from engine.models import weights
+from engine.models.weights import Replica
+from engine.passes.schedule import Schedule
+from engine.record import events as ev
+from engine.record.summary import Summary, summarise
+from tests.phantom import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
+
+GIB = 1 << 30
+CEILING = 12 * GIB
+ROWS = 3000
+HEAVY = card_of("Qwen2-1.5B", attention="eager")
+PRIMARY, COMPANION = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of laws for these tests; what is loaded has no content."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("INTERLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.setattr(weights, "load", load)
+        for card in (HEAVY, PRIMARY, COMPANION):
+            law(card, "sim")
+        gc.collect()
+        gc.freeze()  # every lease collects garbage: not what was imported
+        yield
+        gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def large() -> Desk:
+    """Three large models in turn over 3,000 chunks, one of them as long as they take, on two T4s."""
+    desk = Desk([HEAVY, PRIMARY, COMPANION], lengths_of(ROWS, seed=1), [T4(0), T4(1)], CEILING)
+    desk.compute(Schedule.EXCLUSIVE)
+    return desk
+
+
+def test_GIVEN_three_large_models_WHEN_3000_chunks_are_computed_THEN_every_row_is_committed_once(large):
+    for card, file in zip(large.cards, large.files, strict=True):
+        assert file.puts == dict.fromkeys(range(ROWS), 1)
+        np.testing.assert_array_equal(file.array, vectors_of(range(ROWS), card.dim))
+    cells = [(batch.model_pass, batch.batch_index) for batch in large.of(ev.BatchCommitted)]
+    assert len(cells) == len(set(cells)) == sum(share.batches for share in large.of(ev.PassPlanned))
+    assert [end.rows for end in large.of(ev.EnsemblePassCompleted)] == [ROWS] * 3
+
+
+def test_GIVEN_three_large_models_WHEN_computed_in_turn_THEN_no_card_is_ever_over_12_gib(large):
+    peaks = [receipt.peak.occupied for lease in large.of(ev.LeaseReleased) for receipt in lease.receipts]
+    assert max(peaks) <= CEILING
+    assert max(peaks) == max(gpu.most for gpu in large.gpus)
+    assert max(peaks) > 10 * GIB
+
+
+def test_GIVEN_three_large_models_WHEN_computed_in_turn_THEN_memory_never_runs_out_and_nothing_stays(large):
+    assert [gpu.allocator.counters().ooms for gpu in large.gpus] == [0, 0]
+    receipts = [receipt for lease in large.of(ev.LeaseReleased) for receipt in lease.receipts]
+    assert len(receipts) == 2 * len(large.cards)
+    assert {(receipt.residue_bytes, receipt.after.allocated) for receipt in receipts} == {(0, 0)}
+    assert not large.of(ev.RowParked)
+
+
+def test_GIVEN_three_large_models_WHEN_attached_THEN_every_card_is_charged_their_true_weights(large):
+    for card, lease in zip(large.cards, large.of(ev.LeaseReleased), strict=True):
+        network = load(card).network
+        size = sum(each.numel() * 2 for each in {id(each): each for each in network.parameters()}.values())
+        for receipt in lease.receipts:
+            assert receipt.peak.allocated > size
+        attached = [event.bytes for event in large.of(ev.ModelAttached) if event.model == card.key]
+        assert attached == pytest.approx([size, size], rel=0.001)
+
+
+def test_GIVEN_a_chunk_of_8k_tokens_WHEN_its_batch_does_not_fit_THEN_it_is_planned_smaller_and_the_summary_says_so(
+    large,
+):
+    (collection,) = summarise(large.state).collections
+    (step,) = collection.mitigations
+    assert (step.model_pass, step.batch_index, step.rung) == (0, 0, "replan")
+    assert step.predicted_bytes > CEILING > step.measured_bytes
+    (batch,) = [each for each in large.of(ev.BatchCommitted) if (each.model_pass, each.batch_index) == (0, 0)]
+    assert batch.forwards == 2
+    assert {lease.model: lease.devices for lease in collection.leases} == {
+        card.key: ["cuda:0", "cuda:1"] for card in large.cards
+    }
+
+
+def test_GIVEN_that_batch_WHEN_computed_in_one_forward_all_the_same_THEN_the_card_has_no_room_for_it():
+    gpu = T4(0)
+    gpu.wall(CEILING)
+    replica = Replica(hydrate(HEAVY), gpu)
+    with gpu.computing(), torch.inference_mode():
+        replica.network([LIMIT])
+        with pytest.raises(torch.OutOfMemoryError, match=r"12\.00 GiB allowed"):
+            replica.network([LIMIT, 1504])
+
+
+def shared(desk: Desk) -> Summary:
+    """The summary of computing side by side, after every row is found to be there once."""
+    summary = desk.compute(Schedule.SHARED)
+    for card, file in zip(desk.cards, desk.files, strict=True):
+        assert file.puts == dict.fromkeys(range(len(desk.lengths)), 1)
+        np.testing.assert_array_equal(file.array, vectors_of(range(len(desk.lengths)), card.dim))
+    assert max(gpu.most for gpu in desk.gpus) <= desk.ceiling
+    return summary
+
+
+def leases_of(summary: Summary) -> list[tuple[str, list[str]]]:
+    (collection,) = summary.collections
+    return [(each.model, each.devices) for each in collection.leases]
+
+
+@pytest.fixture
+def pair() -> Desk:
+    """A primary and its companion, and two T4s."""
+    return Desk([PRIMARY, COMPANION], lengths_of(100, seed=2), [T4(0), T4(1)], CEILING)
+
+
+def test_GIVEN_two_cards_WHEN_shared_THEN_the_companion_is_on_the_second_beside_the_primary(pair):
+    summary = shared(pair)
+    assert leases_of(summary) == [(PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cuda:1"])]
+    first, second = pair.of(ev.LeaseGranted)
+    assert pair.events.index(second) < pair.events.index(pair.of(ev.LeaseReleased)[0])
+    assert pair.gpus[0].most > first.predicted_bytes
+    assert pair.gpus[1].most > second.predicted_bytes
+    assert summary.collections[0].mitigations == []
+
+
+def test_GIVEN_no_room_on_the_second_card_nor_beside_the_primary_WHEN_shared_THEN_the_companion_is_on_the_cpu(pair):
+    pair.ceiling = 3 * GIB
+    pair.gpus[1].allocator.others = 14 * GIB
+    summary = shared(pair)
+    assert leases_of(summary) == [(PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cpu"])]
+    assert [(each.model, each.device) for each in summary.collections[0].passes] == [
+        (PRIMARY.key, "cuda:0"),
+        (COMPANION.key, "cpu"),
+    ]
+
+
+def test_GIVEN_a_second_card_that_fills_up_after_it_was_promised_WHEN_shared_THEN_the_summary_tells_why_the_cpu(pair):
+    def fill(event: ev.AnyEvent) -> None:
+        if isinstance(event, ev.ModelAttached):
+            pair.gpus[1].allocator.others = 14 * GIB
+
+    pair.hears = fill
+    summary = shared(pair)
+    assert leases_of(summary) == [(PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cpu"])]
+    left, fell = summary.collections[0].mitigations
+    assert (left.model_pass, left.rung, left.device) == (1, "relocate", "cuda:1")
+    assert (fell.model_pass, fell.rung, fell.device) == (1, "cpu", "cpu")
+    assert "cuda:1" in left.cause
+    assert "cuda:1" in fell.cause
