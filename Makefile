@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install generate bench clean
+.PHONY: demo test check install generate screenshots bench clean
 
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
@@ -17,9 +17,13 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m console.generate --check
+	$(BIN)/python -m console.shots --check
 
 generate: install  ## the parts of README and the schema that are made from code
 	$(BIN)/python -m console.generate
+
+screenshots: install  ## the pictures of every screen, from a scripted run; the PNGs need cairosvg
+	$(BIN)/python -m console.shots
 
 bench: install  ## measured side by side with sentence-transformers; takes minutes
 	$(BIN)/python bench/encode.py

@@ -116,7 +116,8 @@ class Console(App[Leave]):
     def seen(self) -> Snapshot:
         """The source's snapshot at this second; without curves on a slow link."""
         found = self.source.snapshot()
-        if self.source.kind != "replay" and found.latest_at and not found.over:
+        ages = self.source.kind != "replay" and not self.source.note
+        if ages and found.latest_at and not found.over:
             found = replace(found, elapsed=found.elapsed + max(0.0, time.time() - found.latest_at))
         if self.look.slow_link:
             found = replace(found, devices=tuple(replace(device, history=()) for device in found.devices), pace=Pace())

@@ -84,7 +84,7 @@ def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     from console.look import look_of
 
     source = Replayed(run, speed) if speed else Watched(run)
-    app = Console(source, look_of(configuration), summary=run / "summary.json")
+    app = Console(source, look_of(configuration), summary=source.path.parent / "summary.json")
     try:
         with quiet_descriptors():
             app.run()

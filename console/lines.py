@@ -256,7 +256,8 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
 
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
-    lease = next((lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass), None)
+    leases = [lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass]
+    lease = max(leases, key=lambda lease: lease.device_kind != "cpu", default=None)  # not that of a row gone to the CPU
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
     timed = ev.timed(state.device_kind)
     seconds, reused = sum(share.seconds for share in shares) * timed, sum(share.reused for share in shares)
