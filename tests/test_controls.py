@@ -1,6 +1,5 @@
 """What an operator asks of a run is pending, then counts or is refused, and an event says which, with who asked."""
 
-
 import pytest
 
 from engine.config import load
