@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,19 +21,15 @@ from typing import Any
 import corpora
 import machine
 import numpy as np
+from emit import emit_cost
 
-from console.scripted import Scripted
-from engine.passes.controls import Controls
 from engine.record import journal
 from engine.record.events import BatchCommitted
-from engine.record.recorder import Recorder
-from engine.record.rundir import RunDirectory
 from tests.pty_harness import OnTerminal, Screen
 
 SIZES = {(80, 24): 2500.0, (120, 40): 3000.0, (200, 60): 5000.0}
 SLOW_LINK = 800.0
 STALL = 5.0
-POLL_HZ = 4
 CLOSED = b'"event":"run_closed"'
 COMMITTED = b'"event":"batch_committed"'
 PAINTED = ("VRAM", "Events", "Quit")
@@ -150,13 +145,13 @@ def keys_of(stage: Stage, presses: int) -> list[float]:
 
 
 def answers(terminal: OnTerminal, pressed: list[float]) -> Iterator[float]:
-    """For every key the seconds until much of the screen is different; infinite where the next key came first."""
+    """For every key the seconds until much of the screen is different; those to the next key where that came first."""
     waiting, before, shows = list(pressed), "", ""
     asked: float | None = None
     for at, screen in terminal.frames():
         if waiting and at >= waiting[0]:
             if asked is not None:
-                yield float("inf")
+                yield waiting[0] - asked
             asked, before = waiting.pop(0), shows
         shows = screen.text
         if asked is not None and share_changed(before, shows) > CHANGED:
@@ -169,28 +164,32 @@ def share_changed(before: str, after: str) -> float:
 
 
 def stall_of(stage: Stage) -> dict[str, Any]:
-    """The engine's rate while nobody reads the terminal, against the seconds around it; what it cost in memory."""
+    """The engine's rate while nobody reads the terminal, against the seconds around it; and what it cost in memory,
+    beside a scripted run, because a real engine's own memory breathes more than that."""
     with stage.show(stage.work) as shown:
-        shown.painted()
-        shown.wait(COMMITTED)
-        time.sleep(2 * STALL)
-        shown.terminal.stall()
-        began, resident = time.time(), shown.terminal.resident_bytes()
+        began, ended, _ = stalled(shown)
         time.sleep(STALL)
-        grown, ended = shown.terminal.resident_bytes() - resident, time.time()
-        going = time.monotonic()
-        shown.terminal.go_on()
-        time.sleep(2 * STALL)
-        repainted = next((at for at, screen in shown.terminal.frames(going) if whole(screen)), float("inf"))
         at, tokens = shown.progress()
         header = shown.terminal.screen().lines[0].strip()
-    return {
-        "stalled": rate(at, tokens, began, ended),
-        "around": (rate(at, tokens, began - STALL, began) + rate(at, tokens, ended, ended + STALL)) / 2,
-        "grown_bytes": grown,
-        "repainted_seconds": repainted - going,
-        "header_afterwards": header,
-    }
+    with stage.show(stage.screen) as shown:
+        grown = stalled(shown)[2]
+    around = (rate(at, tokens, began - STALL, began) + rate(at, tokens, ended, ended + STALL)) / 2
+    during = rate(at, tokens, began, ended)
+    return {"stalled": during, "around": around, "grown_bytes": grown, "header_afterwards": header}
+
+
+def stalled(shown: Shown) -> tuple[float, float, int]:
+    """From when to when on the wall clock, and how many bytes of memory the process had more afterwards."""
+    shown.painted()
+    shown.wait(COMMITTED)
+    time.sleep(2 * STALL)
+    shown.terminal.stall()
+    began, resident = time.time(), shown.terminal.resident_bytes()
+    time.sleep(STALL)
+    grown, ended = shown.terminal.resident_bytes() - resident, time.time()
+    shown.terminal.go_on()
+    time.sleep(STALL)
+    return began, ended, grown
 
 
 def rate(at: list[float], tokens: list[float], began: float, ended: float) -> float:
@@ -210,41 +209,6 @@ def throughput_of(stage: Stage, *flags: str) -> Callable[[], dict[str, float]]:
         return {"tokens_per_second": rate(at, tokens, at[0], at[-1]), "cpu": cpu}
 
     return run
-
-
-def emit_cost(events: int) -> dict[str, float]:
-    """Microseconds to emit the events of a scripted run, while a front end looks as often as the console does."""
-    with tempfile.TemporaryDirectory() as made:
-        run = RunDirectory(Path(made) / "script")
-        Scripted(run, Controls(), speed=float("inf")).go()
-        bodies = [entry.body for entry in journal.read(run.journal)]
-    took: list[int] = []
-    while len(took) < events:
-        with tempfile.TemporaryDirectory() as made, polled(Path(made)) as recorder:
-            for body in bodies:
-                began = time.perf_counter_ns()
-                recorder.emit(body)
-                took.append(time.perf_counter_ns() - began)
-    microseconds = np.array(took) / 1000
-    return {"median": float(np.median(microseconds)), "p99": float(np.quantile(microseconds, 0.99))}
-
-
-@contextlib.contextmanager
-def polled(directory: Path) -> Iterator[Recorder]:
-    recorder, over = Recorder(journal.Journal(directory / "journal.jsonl"), "scripted"), threading.Event()
-
-    def look() -> None:
-        seen = -1
-        while not over.wait(1 / POLL_HZ):
-            recorder.snapshot()
-            seen = max((entry.seq for entry in recorder.drain(seen)[0]), default=seen)
-
-    front_end = threading.Thread(target=look)
-    front_end.start()
-    yield recorder
-    over.set()
-    front_end.join()
-    recorder.journal.close()
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -317,8 +281,8 @@ def show(result: dict[str, Any]) -> None:
         )
         print(f"most {max(keys) * 1e3:.0f} of {len(keys)}")
     for each in result.get("stall", []):
-        print(f"\nstall: {each['stalled']:.0f} tokens/s against {each['around']:.0f} around it, ", end="")
-        print(f"repainted after {each['repainted_seconds']:.2f} s; then: {each['header_afterwards']}")
+        print(f"\nstall: {each['stalled']:.0f} tokens/s against {each['around']:.0f} around it; ", end="")
+        print(f"then: {each['header_afterwards']}")
     if runs := result.get("throughput"):
         print()
         machine.table(["run", "tokens/s", "CPU s"], [

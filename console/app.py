@@ -22,10 +22,8 @@ from console.driver import HangupSafeDriver
 from console.look import Leave, Look
 from console.notify import ended
 from console.screens.main import Main
-from console.screens.summary import SummaryScreen
 from console.session import Session
 from console.source import Source
-from console.summaries import load
 from console.theme import OWN, THEMES
 from engine.errors import ExitCode, InterlockError
 from engine.record import durable
@@ -91,6 +89,9 @@ class Console(App[Leave]):
     def show_summary(self) -> None:
         """The summary as it is on disk now, in the viewer."""
         path = (self._session.summary if self._session else None) or self._summary
+        from console.screens.summary import SummaryScreen
+        from console.summaries import load
+
         try:
             if path is None:
                 raise InterlockError("there is no summary before the run has begun to work")
@@ -148,9 +149,8 @@ class Console(App[Leave]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette offers the actions of the screen that it is laid over."""
-        below = screen if isinstance(screen, SummaryScreen) else self.main
-        for action in actions_of(VIEW if below is screen else MAIN):
-            yield SystemCommand(action.label, action.help, partial(self._do, below, action.name))
+        for action in actions_of(MAIN if screen is self.main else VIEW):
+            yield SystemCommand(action.label, action.help, partial(self._do, screen, action.name))
 
     async def action_quit(self) -> None:
         """Textual's own way out is ours."""

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from console.cli import configuration, parse, parser
-from console.lines import line_of
 from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
 from engine.errors import ExitCode, UnavailableError, UsageError
-from engine.models import assets
-from engine.models.registry import extended, find
+from engine.models.registry import extended, find, label
 from engine.record.durable import duration, human_bytes
 from engine.record.safe import safe
 
@@ -252,6 +250,7 @@ def _print_search(
 ) -> None:
     from engine.gpu.cpu import CpuDevice
     from engine.gpu.lease import Lessor
+    from engine.models import assets
     from engine.outlet.search import search as search_store
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling)
@@ -269,6 +268,9 @@ def _print_search(
 
 def models(options: argparse.Namespace) -> int:
     """List the registry, or fetch models."""
+    from console.lines import line_of
+    from engine.models import assets
+
     settings = configuration(options)
     registry = extended(settings.models)
     specs = find(registry, options.names or list(registry))
@@ -284,7 +286,7 @@ def models(options: argparse.Namespace) -> int:
     for spec in specs:
         here = assets.cached(spec)
         state = f"yes, {here[1].partition(':')[0]}" if here else "no"
-        sources = ", ".join(assets.label(source) for source in spec.sources)
+        sources = ", ".join(label(source) for source in spec.sources)
         rows.append([spec.key, str(spec.dim or "?"), str(spec.max_tokens or "?"), spec.licence, state, sources])
     if options.json:
         names = ["model", "dim", "max_tokens", "licence", "cached", "sources"]

@@ -14,7 +14,7 @@ from engine.gpu.devices import choose, describe_host, why_no_gpu
 from engine.gpu.locks import holder
 from engine.gpu.nvml import open_nvml
 from engine.models import assets
-from engine.models.registry import extended, find
+from engine.models.registry import extended, find, label
 from engine.models.sources import hub_cache, model_cache
 from engine.record.durable import human_bytes
 
@@ -100,4 +100,4 @@ def _models(configuration: Configuration) -> Iterator[Check]:
     for spec in find(extended(configuration.models), names):
         here = assets.cached(spec)
         missing = "not on this machine; to fetch it: " + " | ".join(assets.how_to_fetch(spec))
-        yield bool(here), f"model {spec.key}", f"{assets.label(here[1])}: {here[0]}" if here else missing
+        yield bool(here), f"model {spec.key}", f"{label(here[1])}: {here[0]}" if here else missing

@@ -11,8 +11,7 @@ from pathlib import Path
 from console.cli import COMMANDS
 from engine.config import flag_of, knobs, variable_of
 from engine.errors import MEANINGS
-from engine.models.assets import label
-from engine.models.registry import REGISTRY
+from engine.models.registry import REGISTRY, label
 from engine.record import summary
 
 ROOT = Path(__file__).parent.parent

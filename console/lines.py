@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.models.assets import label
+from engine.models.registry import label
 from engine.record import durable
 from engine.record import events as ev
 from engine.record.state import RunState

@@ -70,6 +70,7 @@ class Ended:
     busy: float
     output: bytes
     screen: str = ""
+    resized: str = ""
     stalled: tuple[float, float] = (0.0, 0.0)
 
 
@@ -124,10 +125,14 @@ def _stall(terminal: OnTerminal, report: Path, way: Way) -> Ended:
     terminal.wait_for(lambda screen: len(set(_numbers(screen.lines))) == 1 and _numbers(screen.lines)[0] > 250)
     time.sleep(0.5)
     shown = terminal.screen().text
+    terminal.resize(100, 30)
+    time.sleep(0.5)
+    resized = terminal.screen().text
     terminal.press("\x11")  # Textual's own way out
     return Ended(
-        terminal.wait(), json.loads(report.read_text()), 0.0, terminal.output, screen=shown, stalled=(began, ended)
-    )
+        terminal.wait(), json.loads(report.read_text()), 0.0, terminal.output, screen=shown, resized=resized,
+        stalled=(began, ended),
+    )  # fmt: skip
 
 
 def _wait_until(happened: Callable[[], bool]) -> None:
@@ -197,6 +202,16 @@ def test_GIVEN_a_terminal_that_stalled_WHEN_it_goes_on_THEN_the_screen_is_whole_
     assert len(set(painted)) == 1
     assert ends["stall"].said["skipped"] > 50
     assert ends["stall"].code == ExitCode.COMPLETED
+
+
+def test_GIVEN_a_console_WHEN_it_is_painted_first_or_its_terminal_gets_another_size_THEN_that_is_the_size_it_has(
+    ends: dict[str, Ended],
+) -> None:
+    assert b"\x1b[25;" not in ends["mid-paint"].output
+    assert b"\x1b[30;" in ends["stall"].output
+    rows = ends["stall"].resized.splitlines()
+    assert [row.split()[:2] for row in rows[:ROWS]] == [["row", str(number)] for number in range(ROWS)]
+    assert not "".join(rows[ROWS:]).strip()
 
 
 def test_GIVEN_a_console_WHEN_libraries_print_THEN_the_screen_is_not_torn_and_the_log_is_named_afterwards(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from console.cli import COMMANDS
-from tests.builders import corpus, environment
+from tests.builders import ROOT, corpus, environment
 
 HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "numpy"}
 SCREEN = {"textual", "rich", "widgets"}
@@ -42,3 +42,17 @@ def test_GIVEN_a_packed_model_WHEN_run_headless_THEN_neither_a_screen_nor_transf
     modules = loaded("run", root, "--no-ui", "--quiet", "--roster", tiny_a, "--qdrant", "store", cwd=tmp_path)
     assert {"torch", "pyarrow", "qdrant_edge"} <= modules
     assert modules & (SCREEN | {"transformers", "sentence_transformers", "qdrant_client"}) == set()
+
+
+def test_GIVEN_the_console_WHEN_it_is_about_to_paint_THEN_nothing_heavier_than_its_screens_is_loaded():
+    code = "import sys, console.commands, console.front_end, console.app, console.form; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "textual" in loaded
+    assert loaded & (HEAVY - SCREEN) == set()
+
+
+def test_GIVEN_the_engine_WHEN_its_sources_are_read_THEN_none_of_them_calls_into_a_screen():
+    sources = [path.read_text() for path in (ROOT / "engine").rglob("*.py")]
+    assert len(sources) > 50
+    assert not [text for text in sources if "call_from_thread" in text or "post_message" in text]

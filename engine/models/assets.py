@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.errors import UnavailableError
 from engine.models.layout import check_complete, read_object, weights_of
-from engine.models.registry import ModelSpec
+from engine.models.registry import ModelSpec, label
 from engine.models.sources import PATTERNS, Missing, config_in, local, seen
 from engine.record import durable
 from engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
@@ -113,12 +113,6 @@ def configuration_of(spec: ModelSpec, policy: Policy) -> tuple[dict[str, object]
     with suppress(Exception):  # the hub and its transport each raise their own; it is one small file, asked for once
         return read_object(Path(hf_hub_download(repo, "config.json", revision=spec.revision))), f"hf:{repo}"
     return None
-
-
-def label(source: str) -> str:
-    """A source as people read it: packages that are parts of one model are counted, not listed."""
-    first, *more = source.split("+")
-    return f"{first} and {len(more)} more" if more and source.startswith("pkg:") else source
 
 
 def how_to_fetch(spec: ModelSpec) -> list[str]:

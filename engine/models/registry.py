@@ -180,3 +180,9 @@ def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
     key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
     check_key(key)
     return ModelSpec(key, (name,))
+
+
+def label(source: str) -> str:
+    """A source as people read it: packages that are parts of one model are counted, not listed."""
+    first, *more = source.split("+")
+    return f"{first} and {len(more)} more" if more and source.startswith("pkg:") else source
