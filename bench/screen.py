@@ -51,7 +51,7 @@ class Stage:
         """The command on a terminal, with a new run of its own; gone afterwards."""
         name = f"run-{len(list((self.root / 'runs').glob('*')))}"
         where = ["--out", self.root / "runs", "--run-id", name]
-        environment = machine.SINGLE_THREAD
+        environment = {**machine.SINGLE_THREAD, "TMPDIR": str(self.root)}
         with OnTerminal(
             [*command, *where, *flags], columns=columns, rows=rows, env=environment, cwd=self.root
         ) as terminal:

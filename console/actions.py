@@ -65,6 +65,7 @@ ACTIONS = (
         ("page_down", "pagedown", "a page further"), ("page_up", "pageup", "a page back"),
         ("first", "home,g", "the first line"), ("last", "end,G", "the last line"))),
     Action("theme", "t", "Theme", "the next theme", (MAIN, VIEW)),
+    Action("redraw", "ctrl+l", "Redraw", "send the whole screen anew"),
     Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT)),
     Action("copy_value", "Y", "Value", "copy the value in the summary", (VIEW,)),
     Action("open", "o", "Open", "another summary beside this one: they are compared", (VIEW,), footer=True),

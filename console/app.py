@@ -6,7 +6,7 @@ until somebody asks it to stop.
 
 import getpass
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,15 +49,18 @@ class Console(App[Leave]):
         *,
         session: Session | None = None,
         summary: Path | None = None,
+        painted: Callable[[], object] = lambda: None,
         driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:
-        """`session` is that of a run of this process; `summary` is where that of another run is."""
+        """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
+        when there is something on the screen."""
         super().__init__(driver_class=driver)
         self.source = source
         self.look = look or Look()
         self.who = _who()
         self._session = session
         self._summary = summary
+        self._painted = painted
         self._rate = self.look.rate
         self._timer: Timer | None = None
         self._seen = -1
@@ -72,9 +75,14 @@ class Console(App[Leave]):
         self.push_screen(Main(self.source, self.look))
         self._beat()
 
+    def on_ready(self) -> None:
+        self._painted()
+
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
         snapshot = self.seen()
+        if self._session and self._session.controls.code is not None:
+            self.main.stopping = True  # a signal asked for it, or a key
         self.main.update(snapshot)
         self._seen = self.main.seen
         if self.source.over and not self._over:
@@ -108,6 +116,17 @@ class Console(App[Leave]):
         except (InterlockError, OSError) as error:
             return f"not written: {error}"
         return f"{len(lines)} lines written to {target}"
+
+    @property
+    def skipped(self) -> int:
+        """Frames that were left out because the terminal did not keep up."""
+        return self._driver.skipped if isinstance(self._driver, HangupSafeDriver) else 0
+
+    def redraw(self) -> None:
+        """Send the whole screen anew, whatever the terminal has made of it."""
+        if isinstance(self._driver, HangupSafeDriver):
+            self._driver.repaint()
+        self.refresh()
 
     @property
     def seen_seq(self) -> int:

@@ -5,8 +5,10 @@ the same run to its end.
 """
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,24 +57,36 @@ def _console(session: Session, configuration: Configuration) -> int:
     from console.source import Live
 
     look = look_of(configuration)
-    app = Console(Live(session, readonly=look.readonly), look, session=session)
-    session.start()
+    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
     left = None
     try:
-        with quiet_descriptors():
+        with quiet_descriptors(), _heeding(session):
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
         say(f"the console failed: {safe(error)}")
     if left is Leave.ABORT:
         sys.stderr.write("aborted; --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
-    if left in (Leave.STOP, Leave.OVER) or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
+    session.start()  # where the screen was gone before it was painted
+    if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
         session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
     elif session.alive and left is None:
         say("the console failed, and the run goes on: ^C stops it at the next batch")
     elif session.alive:
         say("the console is detached, the run goes on: ^C stops it at the next batch")
     return app.seen_seq
+
+
+@contextmanager
+def _heeding(session: Session) -> Iterator[None]:
+    """Signals stop the run after the batch in flight, and the console leaves when it has ended."""
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+    before = {number: signal.signal(number, lambda *_, code=code: session.stop(code)) for number, code in codes.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:

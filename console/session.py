@@ -38,11 +38,13 @@ class Session:
         self._thread = threading.Thread(target=self._go, name="engine")
 
     def start(self) -> None:
-        self._thread.start()
+        """Begin; once is enough."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self, code: ExitCode) -> None:
         """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
-        if self.alive and self.controls.code is None:
+        if self.controls.code is None:
             self.controls.code = code
 
     @property

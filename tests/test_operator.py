@@ -1,5 +1,7 @@
 """As an operator would: a run on a real terminal is steered, left by a dead link, followed again and looked at."""
 
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -100,6 +102,25 @@ def test_GIVEN_hangup_stop_WHEN_the_link_dies_THEN_the_run_ends_resumably_with_1
         terminal.hang_up()
         assert terminal.wait(PATIENCE) == 129
     assert entries(place / "runs" / "r")[-1].body.exit_code == 129
+
+
+def test_GIVEN_a_run_on_a_terminal_WHEN_terminated_THEN_it_stops_after_the_batch_and_gives_the_screen_back(place):
+    with run(place) as terminal:
+        terminal.wait_for("running", PATIENCE)
+        terminal.signal(signal.SIGTERM)
+        assert terminal.wait(PATIENCE) == 143
+        assert b"\x1b[?1049l" in terminal.output
+    assert entries(place / "runs" / "r")[-1].body.exit_code == 143
+
+
+def test_GIVEN_no_terminal_WHEN_run_THEN_lines_are_written_and_not_one_escape(place):
+    done = subprocess.run(
+        [sys.executable, "-m", "console.main", "run", "in", "--config", "models.toml", "--roster", "one"],
+        stdin=subprocess.DEVNULL, capture_output=True, env=environment(), cwd=place, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"no console, stdin is no terminal" in done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
 
 
 def test_GIVEN_a_mistake_WHEN_run_on_a_terminal_THEN_it_is_said_in_plain_lines_with_its_exit_code(place):

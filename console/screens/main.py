@@ -156,7 +156,7 @@ class Main(Steering):
             source_kind=self.source.kind,
             pending=self.pending,
             stale=self._stale(),
-            dropped=self._dropped,
+            dropped=self._dropped + self.console.skipped,
             frozen=None if self._frozen_at is None else self._seen - self._frozen_at,
             readonly=self.readonly,
             ascii=self._look.ascii,
@@ -273,6 +273,9 @@ class Main(Steering):
 
     def action_theme(self) -> None:
         self.say(f"theme {self.console.next_theme()}")
+
+    def action_redraw(self) -> None:
+        self.console.redraw()
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

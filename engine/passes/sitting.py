@@ -210,8 +210,9 @@ class Sitting:
     def _seat(self, device: Device, master: Master, warm: bool) -> Seat | None:
         """Attach to a GPU, streamed where the whole does not go; None, and told, where nothing goes."""
         began, message = time.monotonic(), ""
-        streams = bool(self._needs.law(self._cells.card, device).slots)
-        for streamed in [self._turn.streamed] * TRIES + [True] * streams:
+        for streamed in [self._turn.streamed] * TRIES + [True]:
+            if streamed and not self._may_stream(device):
+                break
             attached, failure = self._attached(device, master, streamed)
             if attached:
                 if message:
@@ -222,6 +223,10 @@ class Sitting:
             message = failure
         self._told(Rung.RELOCATE, message, f"{device.name} is left out of this lease", device, began)
         return None
+
+    def _may_stream(self, device: Device) -> bool:
+        """Attaching takes nothing then, and succeeds on a full device too: so the room is asked for here."""
+        return 0 < self._needs.of(self._cells.layout).streamed <= self._crew.lessor.budget(device)
 
     def _attached(self, device: Device, master: Master, streamed: bool) -> tuple[Replica | None, str]:
         try:
