@@ -9,7 +9,7 @@ demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
 
 test: check  ## all checks and tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install
 	$(BIN)/ruff check .

@@ -212,6 +212,7 @@ class Sitting:
         began, message = time.monotonic(), ""
         for streamed in [self._turn.streamed] * TRIES + [True]:
             if streamed and not self._may_stream(device):
+                message = message or f"no room is left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
             if attached:
