@@ -9,7 +9,8 @@ demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
 
 test: check  ## all checks and tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 check: install
 	$(BIN)/ruff check .

@@ -28,6 +28,8 @@ from engine.errors import ExitCode
 from tests.builders import ROOT
 from tests.pty_harness import OnTerminal
 
+pytestmark = pytest.mark.alone
+
 ROWS = 20
 TICK = 0.005
 GIVEN_BACK = b"\x1b[?1049l"

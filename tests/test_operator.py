@@ -12,6 +12,8 @@ from engine.record import events as ev
 from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
 from tests.pty_harness import OnTerminal
 
+pytestmark = pytest.mark.alone
+
 PATIENCE = 90
 
 

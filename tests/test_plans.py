@@ -17,7 +17,7 @@ from engine.passes.ladder import Rung
 from engine.passes.schedule import Schedule
 from engine.record import events as ev
 
-PLANS = 100
+PLANS = 60
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ from engine.record.snapshot import Snapshot
 from tests.builders import ROOT
 from tests.pty_harness import OnTerminal
 
+pytestmark = pytest.mark.alone
+
 GOOD = Surroundings({"TERM": "xterm-256color"}, stdin=True, stderr=True)
 FLAGS = [({"no_ui": True}, "--no-ui"), ({"events": True}, "events"), ({"summary": "-"}, "summary")]
 REFUSED = [

@@ -549,6 +549,7 @@ def run(tmp_path):
     return tmp_path
 
 
+@pytest.mark.alone
 def test_GIVEN_a_terminal_WHEN_viewed_THEN_the_screen_opens_and_q_leaves_it(run):
     with OnTerminal(command("view", run), env=environment()) as terminal:
         terminal.wait_for("q Quit")
