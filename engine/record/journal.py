@@ -18,12 +18,13 @@ from engine.errors import InterlockError, UsageError
 from engine.record.events import Entry
 
 _CRC = b',"crc":"%08x"}\n'
+_ENCODER = msgspec.json.Encoder()
 _CRC_LENGTH = len(_CRC % 0)
 
 
 def encode(entry: Entry) -> bytes:
     """One journal line: the entry as a JSON object whose last member is the checksum of what stands before it."""
-    body = msgspec.json.encode(entry)[:-1]
+    body = _ENCODER.encode(entry)[:-1]
     return body + _CRC % zlib.crc32(body)
 
 

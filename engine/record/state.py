@@ -212,6 +212,8 @@ def fold(state: RunState, entry: Entry) -> None:
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
     match entry.body:
+        case ev.BatchCommitted():  # what is told most often is looked for first
+            _commit(state, entry.body)
         case ev.RunStarted():
             state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
             state.schedule = entry.body.schedule
@@ -353,8 +355,6 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                     gauge.memory = gauge.memory if receipt.lost else receipt.after
         case ev.MemoryCalibrated():
             state.calibrations[event.model_pass, event.device] = event
-        case ev.BatchCommitted():
-            _commit(state, event)
         case ev.Mitigated():
             state.mitigated[event.model_pass] += 1
             for collection in _concerned(state, event):
