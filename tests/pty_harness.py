@@ -89,7 +89,7 @@ class OnTerminal:
         self.process = subprocess.Popen(
             [str(part) for part in command],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, close_fds=True, cwd=cwd,
-            env={**kept, **ENVIRONMENT, **(env or {})}, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**kept, **ENVIRONMENT, **_own(env or {})}, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(slave)
         self._screen, self._fed = Screen(columns, rows), 0
@@ -199,6 +199,11 @@ class OnTerminal:
             return False
         self.pieces.append((time.monotonic(), piece))
         return True
+
+
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    """Without what it only has from this process, which may run where there is no terminal."""
+    return {name: value for name, value in env.items() if name not in NOT_OURS or os.environ.get(name) != value}
 
 
 def _set_size(descriptor: int, columns: int, rows: int) -> None:

@@ -96,7 +96,7 @@ def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_af
         "from console.terminal import quiet_descriptors\n"
         "print('before')\n"
         f"with quiet_descriptors(Path({str(tmp_path / 'deep/log')!r})) as held:\n"
-        "    print('printed'); os.system('echo a child; cat'); os.write(2, b'native')\n"
+        "    print('printed'); os.system('echo a child; cat'); os.write(2, b'native\\n')\n"
         "    os.write(held.writes, b'the screen')\n"
         "print('after ' + sys.stdin.readline())\n"
     )
