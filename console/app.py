@@ -6,25 +6,20 @@ until somebody asks it to stop.
 
 import getpass
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
-from textual.app import App, SystemCommand
 from textual.driver import Driver
-from textual.screen import Screen
 from textual.timer import Timer
 
-from console.actions import MAIN, VIEW, actions_of
 from console.driver import HangupSafeDriver
+from console.frame import Frame
 from console.look import Leave, Look
 from console.notify import ended
 from console.screens.main import Main
 from console.session import Session
 from console.source import Source
-from console.theme import OWN, THEMES
 from engine.errors import ExitCode, InterlockError
 from engine.record import durable
 from engine.record.snapshot import Snapshot
@@ -33,14 +28,8 @@ from engine.record.state import Pace
 RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
 
 
-class Console(App[Leave]):
+class Console(Frame[Leave]):
     """The operator's screens on one source."""
-
-    TITLE = "Interlock"
-    ENABLE_COMMAND_PALETTE = True
-    COMMAND_PALETTE_BINDING = ""
-    BINDINGS: ClassVar = []
-    CSS = "Screen { overflow: hidden; }"
 
     def __init__(
         self,
@@ -54,9 +43,8 @@ class Console(App[Leave]):
     ) -> None:
         """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
         when there is something on the screen."""
-        super().__init__(driver_class=driver)
+        super().__init__(look, driver=driver)
         self.source = source
-        self.look = look or Look()
         self.who = _who()
         self._session = session
         self._summary = summary
@@ -67,11 +55,7 @@ class Console(App[Leave]):
         self._over = False
         self._focused = True
 
-    def on_mount(self) -> None:
-        for theme in OWN:
-            self.register_theme(theme)
-        self.theme = self.look.theme
-        self.set_keymap(dict(self.look.keys))
+    def open(self) -> None:
         self.push_screen(Main(self.source, self.look))
         self._beat()
 
@@ -160,17 +144,6 @@ class Console(App[Leave]):
         self._beat()
         return self._rate
 
-    def next_theme(self) -> str:
-        """The next of the themes that are offered."""
-        place = THEMES.index(self.theme) if self.theme in THEMES else -1
-        self.theme = THEMES[(place + 1) % len(THEMES)]
-        return self.theme
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette offers the actions of the screen that it is laid over."""
-        for action in actions_of(MAIN if screen is self.main else VIEW):
-            yield SystemCommand(action.label, action.help, partial(self._do, screen, action.name))
-
     async def action_quit(self) -> None:
         """Textual's own way out is ours."""
         self.main.action_quit()
@@ -186,9 +159,6 @@ class Console(App[Leave]):
         if not self._focused:
             ended(self, snapshot)
         self.main.finish()
-
-    def _do(self, screen: Screen[Any], name: str) -> None:
-        self.call_later(screen.run_action, name)
 
     def _beat(self) -> None:
         if self._timer:

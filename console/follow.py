@@ -8,8 +8,8 @@ while it is read is left in `failure`; `note` says what an operator must know of
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from engine.errors import InterlockError, UsageError
 from engine.passes.controls import Controls
 from engine.record import journal
 from engine.record.events import Entry
-from engine.record.recorder import RING
+from engine.record.fold import fold
+from engine.record.ring import Ring
 from engine.record.snapshot import Snapshot, snapshot
-from engine.record.state import RunState, fold
+from engine.record.state import RunState
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""
@@ -31,7 +32,7 @@ QUIET_SECONDS = 4.0
 GONE = "stopped writing"
 
 
-class _Told:
+class _Told(ABC):
     """Entries, folded one after the other by a thread that `close` ends; the latest of them are kept."""
 
     kind = ""
@@ -52,8 +53,7 @@ class _Told:
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """Those with a `seq` above `after`, and how many before them are kept no more."""
         with self._lock:
-            fresh = [entry for entry in self._ring if entry.seq > after]
-        return fresh, max(0, fresh[0].seq - after - 1) if fresh else 0
+            return self._ring.after(after)
 
     def close(self) -> None:
         """Read no more."""
@@ -70,22 +70,22 @@ class _Told:
                 self.failure = error
                 return
 
+    @abstractmethod
     def _look(self) -> bool:
         """Read or fold a little; whether there is more to do at once."""
-        raise NotImplementedError
 
     def _forget(self) -> None:
         """Begin with nothing."""
         with self._lock:
             self._state, self._seq = RunState(), -1
-            self._ring: deque[Entry] = deque(maxlen=RING)
+            self._ring = Ring()
 
     def _take(self, entries: list[Entry]) -> None:
         for start in range(0, len(entries), CHUNK):
             with self._lock:
                 for entry in entries[start : start + CHUNK]:
                     fold(self._state, entry)
-                    self._ring.append(entry)
+                    self._ring.add(entry)
                     self._seq = entry.seq
 
 

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from textual.app import App
-
-from console.driver import HangupSafeDriver
+from console.frame import Frame
 from console.look import Look
 from console.screens.setup import Setup
 from console.table import render
-from console.theme import OWN
 from engine.config import Configuration
 from engine.record.durable import duration, human_bytes
 
@@ -17,26 +14,20 @@ if TYPE_CHECKING:
     from engine.intake.corpus import Rows
 
 
-class Form(App[list[str]]):
+class Form(Frame[list[str]]):
     """Gives the arguments of `interlock` that were filled in; nothing when it was left."""
 
-    TITLE = "Interlock"
-    COMMAND_PALETTE_BINDING = ""
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(self, look: Look, configuration: Configuration) -> None:
-        super().__init__(driver_class=HangupSafeDriver)
-        self._look = look
+        super().__init__(look)
         self._configuration = configuration
 
-    def on_mount(self) -> None:
-        for theme in OWN:
-            self.register_theme(theme)
-        self.theme = self._look.theme
+    def open(self) -> None:
         roster = ",".join(
             name if weight == 1 else f"{name}={weight:g}" for name, weight in self._configuration.settings.roster
         )
-        self.push_screen(Setup(models_here(self._configuration), plan_of, roster, self._look))
+        self.push_screen(Setup(models_here(self._configuration), plan_of, roster, self.look))
 
 
 def models_here(configuration: Configuration) -> list[str]:

@@ -58,12 +58,12 @@ def _console(session: Session, configuration: Configuration) -> int:
 
     look = look_of(configuration)
     app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
-    left = None
+    left, failure = None, "it ended by itself"
     try:
         with quiet_descriptors(), _heeding(session):
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
-        say(f"the console failed: {safe(error)}")
+        failure = safe(error)
     if left is Leave.ABORT:
         sys.stderr.write("aborted; --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
@@ -71,7 +71,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
         session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
     elif session.alive and left is None:
-        say("the console failed, and the run goes on: ^C stops it at the next batch")
+        say(f"the console failed ({failure}), and the run goes on: ^C stops it at the next batch")
     elif session.alive:
         say("the console is detached, the run goes on: ^C stops it at the next batch")
     return app.seen_seq

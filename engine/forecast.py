@@ -31,7 +31,6 @@ from engine.passes.grid import Layout, lay_out
 from engine.passes.needs import Needs, places
 from engine.passes.reuse import Mask
 from engine.passes.schedule import Place, Schedule, Turn, next_round
-from engine.passes.seat import first_calibration
 
 RUNS_ASKED = 20
 """Earlier runs whose pace is looked at, the latest ones."""
@@ -188,7 +187,7 @@ def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> flo
 
 def _forecast(layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: Settings) -> PassForecast:
     law = needs.law(layout.card, device)
-    predicted = layout.predicted_bytes(law, first_calibration(device))
+    predicted = needs.widest(layout, device)
     found = next_round(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)
     assert found is not None, "one batch is left"
     turn = found.turns[0] if found.turns else Turn(0, (), ())

@@ -8,7 +8,8 @@ import gc
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,17 @@ def _schedule(settings: Settings) -> Schedule:
     if not settings.exclusive:
         return Schedule.SHARED
     return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
+
+
+@contextmanager
+def _imports_left_alone() -> Iterator[None]:
+    """Every lease ends with a collection of garbage, which need not walk what was there before."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _refuse(settings: Settings, chunks: Path) -> None:
@@ -160,9 +172,7 @@ class Run:
         self._check_store(roster)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-        gc.collect()
-        gc.freeze()  # every lease ends with a collection, and need not walk what was imported
-        with Sampler(self._devices, self._sampled):
+        with Sampler(self._devices, self._sampled), _imports_left_alone():
             rounds.run()
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:

@@ -1,10 +1,13 @@
 """Fixtures that tests share: two tiny models, and the real MiniLM where its package is installed."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.builders import MINILM_PACKAGE, minilm_directory, tiny_model
+from tests.builders import MINILM_PACKAGE, minilm_directory, scratch, tiny_model
+
+os.environ["INTERLOCK_CACHE"] = str(scratch() / "interlock")  # what tests compute in this process is not its user's
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ on the depth. The kernels are those that torch has for a CPU: what a T4's own ta
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,9 +40,11 @@ from engine.passes.rounds import Rounds
 from engine.passes.schedule import Schedule
 from engine.passes.sitting import Crew
 from engine.record import events as ev
-from engine.record.state import RunState, fold
+from engine.record.fold import fold
+from engine.record.state import RunState
 from engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES
+from tests.memory import File, Tokens
 from tests.oracle import blank_padded, forward, is_causal
 
 LIMIT = 8192
@@ -165,38 +166,6 @@ class Encoder:
         return vectors_of([int(row[0]) for row in rows], self._dim)
 
 
-class Tokens:
-    """Rows of these lengths; the ids of a row are its number."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = np.asarray(lengths, np.int64)
-
-    def lengths(self, limit: int) -> np.ndarray:
-        return np.minimum(self._lengths, limit)
-
-    def truncated(self, limit: int) -> np.ndarray:
-        return np.maximum(self._lengths - limit, 0)
-
-    def row(self, text: int, limit: int) -> np.ndarray:
-        return np.full(min(self._lengths[text], limit), text)
-
-
-class File:
-    """Vectors in memory, and how often each row was written."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        self.array = np.full((rows, dim), np.nan, np.float32)
-        self.puts: Counter[int] = Counter()
-
-    def put(self, rows: np.ndarray, vectors: np.ndarray) -> int:
-        self.array[rows] = vectors
-        self.puts.update(rows.tolist())
-        return 0
-
-    def sync(self) -> None:
-        """There is no disk."""
-
-
 def load(card: ModelCard) -> Phantom:
     """In place of reading files."""
     with _COMPUTING, MODE:
@@ -267,7 +236,7 @@ class Desk:
         return [event for event in self.events if isinstance(event, kind)]
 
     def _grid(self) -> list[Cells]:
-        tokens: Any = Tokens(self.lengths)
+        tokens: Any = Tokens(self.lengths, lambda row, length: np.full(length, row))
         corpus = [Rows(Collection("docs", "docs", Path("docs"), ()), 0, own_texts=len(self.lengths))]
         cells = []
         for number, card in enumerate(self.cards):

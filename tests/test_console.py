@@ -16,38 +16,15 @@ from console.screens.event import EventScreen
 from console.screens.help import Help
 from console.screens.main import Main
 from console.screens.summary import SummaryScreen
-from console.scripted import Scripted
+from console.scripted import Scripted, Staged
 from console.session import Session
 from engine.errors import ExitCode
 from engine.passes.controls import Controls
 from engine.record import rundir
-from engine.record.events import Entry
-from engine.record.snapshot import Snapshot
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
 FAR = 0.45
 """Of the tokens: one pass is done, the next has climbed the ladder."""
-
-
-class Held:
-    """A source that stands at one moment of a scripted run, and goes on when it is told."""
-
-    kind = "live"
-    note = ""
-
-    def __init__(self, run: Scripted, *, readonly: bool = False) -> None:
-        self.run = run
-        self.controls: Controls | None = None if readonly else run.controls
-
-    @property
-    def over(self) -> bool:
-        return self.run.code is not None
-
-    def snapshot(self) -> Snapshot:
-        return self.run.recorder.snapshot()
-
-    def entries(self, after: int) -> tuple[list[Entry], int]:
-        return self.run.recorder.drain(after)
 
 
 @pytest.fixture
@@ -68,7 +45,10 @@ async def shown(
     """The console on a moment of a run; it looks at it when it is told to, and not by the clock."""
     session = Session(lambda _: run)
     session.work = run
-    app = Console(Held(run, readonly=readonly), Look(refresh=0.5, **look), session=session, driver=None)
+    source = Staged(run)
+    if readonly:
+        source.controls = None
+    app = Console(source, Look(refresh=0.5, **look), session=session, driver=None)
     async with app.run_test(size=size) as pilot:
         await seen(app, pilot)
         yield app, pilot
@@ -262,7 +242,7 @@ async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_an
 async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_them_does(scripted):
     scripted.play_to(FAR)
     hostile = "[/b]\x1b[31m\u202e\u200d中文😀" + "x" * 10_000
-    held = Held(scripted)
+    held = Staged(scripted)
     snapshot = scripted.recorder.snapshot()
     passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
     spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))

@@ -20,11 +20,12 @@ from engine.passes.controls import Controls
 from engine.record import events as ev
 from engine.record import journal
 from engine.record.events import Entry
+from engine.record.fold import fold
 from engine.record.journal import Journal, encode
-from engine.record.recorder import RING
+from engine.record.ring import LATEST
 from engine.record.rundir import RunDirectory
 from engine.record.snapshot import snapshot
-from engine.record.state import RunState, fold
+from engine.record.state import RunState
 from tests.builders import ROOT
 
 WRITER = """
@@ -264,7 +265,7 @@ def test_GIVEN_a_long_journal_WHEN_read_THEN_no_look_takes_long_and_what_is_not_
         assert time.monotonic() - began < 60
         time.sleep(0.02)
     fresh, dropped = source.entries(-1)
-    assert (len(fresh), dropped) == (RING, count - RING)
+    assert (len(fresh), dropped) == (LATEST, count - LATEST)
     assert max(longest, opened) < 0.5
 
 

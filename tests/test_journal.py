@@ -16,7 +16,8 @@ from engine.record import events as ev
 from engine.record import journal
 from engine.record.events import Entry
 from engine.record.journal import Journal, decode, encode
-from engine.record.recorder import RING, Recorder
+from engine.record.recorder import Recorder
+from engine.record.ring import LATEST
 from tests.builders import ROOT
 
 OPENER = "import sys; from pathlib import Path; from engine.record.journal import Journal; Journal(Path(sys.argv[1]))"
@@ -203,11 +204,11 @@ def test_GIVEN_events_WHEN_recorded_THEN_journal_state_and_ring_have_them_in_one
 
 def test_GIVEN_more_events_than_the_ring_holds_WHEN_drained_THEN_it_is_told_how_many_were_missed(path):
     recorder = Recorder(Journal(path), "cpu")
-    for number in range(RING + 5):
+    for number in range(LATEST + 5):
         recorder.emit(ev.Warned(message=str(number)))
     fresh, dropped = recorder.drain(-1)
-    assert (len(fresh), dropped, fresh[0].seq) == (RING, 5, 5)
-    assert recorder.drain(RING + 4) == ([], 0)
+    assert (len(fresh), dropped, fresh[0].seq) == (LATEST, 5, 5)
+    assert recorder.drain(LATEST + 4) == ([], 0)
 
 
 def test_GIVEN_an_earlier_session_WHEN_recorded_on_THEN_numbers_go_on_and_the_session_is_the_next(path):

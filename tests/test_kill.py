@@ -18,7 +18,8 @@ import pytest
 
 from engine.record import durable, summary
 from engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
-from engine.record.state import RunState, fold
+from engine.record.fold import fold
+from engine.record.state import RunState
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
 
 KILLS = 20

@@ -14,8 +14,9 @@ from console.feed import Feed, kind_of
 from console.lines import UNTOLD, line_of, progress, text_of
 from engine.record import events as ev
 from engine.record.events import Entry
+from engine.record.fold import fold
 from engine.record.safe import safe
-from engine.record.state import RunState, fold
+from engine.record.state import RunState
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)

@@ -19,9 +19,10 @@ from engine.passes.controls import Controls
 from engine.passes.ladder import Rung
 from engine.record import events as ev
 from engine.record import journal, summary
+from engine.record.fold import fold
 from engine.record.rundir import RunDirectory
 from engine.record.snapshot import snapshot
-from engine.record.state import RunState, fold
+from engine.record.state import RunState
 from tests.builders import ROOT
 
 

@@ -6,7 +6,8 @@ import pytest
 from engine.record import events as ev
 from engine.record import verdict
 from engine.record.events import Entry
-from engine.record.state import RunState, fold
+from engine.record.fold import fold
+from engine.record.state import RunState
 
 
 def folded(*bodies, state=None, session=0):

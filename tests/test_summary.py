@@ -10,7 +10,8 @@ from engine.errors import ExitCode
 from engine.passes.controls import Controls
 from engine.record import events as ev
 from engine.record import journal, summary
-from engine.record.state import RunState, fold
+from engine.record.fold import fold
+from engine.record.state import RunState
 from engine.run import Run
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model
 

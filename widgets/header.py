@@ -10,7 +10,6 @@ from typing import NamedTuple
 from engine.record.durable import duration
 from engine.record.snapshot import Snapshot
 from widgets import words
-from widgets.bar import Bar
 from widgets.text import Row, Span, fit, fitted, kept, width_of
 
 STALE_SECONDS = 5.0
@@ -36,37 +35,6 @@ class Field(NamedTuple):
         """The cells without which it is left out."""
         full = width_of(self.text)
         return min(self.least, full) if self.least else full
-
-
-class Header(Bar):
-    """The header of the main screen."""
-
-    def tell(
-        self,
-        snapshot: Snapshot,
-        *,
-        source_kind: str = "live",
-        pending: Mapping[str, str] = NOTHING,
-        stale: float | None = None,
-        dropped: int = 0,
-        frozen: int | None = None,
-        readonly: bool = False,
-        ascii: bool = False,
-    ) -> None:
-        """Show this moment of the run; `one_line` of it where the terminal is too small for panes."""
-        self.show(
-            rows(
-                snapshot,
-                self.inner_width,
-                source_kind=source_kind,
-                pending=pending,
-                stale=stale,
-                dropped=dropped,
-                frozen=frozen,
-                readonly=readonly,
-                ascii=ascii,
-            )
-        )
 
 
 def rows(

@@ -17,7 +17,8 @@ from engine.models.card import ModelCard
 from engine.passes.controls import Controls
 from engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
 from engine.record import events as ev
-from engine.record.state import RunState, fold
+from engine.record.fold import fold
+from engine.record.state import RunState
 
 
 class Hearing:

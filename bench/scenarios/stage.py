@@ -32,6 +32,7 @@ from engine.passes.seat import first_calibration
 from engine.passes.sitting import Crew
 from engine.record import events as ev
 from engine.record.summary import Summary, summarise
+from tests.memory import File, Tokens
 
 
 class WatchedGpu(SimDevice):
@@ -129,42 +130,9 @@ class _Lessor(Lessor):
         return min(self.ceiling, device.room(self.ceiling) - self._reserve)
 
 
-class _Tokens:
-    """Ids of the plan's rows."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = np.asarray(lengths, np.int64)
-        self._rows = [ids_of(row, length) for row, length in enumerate(lengths)]
-
-    def lengths(self, limit: int) -> np.ndarray:
-        return np.minimum(self._lengths, limit)
-
-    def truncated(self, limit: int) -> np.ndarray:
-        return np.maximum(self._lengths - limit, 0)
-
-    def row(self, text: int, limit: int) -> np.ndarray:
-        return self._rows[text][:limit]
-
-
-class _File:
-    """Vectors in memory."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        self.array = np.full((rows, dim), np.nan, np.float32)
-        self.puts: Counter[int] = Counter()
-
-    def put(self, rows: np.ndarray, vectors: np.ndarray) -> int:
-        self.array[rows] = vectors
-        self.puts.update(rows.tolist())
-        return 0
-
-    def sync(self) -> None:
-        """There is no disk."""
-
-
 def _grid(plan: Plan, shop: Workshop) -> list[Any]:
     """The cells of every pass."""
-    tokens: Any = _Tokens(plan.lengths)
+    tokens: Any = Tokens(plan.lengths, ids_of)
     ends = sorted({0, plan.split, len(plan.lengths)})
     corpus = [
         Rows(Collection(f"c{first}", f"c{first}", Path("c"), ()), first, own_texts=end - first)
@@ -174,7 +142,7 @@ def _grid(plan: Plan, shop: Workshop) -> list[Any]:
     for number, key in enumerate(plan.models):
         card = replace(shop.cards[key], batch_tokens=plan.batch_tokens)
         layout = lay_out(number, card, tokens, corpus, np.zeros(len(plan.lengths), np.bool_))
-        file: Any = _File(len(plan.lengths), card.dim)
+        file: Any = File(len(plan.lengths), card.dim)
         cells.append(Cells(number, layout, tokens, file))
     return cells
 

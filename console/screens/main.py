@@ -23,10 +23,10 @@ from console.screens.steering import Steering
 from console.source import Reel, Source
 from engine.record.safe import safe
 from engine.record.snapshot import Snapshot
+from widgets import header
 from widgets.bar import Bar, Key, keys
 from widgets.cache import Cache
 from widgets.events import EventsPane
-from widgets.header import Header, one_line
 from widgets.leases import Leases
 from widgets.pane import Pane
 from widgets.passes import Passes
@@ -40,6 +40,7 @@ STALE = 5.0
 class Main(Steering):
     """What an operator looks at while a run goes on."""
 
+    ACTIONS = MAIN
     BINDINGS: ClassVar = bindings_of(MAIN)
     DEFAULT_CSS = """
     Main { overflow: hidden; }
@@ -64,7 +65,7 @@ class Main(Steering):
         self._frozen_at: int | None = None
         self._notice = ""
         self._about = ""
-        self._header = Header(id="header")
+        self._header = Bar(id="header")
         self._vram = Vram("1 VRAM", id="vram")
         self._passes = Passes("2 Passes", id="passes")
         self._leases = Leases("3 Leases", id="leases")
@@ -148,19 +149,22 @@ class Main(Steering):
             self._events.border_subtitle = Text(about)
 
     def _draw_header(self) -> None:
+        width, ascii = self.size.width, self._look.ascii
         if too_small(*self.size):
-            self._header.show(one_line(self.snapshot, self.size.width, stale=self._stale(), ascii=self._look.ascii))
+            self._header.show(header.one_line(self.snapshot, width, stale=self._stale(), ascii=ascii))
             return
-        self._header.tell(
+        shown = header.rows(
             self.snapshot,
+            width,
             source_kind=self.source.kind,
             pending=self.pending,
             stale=self._stale(),
             dropped=self._dropped + self.console.skipped,
             frozen=None if self._frozen_at is None else self._seen - self._frozen_at,
             readonly=self.readonly,
-            ascii=self._look.ascii,
+            ascii=ascii,
         )
+        self._header.show(shown)
 
     def _draw_footer(self) -> None:
         if too_small(*self.size):

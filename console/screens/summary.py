@@ -38,6 +38,7 @@ NOTE_LINES = 4
 class SummaryScreen(Screen[None]):
     """What a run did, or how two runs differ."""
 
+    ACTIONS = VIEW
     BINDINGS: ClassVar = bindings_of(VIEW)
     HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (LEAST_WIDTH, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (LEAST_HEIGHT, "-high")]  # noqa: RUF012

@@ -26,17 +26,17 @@ class Needs:
         self._devices = devices
         self._host = host
         self._laws = laws
+        self._widest: dict[tuple[str, str], int] = {}
+        self._known: dict[str, Need] = {}
         self._calibrations: dict[tuple[int, str], Calibration] = {}
 
     def of(self, layout: Layout) -> Need:
-        """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host."""
-        host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
-        first_device = self._devices[0]
-        if first_device is self._host:
-            return Need(layout.card.key, whole=host, streamed=0, host=host)
-        law, first = self.law(layout.card, first_device), first_calibration(first_device)
-        streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
-        return Need(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
+        """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host. What was
+        learnt does not change them, so a schedule of many short turns asks the batches once."""
+        key = layout.card.key
+        if key not in self._known:
+            self._known[key] = self._reckoned(layout)
+        return self._known[key]
 
     def least(self, layout: Layout, turn: Turn, name: str) -> int:
         """The bytes that a turn of this pass cannot do without on the device of this name."""
@@ -44,6 +44,14 @@ class Needs:
         if name == self._host.name:
             return need.host
         return need.streamed if turn.streamed else need.whole
+
+    def widest(self, layout: Layout, device: Device) -> int:
+        """The bytes that the weights and the widest batch of a pass are predicted to take on a device."""
+        key = layout.card.key, device.name
+        if key not in self._widest:
+            law = self.law(layout.card, device)
+            self._widest[key] = layout.predicted_bytes(law, first_calibration(device))
+        return self._widest[key]
 
     def law(self, card: ModelCard, device: Device) -> Law:
         """The memory law of a model on a device."""
@@ -61,6 +69,15 @@ class Needs:
     def learn(self, model_pass: int, device: Device, calibration: Calibration) -> None:
         """Keep for the next turn what this one has learnt."""
         self._calibrations[model_pass, device.name] = calibration
+
+    def _reckoned(self, layout: Layout) -> Need:
+        host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
+        first_device = self._devices[0]
+        if first_device is self._host:
+            return Need(layout.card.key, whole=host, streamed=0, host=host)
+        law, first = self.law(layout.card, first_device), first_calibration(first_device)
+        streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
+        return Need(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
 
 
 def places(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[Place]:

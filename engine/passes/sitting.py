@@ -25,7 +25,7 @@ from engine.passes.grid import Cells
 from engine.passes.ladder import Rung
 from engine.passes.needs import Laws, Needs
 from engine.passes.schedule import Turn
-from engine.passes.seat import Seat, first_calibration
+from engine.passes.seat import Seat
 from engine.passes.worker import Queue
 from engine.record.durable import human_bytes
 from engine.record.events import AnyEvent, LeaseGranted, LeaseReleased, Mitigated, ModelAttached, ResidueFound, Warned
@@ -161,8 +161,6 @@ class Sitting:
         lease = self._stack.enter_context(
             crew.lessor.lease(cells.card.key, needs, self._released, shared=shared, most=self._most)
         )
-        law = self._needs.law(cells.card, devices[0])
-        predicted = cells.layout.predicted_bytes(law, first_calibration(devices[0]))
         crew.emit(
             LeaseGranted(
                 lease=lease.id,
@@ -171,7 +169,7 @@ class Sitting:
                 devices=[device.name for device in devices],
                 device_kind=devices[0].kind,
                 budget_bytes=lease.budget,
-                predicted_bytes=min(predicted, lease.budget),
+                predicted_bytes=min(self._needs.widest(cells.layout, devices[0]), lease.budget),
                 batches=len(self._turn.batches),
                 rows=sum(len(cells.batches[index].rows) for index in self._turn.batches),
                 budgets=dict(lease.budgets),

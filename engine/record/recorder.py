@@ -6,16 +6,16 @@ reads the state under the lock, `drain` takes the entries it has not seen, and k
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
 from engine.record.events import AnyEvent, Entry
+from engine.record.fold import fold
 from engine.record.journal import Journal
+from engine.record.ring import Ring
 from engine.record.snapshot import Snapshot, snapshot
-from engine.record.state import RunState, fold
+from engine.record.state import RunState
 
-RING = 4096
 T = TypeVar("T")
 
 
@@ -40,7 +40,7 @@ class Recorder:
             self._next = entry.seq + 1
         self.first = self._next
         self.session = self._state.session + 1 if self._next else 0
-        self._ring: deque[Entry] = deque(maxlen=RING)
+        self._ring = Ring()
         self._lock = threading.Lock()
         self._clock, self._wall = clock, wall
         self._began = clock()
@@ -58,7 +58,7 @@ class Recorder:
             )
             self.journal.append(entry)
             fold(self._state, entry)
-            self._ring.append(entry)
+            self._ring.add(entry)
             self._next += 1
         return entry
 
@@ -75,6 +75,4 @@ class Recorder:
     def drain(self, after: int) -> tuple[list[Entry], int]:
         """The entries with `seq` above `after` that are still in the ring, and how many were dropped before them."""
         with self._lock:
-            fresh = [entry for entry in self._ring if entry.seq > after]
-        oldest = fresh[0].seq if fresh else self._next
-        return fresh, max(0, oldest - after - 1) if fresh else 0
+            return self._ring.after(after)

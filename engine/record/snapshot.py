@@ -1,10 +1,12 @@
 """What a front end knows of a run at one moment: small, frozen, and nobody's to wait for.
 
-`snapshot` copies out of the state what screens show; it is called under the recorder's lock and takes microseconds, not
-milliseconds, however long the run. Everything derived (rates, time left) is computed from the copy, outside the lock.
+`snapshot` copies out of the state what screens show. It is called under the recorder's lock, so the engine may wait for
+it; what is derived (rates, time left) is computed from the copy, outside the lock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from engine.record import events as ev
 from engine.record.state import Control, Lease, Pace, RunState
@@ -151,6 +153,8 @@ class Snapshot:
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """What the state says now, where `seq` is that of the entry folded last."""
     started = state.started
+    held = [lease for lease in state.leases.values() if lease.held]
+    latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
     return Snapshot(
         seq=seq,
         run_id=started.run_id if started else "",
@@ -168,9 +172,9 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         current_pass=state.current_pass,
         batch_index=state.latest_batch,
         collection=_current(state),
-        devices=tuple(_device(state, name) for name in state.devices),
-        passes=tuple(_pass(state, number) for number in range(len(state.roster))) if state.plans else (),
-        leases=tuple(replace(lease) for lease in list(state.leases.values())[-LEASES:]),
+        devices=tuple(_device(state, name, held) for name in state.devices),
+        passes=tuple(_pass(state, number, held) for number in range(len(state.roster))) if state.plans else (),
+        leases=tuple(replace(lease) for lease in latest),
         leases_in_all=len(state.leases),
         collections=tuple(_collection(state, name) for name in state.collections),
         models=tuple(state.models),
@@ -205,20 +209,20 @@ def _current(state: RunState) -> str:
     return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
 
 
-def _device(state: RunState, name: str) -> DeviceView:
+def _device(state: RunState, name: str, held: Sequence[Lease]) -> DeviceView:
     gauge = state.devices[name]
     return DeviceView(
         facts=gauge.facts,
         memory=gauge.memory,
         readings=gauge.readings,
         peak=gauge.peak_occupied,
-        weights=sum(lease.weights_on.get(name, 0) for lease in state.leases.values() if lease.held),
+        weights=sum(lease.weights_on.get(name, 0) for lease in held),
         history=tuple(gauge.history),
         lost=gauge.lost,
     )
 
 
-def _pass(state: RunState, number: int) -> PassView:
+def _pass(state: RunState, number: int, held: Sequence[Lease]) -> PassView:
     entry, shares = state.roster[number], state.shares_of(number)
     failed = state.failures.get(number)
     view = PassView(
@@ -240,16 +244,16 @@ def _pass(state: RunState, number: int) -> PassView:
         parked=len(state.parked.get(number, ())),
         failure=failed.reason if failed else "",
     )
-    return replace(view, word=_word(state, view))
+    return replace(view, word=_word(state, view, held))
 
 
-def _word(state: RunState, view: PassView) -> str:
+def _word(state: RunState, view: PassView, held: Sequence[Lease]) -> str:
     if view.failure:
         return "failed"
     if view.model_pass in state.passes_completed:
         return "done" if view.batches else "reused"
-    held = any(lease.model_pass == view.model_pass and lease.held for lease in state.leases.values())
-    return "running" if held and not state.status else "waiting" if view.batches_done else "queued"
+    at_work = any(lease.model_pass == view.model_pass for lease in held)
+    return "running" if at_work and not state.status else "waiting" if view.batches_done else "queued"
 
 
 def _collection(state: RunState, name: str) -> CollectionView:

@@ -1,0 +1,242 @@
+"""How an entry changes the state of a run: the only way in.
+
+Folding the journal of a run gives the same state as having watched it.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from engine.record import events as ev
+from engine.record.events import Entry
+from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
+
+
+def fold(state: RunState, entry: Entry) -> None:
+    """Take one entry into the state."""
+    state.latest_at = entry.at
+    state.device_kind = entry.device_kind
+    state.session = entry.session
+    if entry.session not in state.seconds_of_session:
+        state.pace.begin()
+    state.seconds_of_session[entry.session] = entry.elapsed
+    state.pace.reach(int(entry.elapsed))
+    match entry.body:
+        case ev.BatchCommitted():  # what is told most often is looked for first
+            _commit(state, entry.body)
+        case ev.RunStarted():
+            state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
+            state.schedule = entry.body.schedule
+            state.cpu_fallback = _fallback(entry.body.config)
+        case ev.RunResumed():
+            _reopen(state, entry.body)
+        case ev.ModelResolved():
+            state.models.append(entry.body)
+        case ev.RosterResolved():
+            state.roster = entry.body.roster
+        case ev.DownloadRetried():
+            state.retries.append(entry.body)
+        case ev.CorpusTokenised():
+            state.tokenised.append(entry.body)
+        case ev.RunClosed():
+            state.status, state.reason, state.exit_code = (
+                entry.body.status,
+                entry.body.reason,
+                entry.body.exit_code,
+            )
+        case _:
+            _fold_device(state, entry.body)
+            _fold_collection(state, entry.body)
+            _fold_pass(state, entry.body)
+
+
+def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.DevicesFound():
+            state.devices = {facts.name: Gauge(facts) for facts in event.devices}
+        case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
+            gauge.memory, gauge.readings = event.memory, event.readings
+            gauge.peak_occupied = max(gauge.peak_occupied, event.memory.occupied)
+            gauge.history.append(event.memory.occupied)
+        case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
+            gauge.lost = event.reason
+        case ev.ControlApplied():
+            state.controls.append(Control(event.control, event.value, event.who, state.latest_at))
+            _control(state, event)
+        case ev.ControlRefused():
+            state.controls.append(Control(event.control, event.value, event.who, state.latest_at, event.reason))
+        case ev.ResidueFound():
+            state.residues.append(event)
+
+
+def _control(state: RunState, event: ev.ControlApplied) -> None:
+    match event.control:
+        case "schedule":
+            state.schedule = event.value
+        case "cpu_fallback":
+            state.cpu_fallback = event.value == "yes"
+        case "pause":
+            state.paused = event.value == "yes"
+
+
+def _reopen(state: RunState, event: ev.RunResumed) -> None:
+    """A new session reads, resolves and delivers afresh; only what was committed stays."""
+    state.versions = event.versions
+    if state.started:
+        told = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
+        state.started = replace(state.started, **told)
+    state.retries.clear()
+    state.status, state.reason, state.exit_code = None, "", None
+    state.cpu_fallback, state.paused = _fallback(event.config), False
+    state.failures.clear()
+    for lease in state.leases.values():
+        lease.left = lease.held_seconds is None
+    state.models.clear()
+    state.tokenised.clear()
+    state.warnings.clear()
+    for collection in state.collections.values():
+        collection.status, collection.reason, collection.verification = None, "", None
+        collection.refusals.clear()
+        collection.artefacts.clear()
+        collection.warnings.clear()
+
+
+def _fallback(config: Mapping[str, ev.Setting]) -> bool:
+    """Whether the run was begun with the CPU as its last resort."""
+    setting = config.get("cpu_fallback")
+    return bool(setting.value) if setting else True
+
+
+def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.RecordRefused():
+            _collection(state, event.collection).refusals.append(event)
+        case ev.CollectionRead():
+            collection = _collection(state, event.collection)
+            collection.qdrant_collection = event.qdrant_collection
+            collection.files, collection.chunks = event.files, event.chunks
+            collection.duplicates, collection.refused = event.duplicates, event.refused
+            collection.borrows = event.borrows
+        case ev.ArtefactWritten():
+            _collection(state, event.collection).artefacts[event.path] = event
+        case ev.StoreVerified():
+            _collection(state, event.collection).verification = event
+        case ev.CollectionClosed():
+            collection = _collection(state, event.collection)
+            collection.status, collection.reason = event.status, event.reason
+        case ev.Warned(collection=None):
+            state.warnings.append(event.message)
+        case ev.Warned(collection=str(name)):
+            _collection(state, name).warnings.append(event.message)
+
+
+def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
+    match event:
+        case ev.PassPlanned():
+            _plan(state, event)
+        case ev.BatchesLost():
+            _lose(state, event)
+        case ev.LeaseGranted():
+            state.current_pass = event.model_pass
+            state.leases[event.lease] = Lease(
+                event.lease,
+                event.model_pass,
+                event.model,
+                event.devices,
+                event.device_kind,
+                event.budget_bytes,
+                event.predicted_bytes,
+                event.schedule,
+                event.streamed,
+                event.budgets,
+                granted_at=state.latest_at,
+            )
+        case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
+            lease.weights_bytes = max(lease.weights_bytes, event.bytes)
+            lease.weights_on[event.device] = event.bytes
+            lease.attach_seconds = max(lease.attach_seconds, event.seconds)
+            lease.warm = event.warm
+        case ev.LeaseReleased(lease=name) if lease := state.leases.get(name):
+            lease.held_seconds = event.held_seconds
+            lease.receipts = event.receipts
+            for receipt in event.receipts:
+                if gauge := state.devices.get(receipt.device):
+                    gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
+                    gauge.memory = gauge.memory if receipt.lost else receipt.after
+        case ev.MemoryCalibrated():
+            state.calibrations[event.model_pass, event.device] = event
+        case ev.Mitigated():
+            state.mitigated[event.model_pass] += 1
+            for collection in _concerned(state, event):
+                collection.mitigations.append(event)
+        case ev.RowParked():
+            state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
+        case ev.EnsemblePassCompleted():
+            state.passes_completed.add(event.model_pass)
+            for collection in state.collections.values():
+                if share := collection.shares.get(event.model_pass):
+                    share.dtype = event.dtype
+                    if not share.devices:  # nothing of it was computed: all reused
+                        share.devices.add(event.device)
+        case ev.PassFailed():
+            state.failures[event.model_pass] = event
+
+
+def _concerned(state: RunState, event: ev.Mitigated) -> list[Collection]:
+    """The collection of the batch; every collection of the pass where a whole lease fell short."""
+    if event.batch_index is None:
+        return [collection for collection in state.collections.values() if event.model_pass in collection.shares]
+    found = state.share_of(event.model_pass, event.batch_index)
+    return [found[0]] if found else []
+
+
+def _collection(state: RunState, name: str) -> Collection:
+    return state.collections.setdefault(name, Collection(name, ""))
+
+
+def _plan(state: RunState, event: ev.PassPlanned) -> None:
+    """A resumed session plans again; the same plan keeps what was done under it."""
+    state.plans[event.model_pass, event.collection] = event.plan
+    shares = _collection(state, event.collection).shares
+    if event.model_pass not in shares:
+        shares[event.model_pass] = Share(
+            event.model_pass,
+            event.model,
+            event.first_batch,
+            event.batches,
+            event.rows,
+            event.reused,
+            event.tokens,
+            event.padding,
+            event.truncated,
+            event.truncated_tokens,
+        )
+
+
+def _commit(state: RunState, event: ev.BatchCommitted) -> None:
+    state.current_pass, state.latest_batch = event.model_pass, event.batch_index
+    state.pace.rows[-1] += event.rows
+    state.pace.tokens[-1] += event.tokens
+    state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
+    if found := state.share_of(event.model_pass, event.batch_index):
+        share = found[1]
+        share.seconds += event.seconds
+        share.devices.add(event.device)
+        share.batches_done += 1
+        share.rows_done += event.rows
+        share.tokens_done += event.tokens
+
+
+def _lose(state: RunState, event: ev.BatchesLost) -> None:
+    state.batches_lost += len(event.batches)
+    state.passes_completed.discard(event.model_pass)
+    parked = state.parked.get(event.model_pass, {})
+    for key in [key for key, row in parked.items() if row.batch_index in event.batches]:
+        del parked[key]
+    for batch_index in event.batches:
+        gone = state.committed[event.model_pass].pop(batch_index)
+        if found := state.share_of(event.model_pass, batch_index):
+            share = found[1]
+            share.batches_done -= 1
+            share.rows_done -= gone.rows
+            share.tokens_done -= gone.tokens
