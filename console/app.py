@@ -57,10 +57,10 @@ class Console(Frame[Leave]):
 
     def open(self) -> None:
         self.push_screen(Main(self.source, self.look))
-        self._beat()
 
     def on_ready(self) -> None:
-        self._painted()
+        """Some screen was laid out, which need not be ours yet."""
+        self.main.call_after_refresh(self._begin)
 
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
@@ -159,6 +159,11 @@ class Console(Frame[Leave]):
         if not self._focused:
             ended(self, snapshot)
         self.main.finish()
+
+    def _begin(self) -> None:
+        """There is something on the screen: from here on it is kept up to date."""
+        self._painted()
+        self._beat()
 
     def _beat(self) -> None:
         if self._timer:

@@ -52,6 +52,11 @@ class Session:
         """Whether the engine is still at work."""
         return self._thread.is_alive()
 
+    @property
+    def over(self) -> bool:
+        """Whether the engine was at work and is no more; one that has not begun is not over."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
     def wait(self, seconds: float) -> None:
         """Until the engine has ended, at most so long."""
         self._thread.join(seconds)

@@ -61,7 +61,7 @@ class Live:
 
     @property
     def over(self) -> bool:
-        return not self._session.alive
+        return self._session.over
 
     def snapshot(self) -> Snapshot:
         work = self._session.work

@@ -1,0 +1,159 @@
+"""The console starts, and its run starts once, however slow the terminal or the machine is and however it is left."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from console import front_end
+from console.app import Console
+from console.look import Leave, Look
+from console.screens.main import Main
+from console.scripted import Scripted
+from console.session import Session
+from console.source import Live
+from engine.config import load
+from engine.errors import ExitCode
+from engine.passes.controls import Controls
+from engine.record import rundir
+from tests.pty_harness import OnTerminal
+
+SLOW = 1.5
+"""Seconds until the first frame, in which a console of ten looks a second looks fifteen times."""
+PATIENCE = 60.0
+LATE = """
+import asyncio, sys
+from console.screens.main import Main
+mounted = Main.on_mount
+async def late(self):
+    await asyncio.sleep({seconds})
+    mounted(self)
+Main.on_mount = late
+from console.main import main
+sys.exit(main())
+"""
+
+
+class Once:
+    """Makes a scripted run that waits for `let_go`, and counts how often it was asked to."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.asked, self.let_go = place, 0, threading.Event()
+
+    def __call__(self, controls: Controls) -> Scripted:
+        self.asked += 1
+        assert self.let_go.wait(PATIENCE)
+        directory = rundir.choose(self.place, f"r{self.asked}", self.place, resume=False)
+        return Scripted(directory, controls, speed=float("inf"))
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Iterator[Once]:
+    made = Once(tmp_path)
+    yield made
+    made.let_go.set()
+
+
+def late(seconds: float):
+    """Main screens that take so long until they are mounted."""
+    mounted = Main.on_mount
+
+    async def on_mount(self: Main) -> None:
+        await asyncio.sleep(seconds)
+        mounted(self)
+
+    return patch.object(Main, "on_mount", on_mount)
+
+
+async def test_a_console_whose_first_frame_is_late_stays_and_starts_its_run_once(once):
+    session = Session(once)
+    app = Console(Live(session), Look(refresh=10), session=session, painted=session.start, driver=None)
+    with late(SLOW):
+        async with app.run_test() as pilot:
+            await pilot.pause(SLOW + 0.5)
+            assert app.return_value is None
+            assert session.alive
+            assert once.asked == 1
+            once.let_go.set()
+            await pilot.pause(0.1)
+    session.wait(PATIENCE)
+    assert once.asked == 1
+
+
+async def test_who_leaves_before_the_run_has_begun_is_asked_how_as_of_a_live_run(once):
+    session = Session(once)
+    app = Console(Live(session), Look(refresh=0.5), session=session, driver=None)
+    async with app.run_test():
+        assert not app.source.over
+        app.main.action_quit()
+        assert app.return_value is None
+    once.let_go.set()
+    session.start()
+    session.wait(PATIENCE)
+    assert once.asked == 1
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        pytest.param(lambda app: None, id="fails"),
+        pytest.param(lambda app: Leave.HANGUP, id="hangs up"),
+        pytest.param(lambda app: app.on_ready() or Leave.DETACH, id="is left at once"),
+    ],
+)
+def test_a_console_that_is_gone_before_its_first_frame_leaves_a_run_that_starts_once(once, monkeypatch, leaves):
+    once.let_go.set()
+    monkeypatch.setattr(front_end, "why_headless", lambda **_: "")
+    monkeypatch.setattr(Console, "on_ready", lambda self: self._painted())
+    monkeypatch.setattr(Console, "run", leaves)
+    code = front_end.attend(once, load({}, {}), front_end.Outputs(quiet=True))
+    assert once.asked == 1
+    assert code == ExitCode.FAILED  # as the script ends
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Two processes that take what they can of both cores."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def scripted(place: Path, seconds: float) -> OnTerminal:
+    command = [sys.executable, "-c", LATE.format(seconds=seconds), "demo", "--scripted", "--refresh", "10"]
+    root = str(Path(__file__).parents[1])
+    return OnTerminal([*command, "--out", place, "--run-id", "r"], cwd=place, env={"PYTHONPATH": root})
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("seconds", [0.0, SLOW], ids=["beside busy loops", "beside busy loops and a late frame"])
+def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself(tmp_path, busy, seconds):
+    with scripted(tmp_path, seconds) as terminal:
+        screen = terminal.wait_for("cuda:0", PATIENCE)
+        assert "SCRIPTED" in screen.lines[0]
+        assert "detached" not in terminal.output.decode(errors="replace")
+        assert b"\x1b[?1049l" not in terminal.output  # the screen was not given back
+        terminal.press("q")
+        terminal.wait_for("The run is live", PATIENCE)
+        terminal.press("A")
+        assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.alone
+def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_completes(tmp_path):
+    root = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", LATE.format(seconds=3), "demo", "--scripted", "--speed", "1000", "--refresh", "10"]
+    with OnTerminal([*command, "--out", tmp_path, "--run-id", "r"], cwd=tmp_path, env={"PYTHONPATH": root}) as terminal:
+        terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.output, PATIENCE)
+        terminal.hang_up()
+        assert terminal.wait(PATIENCE) == ExitCode.FAILED  # as the script ends
+    told = (tmp_path / "r" / "journal.jsonl").read_bytes()
+    assert told.count(b'"run_started"') == 1
+    assert b'"run_closed"' in told
