@@ -8,8 +8,9 @@ import pytest
 
 from engine.config import load
 from engine.errors import ExitCode, UsageError
-from engine.intake.chunks import MAX_RECORD_BYTES, Chunk, ChunkReader
+from engine.intake.chunks import Chunk, ChunkReader
 from engine.intake.collections import discover
+from engine.intake.records import MAX_RECORD_BYTES
 from engine.passes.controls import Controls
 from engine.run import Run
 from tests.builders import corpus, interlock, summary_of

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InterlockError
-from engine.intake.chunks import LIST_KEYS, Chunk, ChunkReader
+from engine.intake.chunks import Chunk, ChunkReader
 from engine.intake.collections import discover
 from engine.intake.corpus import read_corpus, reread
+from engine.intake.records import LIST_KEYS
 from tests.builders import corpus
 
 

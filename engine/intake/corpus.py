@@ -108,7 +108,7 @@ def reread(rows: Rows) -> Iterator[Chunk]:
             _check_unchanged(rows, next(reversed(reader.hashes.items())))
         if isinstance(found, Chunk):
             yield found
-    for item in rows.hashes.items() - reader.hashes.items():
+    for item in rows.hashes.items() ^ reader.hashes.items():
         _check_unchanged(rows, (item[0], ""))
 
 

@@ -1,0 +1,155 @@
+"""Chunk files that change, shrink or grow beyond reason while they are read: told, and never the end of the process."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InterlockError
+from engine.intake.chunks import Chunk, ChunkReader
+from engine.intake.collections import Refusal, discover
+from engine.intake.corpus import read_corpus, reread
+from tests.builders import ROOT, corpus, environment
+
+MANY = [f"text {number} " + "and so on " * 100 for number in range(4000)]  # 4 MB: far more than is read at a time
+READING = """
+import resource, sys
+from pathlib import Path
+from engine.intake.collections import discover
+from engine.intake.chunks import ChunkReader
+found = iter(ChunkReader(discover(Path(sys.argv[1]))[0]))
+"""
+
+
+def reading(root, what):
+    """What a process of its own prints that reads the collection below `root`, and then does `what`."""
+    done = subprocess.run(
+        [sys.executable, "-c", READING + what, str(root)],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a_chunks.json"])
+def test_a_file_that_is_cut_short_while_it_is_read_ends_there_and_kills_nobody(tmp_path, name):
+    root = corpus(tmp_path, {"Docs": {name: MANY}})
+    said = reading(
+        root,
+        f"next(found); import os; os.truncate(Path(sys.argv[1]) / 'Docs' / {name!r}, 10)\n"
+        "print(*(type(each).__name__ for each in found))",
+    )
+    assert "Chunk" in said
+
+
+def test_a_file_that_is_cut_short_while_it_is_delivered_is_an_error(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": MANY}})
+    (rows,) = read_corpus(discover(root), lambda _: None).rows
+    chunks = reread(rows)
+    next(chunks)
+    os.truncate(root / "Docs" / "a.jsonl", 10)
+    with pytest.raises(InterlockError, match="changed during the run"):
+        list(chunks)
+
+
+def test_the_hash_of_a_file_that_is_edited_while_it_is_read_is_that_of_the_bytes_that_were_parsed(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": MANY}})
+    file = root / "Docs" / "a.jsonl"
+    reader = ChunkReader(discover(root)[0])
+    found = iter(reader)
+    texts = [next(found).text]
+    with file.open("rb+") as handle:
+        handle.seek(-20, os.SEEK_END)
+        handle.write(b"X")
+    texts += [each.text for each in found]
+    parsed = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    assert reader.hashes == {"a.jsonl": hashlib.sha256(parsed).hexdigest()}
+
+
+def test_a_file_has_no_hash_before_its_end_has_been_read(tmp_path):
+    reader = ChunkReader(discover(corpus(tmp_path, {"Docs": {"a.jsonl": MANY}}))[0])
+    found = iter(reader)
+    next(found)
+    assert reader.hashes == {}
+    list(found)
+    assert list(reader.hashes) == ["a.jsonl"]
+
+
+def test_a_file_that_can_be_read_only_when_it_is_delivered_is_an_error(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": ["a"], "b.jsonl": ["b"]}})
+    collections = discover(root)
+    (root / "Docs" / "b.jsonl").rename(tmp_path / "aside")
+    (rows,) = read_corpus(collections, lambda _: None).rows
+    (tmp_path / "aside").rename(root / "Docs" / "b.jsonl")
+    with pytest.raises(InterlockError, match=r"b\.jsonl changed during the run"):
+        list(reread(rows))
+
+
+def test_a_line_without_an_end_is_refused_without_being_held(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": ["a"]}})
+    with (root / "Docs" / "a.jsonl").open("ab") as handle:
+        handle.truncate(150 << 20)
+    said = reading(
+        root,
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(*(getattr(each, 'reason', each) for each in found), sep='\\n')\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)",
+    )
+    assert "larger than 4.0 MiB" in said
+    assert int(said.split()[-1]) < 50 << 10
+
+
+def test_a_file_that_became_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": ["a"]}})
+    said = reading(
+        root,
+        "import os; file = Path(sys.argv[1]) / 'Docs' / 'a.jsonl'; file.unlink(); os.mkfifo(file)\n"
+        "print(*(each.reason for each in found))",
+    )
+    assert "not a regular file" in said
+
+
+def test_lines_are_the_same_however_the_blocks_fall(tmp_path, monkeypatch):
+    lines = [b'{"text": "a\\u00e9"}', b"", b"nonsense", b'  {"text": "b"}\r', b'{"text": "cut off']
+    (tmp_path / "Docs").mkdir()
+    (tmp_path / "Docs" / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+
+    def told():
+        return [
+            each.text if isinstance(each, Chunk) else (each.record, each.reason)
+            for each in ChunkReader(discover(tmp_path)[0])
+        ]
+
+    whole = told()
+    assert [each for each in whole if isinstance(each, str)] == ["aé", "b"]
+    assert [each[0] for each in whole if not isinstance(each, str)] == [3, 5]
+    for block in range(3, 60):
+        monkeypatch.setattr("engine.intake.records.BLOCK", block)
+        assert told() == whole
+
+
+def test_an_error_in_the_middle_of_a_file_is_told_and_costs_no_neighbour(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": MANY, "b.jsonl": ["b"]}})
+    reader = ChunkReader(discover(root)[0])
+    found = iter(reader)
+    next(found)
+    with Path(os.devnull).open("wb") as nothing:  # what can only be written stands where the file was being read
+        os.dup2(nothing.fileno(), _descriptor(root / "Docs" / "a.jsonl"))
+    *_, refusal, last = found
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "it cannot be read: Bad file descriptor"
+    assert last.text == "b"
+    assert list(reader.hashes) == ["b.jsonl"]
+
+
+def _descriptor(path):
+    """The descriptor under which this process has `path` open."""
+    return next(int(link.name) for link in Path("/proc/self/fd").iterdir() if link.exists() and link.samefile(path))
