@@ -1,14 +1,15 @@
 """What the applications of the console have in common: a driver that survives a hang-up, themes, and their keys."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from textual.app import App, SystemCommand
+from textual.app import App
+from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.driver import Driver
 from textual.screen import Screen
 
-from console.actions import actions_of
+from console.actions import Action, actions_of
 from console.driver import HangupSafeDriver
 from console.look import Look
 from console.theme import OWN, THEMES
@@ -16,9 +17,38 @@ from console.theme import OWN, THEMES
 T = TypeVar("T")
 
 
+class Palette(Provider):
+    """The actions of a screen by their names: what changes the run comes last, and is never what Enter takes unless it
+    was looked for and nothing else was found."""
+
+    async def discover(self) -> Hits:
+        for action in offered(self.screen):
+            yield DiscoveryHit(action.label, self._call(action), help=action.help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for action in offered(self.screen):
+            if (score := matcher.match(action.label)) > 0:
+                rank = score * UNRANKED if action.changes else score
+                yield Hit(rank, matcher.highlight(action.label), self._call(action), help=action.help)
+
+    def _call(self, action: Action) -> partial[bool]:
+        return partial(self.app.call_later, self.screen.run_action, action.name)
+
+
+UNRANKED = 1e-6
+"""What puts every match that changes the run below every one that does not."""
+
+
+def offered(screen: Screen[Any]) -> Sequence[Action]:
+    """The actions of the screen that the palette is laid over, in the order in which it offers them."""
+    return sorted(actions_of(getattr(screen, "ACTIONS", "")), key=lambda action: action.changes)
+
+
 class Frame(App[T]):
     """An application that looks as the operator wants it."""
 
+    COMMANDS: ClassVar = {Palette}
     TITLE = "Interlock"
     COMMAND_PALETTE_BINDING = ""
     BINDINGS: ClassVar = []
@@ -37,11 +67,6 @@ class Frame(App[T]):
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The palette offers the actions of the screen that it is laid over."""
-        for action in actions_of(getattr(screen, "ACTIONS", "")):
-            yield SystemCommand(action.label, action.help, partial(self.call_later, screen.run_action, action.name))
 
     def next_theme(self) -> str:
         """The next of the themes that are offered."""

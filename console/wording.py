@@ -19,15 +19,46 @@ def foreseen(wanted: Schedule, then: Round | None, snapshot: Snapshot) -> list[s
     if then is None or not then.turns:
         return ["Nothing is left to compute: no cell would change its place."]
     names = {each.model_pass: each.model for each in snapshot.passes}
+    if unmoved(then, snapshot):
+        running = " and ".join(names.get(turn.model_pass, "it") for turn in then.turns)
+        return [
+            f"Nothing changes now: {running} would stay where it is, and no lease ends.",
+            "It counts from the next lease on, for models that fit beside each other then.",
+        ]
     lines = ["The leases that are held end after their batches; then:"]
     for turn in then.turns:
         model, batches = names.get(turn.model_pass, f"pass {turn.model_pass}"), len(turn.batches)
         streamed = ", layers streamed" if turn.streamed else ""
         lines.append(f"  {model}: {batches:,} batches on {', '.join(turn.devices)}{streamed}")
     if wanted is Schedule.SHARED and len(then.turns) == 1:
-        lines.append("No other model fits beside it: it stays one at a time for now.")
+        lines.append("No other model fits beside it now.")
     lines.append("Each model that moves is attached anew; no committed batch is done again.")
     return lines
+
+
+def unmoved(then: Round, snapshot: Snapshot) -> bool:
+    """Whether what would be leased is what is leased now."""
+    held = {(lease.model_pass, tuple(lease.devices)) for lease in snapshot.leases if lease.held}
+    return {(turn.model_pass, turn.devices) for turn in then.turns} == held
+
+
+def no_other(snapshot: Snapshot) -> str:
+    """Why no other schedule would change anything, now or later; empty where one may."""
+    left = [each for each in snapshot.passes if each.batches_done < each.batches and not each.failure]
+    if len(left) != 1:
+        return ""
+    return f"{left[0].model} is the only model that has anything left to compute: it goes on as it is."
+
+
+def no_fallback(snapshot: Snapshot) -> list[str]:
+    """What forbidding the CPU means."""
+    lines = [
+        "A model that fits on no GPU is then refused, and a row that does not is parked:",
+        "the run will be incomplete (exit code 1).",
+    ]
+    if any(lease.held and lease.device_kind == "cpu" for lease in snapshot.leases):
+        lines.append("What is on the CPU now ends its turn there.")
+    return [*lines, f"{snapshot.batches - snapshot.batches_done:,} of {snapshot.batches:,} batches are left."]
 
 
 def fallback(snapshot: Snapshot) -> list[str]:

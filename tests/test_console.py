@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.command import CommandList
 from textual.pilot import Pilot
 
 from console.app import Console
@@ -271,3 +272,71 @@ async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends
     assert app.return_value is Leave.OVER
     with pytest.raises(RuntimeError, match="no such thing"):
         session.result()
+
+
+async def test_switching_the_cpu_fallback_off_says_what_will_happen_and_asks_as_switching_it_on_does(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        now = scripted.recorder.snapshot()
+        await pilot.press("c")
+        assert isinstance(app.screen, Ask)
+        told = "\n".join(text_of(app))
+        for word in ("parked", "incomplete", f"{now.batches - now.batches_done} of {now.batches} batches"):
+            assert word in told
+        await pilot.press("escape")
+        assert scripted.controls.pending() == []
+        await pilot.press("c", "y")
+        assert [(each.control, each.value) for each in scripted.controls.pending()] == [("cpu_fallback", "no")]
+
+
+async def test_the_palette_and_enter_change_nothing_whatever_was_not_looked_for(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        for typed in ((), ("p",), ("e",), ("s",)):
+            await pilot.press("colon")
+            await pilot.pause(0.3)
+            await pilot.press(*typed)
+            await pilot.pause(0.6)
+            await pilot.press("enter")
+            await pilot.pause(0.3)
+            assert scripted.controls.pending() == []
+            assert scripted.controls.code is None
+            assert not isinstance(app.screen, Ask)
+            while not isinstance(app.screen, Main):
+                await pilot.press("escape")
+
+
+async def test_what_steers_is_offered_last_in_the_palette_and_found_by_its_name(scripted):
+    scripted.play_to(FAR)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("colon")
+        await pilot.pause(0.6)
+        labels = [option.hit.text for option in app.screen.query_one(CommandList).options]
+        assert {"Excl", "CPU-FB", "Pause", "Stop"} == set(labels[-4:])
+        await pilot.press(*"pause")
+        await pilot.pause(0.6)
+        await pilot.press("enter")
+        await pilot.pause(0.3)
+        assert [(each.control, each.value) for each in scripted.controls.pending()] == [("pause", "yes")]
+
+
+async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is_pending(scripted):
+    scripted.play_to(FAR)
+    scripted.controls.refuse("cpu_fallback", "this run has no GPU")
+    scripted.controls.refuse("schedule", "there is one model only")
+    async with shown(scripted, (120, 40)) as (app, pilot):
+        for key, reason in (("c", "this run has no GPU"), ("x", "there is one model only")):
+            await pilot.press(key)
+            assert isinstance(app.screen, Main)
+            assert reason in text_of(app)[-1]
+            assert scripted.controls.pending() == []
+            assert "*" not in text_of(app)[0]
+
+
+async def test_a_switch_that_would_change_nothing_says_so_and_cannot_be_confirmed(scripted):
+    scripted.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
+    async with shown(scripted) as (app, pilot):
+        await pilot.press("x")
+        assert "Nothing would change" in "\n".join(text_of(app))
+        await pilot.press("y")
+        assert scripted.controls.pending() == []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from console.app import Console
 
 STOP = "stop"
+CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause"}
+"""The control that an action changes."""
 
 
 class Steering(Screen[None]):
@@ -60,11 +62,18 @@ class Steering(Screen[None]):
             return (
                 "--readonly: nothing can be changed from here" if live else "a run of another process is only watched"
             )
-        return "the run is over" if self.snapshot.over or self.source.over else ""
+        if self.snapshot.over or self.source.over:
+            return "the run is over"
+        controls, control = self.source.controls, CONTROLS.get(action.name, "")
+        refusal = controls.refusal(control) if controls else ""
+        return f"{action.label} stays as it is: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
         """One model at a time, or models side by side; what that does to the cells that are left is shown first."""
         if not (controls := self._controls("exclusive")):
+            return
+        if why := wording.no_other(self.snapshot):
+            self.app.push_screen(Ask("Nothing would change", [why], []))
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
@@ -74,14 +83,16 @@ class Steering(Screen[None]):
         self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch on", wanted), "schedule")
 
     def action_fallback(self) -> None:
-        """Whether models and batches may go to the CPU; allowing it costs time, and is asked about."""
+        """Whether models and batches may go to the CPU: allowed it costs time, forbidden it may cost rows."""
         if not self._controls("fallback"):
             return
         if self.pending.get("cpu_fallback", _word(self.snapshot.cpu_fallback)) == YES:
-            self._ask("cpu_fallback", NO)
-            return
-        lines = wording.fallback(self.snapshot)
-        self._confirm("CPU fallback?", lines, Choice("y,enter,c", "yes, allow it", YES), "cpu_fallback")
+            title, lines = "No CPU fallback?", wording.no_fallback(self.snapshot)
+            choice = Choice("y,enter,c", "yes, forbid it", NO)
+        else:
+            title, lines = "CPU fallback?", wording.fallback(self.snapshot)
+            choice = Choice("y,enter,c", "yes, allow it", YES)
+        self._confirm(title, lines, choice, "cpu_fallback")
 
     def action_pause(self) -> None:
         """The run; or a replay, which is nobody's but the screen's."""

@@ -50,6 +50,10 @@ class Controls:
         """From now on `control` stays as it is."""
         self._refused[control] = reason
 
+    def refusal(self, control: str) -> str:
+        """Why `control` stays as it is, whoever asks; empty where it may be changed."""
+        return self._refused.get(control, "")
+
     def end(self, tell: Callable[[AnyEvent], object]) -> None:
         """Nothing is left that a control could change."""
         self.foresee = None
@@ -87,7 +91,7 @@ class Controls:
             tell(answer)
 
     def _answer(self, asked: ControlApplied) -> ControlApplied | ControlRefused:
-        if reason := self._refused.get(asked.control):
+        if reason := self.refusal(asked.control):
             return ControlRefused(control=asked.control, value=asked.value, who=asked.who, reason=reason)
         self._apply(asked)
         return asked
