@@ -128,8 +128,9 @@ def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
             return f"{place}: {event.rows} rows, {event.tokens} tokens{took}"
         case ev.EnsemblePassCompleted():
             place = f"pass {event.model_pass + 1} {event.model} done"
-            rate = f" ({event.rows / event.seconds:.1f} rows/s)" if timed and event.seconds else ""
-            return f"{place} on {event.device}: {event.rows} rows{_took(event.seconds, timed)}{rate}, {event.dtype}"
+            where = f" on {event.device}" if event.device else ""
+            dtype = f", {event.dtype}" if event.dtype else ""
+            return f"{place}{where}: {event.rows} rows{_pace(event, timed)}{dtype}"
         case ev.PassFailed():
             return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
         case ev.PressurePassed():
@@ -198,6 +199,15 @@ def _took(seconds: float, timed: bool) -> str:
     return f" in {seconds:.1f} s" if timed else ""
 
 
+def _pace(event: ev.EnsemblePassCompleted, timed: bool) -> str:
+    """How long the rows of a pass took, in all sessions; several devices worked at the same time."""
+    if not timed or not event.seconds:
+        return ""
+    rate, devices = event.rows / event.seconds, event.device.count(",") + 1
+    several = (f" of computing on {devices} devices", " each") if devices > 1 else ("", "")
+    return f" in {event.seconds:.1f} s{several[0]} ({rate:.1f} rows/s{several[1]})"
+
+
 def progress(state: RunState) -> str:
     """What is being done and how far it has come."""
     number = state.current_pass
@@ -259,12 +269,12 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     leases = [lease for lease in reversed(state.leases.values()) if lease.model_pass == event.model_pass]
     lease = max(leases, key=lambda lease: lease.device_kind != "cpu", default=None)  # not that of a row gone to the CPU
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
-    timed = ev.timed(state.device_kind)
-    seconds, reused = sum(share.seconds for share in shares) * timed, sum(share.reused for share in shares)
+    reused = sum(share.reused for share in shares)
     place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
-    if seconds:
-        text += f" in {seconds:.1f} s ({event.rows / seconds:.1f} rows/s)"
+    text += _pace(event, ev.timed(state.device_kind))
+    if "," in event.device + event.dtype:
+        text += f", {event.device} in {event.dtype}"
     for receipt in lease.receipts if lease else ():
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)
         text += f", {receipt.device} peak {peak}, residue {residue}"

@@ -166,8 +166,7 @@ class Run:
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
-        left = [sorted(set(range(len(cells.batches))) - had) for cells, had in zip(grid, done, strict=True)]
-        rounds = Rounds(grid, left, self._weights, self._crew())
+        rounds = Rounds(grid, done, self._weights, self._crew())
         rounds.check()
         self._check_store(roster)
         self._working = True
@@ -273,14 +272,18 @@ class Run:
             self._emit(share)
         return Cells(model_pass, layout, tokens, file)
 
-    def _survived(self, cells: Cells) -> set[int]:
+    def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
         """The batches that earlier sessions committed and whose vectors are still what was committed."""
-        committed = self.recorder.look(lambda state: dict(state.committed.get(cells.model_pass, {})))
-        kept = {index: batch.crc for index, batch in committed.items()}
+        committed = self._committed(cells)
+        kept = {batch.batch_index: batch.crc for batch in committed}
         gone = lost(cells.file, [batch.rows for batch in cells.batches], kept)
         if gone:
             self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
-        return kept.keys() - set(gone)
+        missing = set(gone)
+        return [batch for batch in committed if batch.batch_index not in missing]
+
+    def _committed(self, cells: Cells) -> list[ev.BatchCommitted]:
+        return self.recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
 
     def _crew(self) -> Crew:
         return Crew(
@@ -301,7 +304,7 @@ class Run:
         closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
         for cells in grid:
             if cells.model_pass not in closed:
-                self._emit(completed(cells, self._weights[cells.model_pass], self._devices[0].name, 0.0))
+                self._emit(completed(cells, self._weights[cells.model_pass], self._committed(cells)))
 
     def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""

@@ -222,7 +222,7 @@ class Desk:
             laws=law,
             encoders=lambda card, network, _: Encoder(card, network),
         )
-        Rounds(cells, [list(range(len(each.batches))) for each in cells], [1.0] * len(cells), crew).run()
+        Rounds(cells, [[] for _ in cells], [1.0] * len(cells), crew).run()
         return summarise(self.state)
 
     def __call__(self, event: ev.AnyEvent) -> None:

@@ -58,7 +58,7 @@ def compute(
     grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
     lessor = Lessor([bench.device, bench.host], ceiling)
     crew = Crew([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, laws)
-    Rounds(grid, [range(len(cells.batches)) for cells in grid], [1.0] * len(grid), crew).run()
+    Rounds(grid, [[] for _ in grid], [1.0] * len(grid), crew).run()
     vectors = [np.array(cells.file.array) for cells in grid]
     for cells in grid:
         cells.file.path.unlink()

@@ -225,7 +225,9 @@ def _seated(
 ) -> T:
     attached = Replica(master, bench.device)
     encoder, law = encoder_for(card, attached.network, bench.device), law_for(card, bench.device.kind)
-    return work(Seat(bench.device, attached, encoder, law, first_calibration(bench.device), lease, lessor), lessor)
+    return work(
+        Seat(bench.device, attached, encoder, card.dtype, law, first_calibration(bench.device), lease, lessor), lessor
+    )
 
 
 def _between_events(work: Callable[[], object]) -> float:

@@ -176,9 +176,9 @@ def _rounds(
         laws=shop.law,
         encoders=heard.encoders,
     )
-    done = {(event.model_pass, event.batch_index) for event in heard.events if isinstance(event, ev.BatchCommitted)}
-    left = [[index for index in range(len(cells.batches)) if (cells.model_pass, index) not in done] for cells in grid]
-    return Rounds(grid, left, [1.0] * len(grid), crew)
+    batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
+    done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
+    return Rounds(grid, done, [1.0] * len(grid), crew)
 
 
 def _announce(plan: Plan, grid: Sequence[Cells], devices: Sequence[SimDevice], heard: Hearing) -> None:

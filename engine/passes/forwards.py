@@ -5,8 +5,8 @@ cause, what was done and what it cost; a row that nothing helps is parked with i
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, nex
 from engine.passes.seat import Seat, Shortfall
 from engine.passes.vectors import gate
 from engine.record.durable import human_bytes
-from engine.record.events import AnyEvent, Mitigated, PressurePassed, RowParked
+from engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
 
 Places = npt.NDArray[np.int64]
 
@@ -55,6 +55,16 @@ class _Piece:
     seat: Seat
 
 
+@dataclass(frozen=True)
+class Result:
+    """What became of a batch: its vectors [rows, dim], NaN for parked rows, and what computed them in how many
+    forwards."""
+
+    vectors: Vectors
+    forwards: int
+    parts: Sequence[Computed]
+
+
 class Forwards:
     """Computes cells of one pass on one seat."""
 
@@ -67,14 +77,16 @@ class Forwards:
         self._index = 0
         self._rows: list[Ids] = []
         self._parked: list[RowParked] = []
+        self._computed: Counter[tuple[str, str]] = Counter()
 
-    def compute(self, index: int) -> tuple[Vectors, int]:
-        """The vectors [rows, dim] of a batch, NaN for parked rows, and the number of forwards it took.
+    def compute(self, index: int) -> Result:
+        """Compute a batch, wherever it fits.
 
         Raises DeviceGone when the seat's device is lost; nothing is committed then.
         """
         cells = self._cells
         self._index, batch, self._parked = index, cells.batches[index], []
+        self._computed.clear()
         self._rows = [cells.tokens.row(int(row), cells.card.max_tokens) for row in batch.rows]
         vectors = np.full((len(self._rows), cells.card.dim), np.nan, np.float32)
         pieces = deque(self._planned())
@@ -87,7 +99,8 @@ class Forwards:
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
         self._grow_back(calm)
-        return vectors, forwards
+        parts = [Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items()]
+        return Result(vectors, forwards, parts)
 
     def _planned(self) -> list[_Piece]:
         """The whole batch, or as many pieces of it as fit one after the other."""
@@ -120,6 +133,7 @@ class Forwards:
         bad = gate(got, self._cells.card.dim)
         vectors[piece.places] = got
         refused = piece.places[sorted(bad)]
+        self._computed[piece.seat.device.name, piece.seat.dtype] += len(got) - len(bad)
         vectors[refused] = np.nan
         return self._climb(replace(piece, places=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
 

@@ -4,9 +4,8 @@ A round is what the schedule wants leased at the same time. Its leases are relea
 lost takes no further part, a pass that fails leaves the others theirs, and what was left undone is in the next round.
 """
 
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
 
@@ -17,21 +16,21 @@ from engine.passes.needs import Needs, places
 from engine.passes.schedule import Place, Round, Schedule, Turn, next_round
 from engine.passes.sitting import Crew, Sitting
 from engine.passes.worker import Post, Queue, Worker, run_all
-from engine.record.events import DeviceLost, EnsemblePassCompleted, PassFailed
+from engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed, joined
 
 
 class Rounds:
     """The passes of a run over their grid; `run` may be called once."""
 
     def __init__(
-        self, grid: Sequence[Cells], left: Sequence[Sequence[int]], weights: Sequence[float], crew: Crew
+        self, grid: Sequence[Cells], done: Sequence[Iterable[BatchCommitted]], weights: Sequence[float], crew: Crew
     ) -> None:
-        """`left[k]` are the batches that pass k still has to do, in order."""
+        """`done[k]` are the batches of pass k that earlier sessions committed."""
         self._grid = grid
-        self._left = [list(batches) for batches in left]
+        self._done = [list(batches) for batches in done]
+        self._left = [_left(cells, batches) for cells, batches in zip(grid, self._done, strict=True)]
         self._weights = weights
         self._crew = crew
-        self._seconds = [0.0] * len(grid)
         self._lost: set[str] = set()
         self._lock = RLock()
         self._last: int | None = None
@@ -52,7 +51,7 @@ class Rounds:
 
     def foresee(self, schedule: Schedule) -> Round | None:
         """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
-        taken = {queue.cells.model_pass: set(queue.committed) for queue in self._queues}
+        taken = {queue.cells.model_pass: {batch.batch_index for batch in queue.committed} for queue in self._queues}
         left = [
             [index for index in batches if index not in taken.get(number, ())]
             for number, batches in enumerate(self._left)
@@ -93,11 +92,10 @@ class Rounds:
 
     def _take(self, now: Round) -> None:
         """One round, from the leases to the receipts."""
-        began = time.monotonic()
         with ExitStack() as stack:
             queues = self._work(now, stack)
         for turn, queue in zip(now.turns, queues, strict=True):
-            self._close(turn, queue, time.monotonic() - began)
+            self._close(turn.model_pass, queue)
 
     def _work(self, now: Round, stack: ExitStack) -> list[Queue]:
         """Attach and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
@@ -168,18 +166,16 @@ class Rounds:
         if not known:
             self._crew.emit(DeviceLost(device=device.name, reason=reason))
 
-    def _close(self, turn: Turn, queue: Queue, seconds: float) -> None:
-        done, self._last = set(queue.committed), turn.model_pass
-        self._left[turn.model_pass] = [index for index in self._left[turn.model_pass] if index not in done]
-        self._seconds[turn.model_pass] += seconds
+    def _close(self, model_pass: int, queue: Queue) -> None:
+        self._last = model_pass
+        self._done[model_pass] += queue.committed
+        self._left[model_pass] = _left(self._grid[model_pass], self._done[model_pass])
         if queue.failed:
             error = queue.failed
             known = isinstance(error, InterlockError)
-            self._fail(turn.model_pass, str(error) if known else f"{type(error).__name__}: {error}")
-        elif not self._left[turn.model_pass]:
-            cells, device = self._grid[turn.model_pass], ",".join(turn.devices)
-            event = completed(cells, self._weights[turn.model_pass], device, self._seconds[turn.model_pass])
-            self._crew.emit(event)
+            self._fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
+        elif not self._left[model_pass]:
+            self._crew.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
 
     def _fail(self, model_pass: int, reason: str) -> None:
         """This pass will not be complete; the others go on."""
@@ -187,14 +183,18 @@ class Rounds:
         self._crew.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
 
 
-def completed(cells: Cells, weight: float, device: str, seconds: float) -> EnsemblePassCompleted:
-    """The end of a pass: its rows in all sessions, and the seconds of its turns in this one."""
+def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
+    """Describe a pass that has ended by its batches of all sessions, as they ran."""
     return EnsemblePassCompleted(
         model_pass=cells.model_pass,
         model=cells.card.key,
-        device=device,
-        dtype=cells.card.dtype,
+        device=joined(batch.device for batch in batches),
+        dtype=joined(batch.dtype or cells.card.dtype for batch in batches),
         weight=weight,
-        rows=sum(len(batch.rows) for batch in cells.batches),
-        seconds=round(seconds, 3),
+        rows=sum(batch.rows for batch in batches),
+        seconds=round(sum(batch.seconds for batch in batches), 3),
     )
+
+
+def _left(cells: Cells, done: Iterable[BatchCommitted]) -> list[int]:
+    return sorted(set(range(len(cells.batches))) - {batch.batch_index for batch in done})

@@ -43,6 +43,7 @@ class Seat:
         device: Device,
         attached: Attached,
         encoder: Encoder,
+        dtype: str,
         law: Law,
         calibration: Calibration,
         lease: Lease,
@@ -51,6 +52,7 @@ class Seat:
         self.device = device
         self.attached = attached
         self.encoder = encoder
+        self.dtype = dtype
         self.law = law
         self.calibration = calibration
         self.lock = RLock()

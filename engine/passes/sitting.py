@@ -255,8 +255,9 @@ class Sitting:
             )
         )
         encoder = crew.encoders(cells.card, attached.network, device)
+        dtype = self._needs.card_on(cells.card, device).dtype
         calibration = self._needs.calibration(cells.model_pass, device)
-        return Seat(device, attached, encoder, law, calibration, lease, crew.lessor)
+        return Seat(device, attached, encoder, dtype, law, calibration, lease, crew.lessor)
 
     def _told(self, rung: Rung, cause: str, action: str, device: Device, began: float | None) -> None:
         self._crew.emit(

@@ -9,12 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from engine.gpu.device import Device
 from engine.passes.controls import Controls
-from engine.passes.forwards import DeviceGone, Elsewhere, Forwards
+from engine.passes.forwards import DeviceGone, Elsewhere, Forwards, Result
 from engine.passes.grid import Cells
 from engine.passes.seat import Seat
-from engine.record.events import AnyEvent, BatchCommitted, MemoryCalibrated
+from engine.record.events import AnyEvent, BatchCommitted, Computed, MemoryCalibrated, joined
 
 SYNC_SECONDS = 1.0
 PROBES = 3
@@ -29,7 +31,7 @@ class Queue:
     def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
         self.cells = cells
         self.failed: Exception | None = None
-        self.committed: list[int] = []
+        self.committed: list[BatchCommitted] = []
         self._left = deque(batches)
 
     def __bool__(self) -> bool:
@@ -104,34 +106,39 @@ class Worker:
             return
         began = time.monotonic()
         try:
-            vectors, forwards = post.forwards.compute(index)
+            result = post.forwards.compute(index)
         except DeviceGone:
             post.queue.put_back(index)
             raise
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
             post.queue.failed = error.with_traceback(None)
             return
-        cells, batch = post.queue.cells, post.queue.cells.batches[index]
-        seconds = time.monotonic() - began
-        crc = cells.file.put(batch.rows, vectors)
-        self._emit(
-            BatchCommitted(
-                model_pass=cells.model_pass,
-                batch_index=index,
-                rows=len(batch.rows),
-                tokens=batch.tokens,
-                padding=cells.layout.padding(batch),
-                seconds=round(seconds, 6),
-                device=self.device.name,
-                crc=crc,
-                forwards=forwards,
-            )
-        )
-        post.queue.committed.append(index)
+        self._commit(post, index, result, time.monotonic() - began)
         if post.seat.calibration.batches == PROBES:
             self._tell_calibration(post)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self._sync()
+
+    def _commit(self, post: Post, index: int, result: Result, seconds: float) -> None:
+        """Write the vectors, then tell of the batch as it ran."""
+        cells, batch = post.queue.cells, post.queue.cells.batches[index]
+        own = Computed(device=self.device.name, dtype=post.seat.dtype, rows=len(batch.rows))
+        parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
+        event = BatchCommitted(
+            model_pass=cells.model_pass,
+            batch_index=index,
+            rows=len(batch.rows),
+            tokens=batch.tokens,
+            padding=cells.layout.padding(batch),
+            seconds=round(seconds, 6),
+            device=joined(part.device for part in parts),
+            crc=cells.file.put(batch.rows, result.vectors),
+            forwards=result.forwards,
+            dtype=joined(part.dtype for part in parts),
+            parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,
+        )
+        self._emit(event)
+        post.queue.committed.append(event)
 
     def _tell_calibration(self, post: Post) -> None:
         known = post.seat.calibration

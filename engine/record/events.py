@@ -4,6 +4,7 @@ An event says what happened and never how it is shown. Sizes are bytes, duration
 `row` is the place of a distinct text in the run. Types are only ever extended by optional fields.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -252,7 +253,20 @@ class MemoryCalibrated(Event, frozen=True, tag="memory_calibrated"):
     worst: float
 
 
+class Computed(Struct, frozen=True, kw_only=True):
+    """Rows whose vectors came from one device in one precision."""
+
+    device: str
+    dtype: str
+    rows: int
+
+
 class BatchCommitted(Event, frozen=True, tag="batch_committed"):
+    """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
+    joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
+    them came from one place. `rows` counts those that were parked too; `seconds` is the wall time of the batch, with
+    what its mitigations cost."""
+
     model_pass: int
     batch_index: int
     rows: int
@@ -262,6 +276,8 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     device: str
     crc: int
     forwards: int = 1
+    dtype: str = ""
+    parts: list[Computed] = []
 
 
 class Mitigated(Event, frozen=True, tag="mitigated"):
@@ -318,6 +334,10 @@ class ResidueFound(Event, frozen=True, tag="residue_found"):
 
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
+    """The end of a pass, over all sessions: `rows` that were not reused, `seconds` of their batches added up (two
+    devices at work for 10 s are 20 s), and the devices and precisions that computed them, sorted and joined by commas;
+    both are empty where nothing was left to compute."""
+
     model_pass: int
     model: str
     device: str
@@ -418,6 +438,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     elapsed: float
     device_kind: str
     body: AnyEvent
+
+
+def joined(names: Iterable[str]) -> str:
+    """Write several devices or precisions as one word: sorted, by commas; empty for none."""
+    return ",".join(sorted({each for name in names for each in name.split(",") if each}))
 
 
 def timed(device_kind: str) -> bool:

@@ -173,11 +173,6 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
         case ev.EnsemblePassCompleted():
             state.passes_completed.add(event.model_pass)
-            for collection in state.collections.values():
-                if share := collection.shares.get(event.model_pass):
-                    share.dtype = event.dtype
-                    if not share.devices:  # nothing of it was computed: all reused
-                        share.devices.add(event.device)
         case ev.PassFailed():
             state.failures[event.model_pass] = event
 
@@ -219,12 +214,7 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if found := state.share_of(event.model_pass, event.batch_index):
-        share = found[1]
-        share.seconds += event.seconds
-        share.devices.add(event.device)
-        share.batches_done += 1
-        share.rows_done += event.rows
-        share.tokens_done += event.tokens
+        _count(state, found[1], event, 1)
 
 
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
@@ -236,7 +226,17 @@ def _lose(state: RunState, event: ev.BatchesLost) -> None:
     for batch_index in event.batches:
         gone = state.committed[event.model_pass].pop(batch_index)
         if found := state.share_of(event.model_pass, batch_index):
-            share = found[1]
-            share.batches_done -= 1
-            share.rows_done -= gone.rows
-            share.tokens_done -= gone.tokens
+            _count(state, found[1], gone, -1)
+
+
+def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -> None:
+    """Add what a batch did to its share; with -1, take it out again."""
+    share.batches_done += sign
+    share.rows_done += sign * batch.rows
+    share.tokens_done += sign * batch.tokens
+    share.seconds += sign * batch.seconds
+    if not batch.parts:
+        dtype = batch.dtype or (state.roster[share.model_pass].dtype if state.roster else "")
+        share.computed[batch.device, dtype] += sign * batch.rows
+    for part in batch.parts:
+        share.computed[part.device, part.dtype] += sign * part.rows

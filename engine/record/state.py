@@ -28,13 +28,13 @@ class Share:
     tokens_done: int = 0
     batches_done: int = 0
     seconds: float = 0.0
-    dtype: str | None = None
-    devices: set[str] = field(default_factory=set)
+    computed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rows by the device and the precision that computed them."""
 
     @property
-    def device(self) -> str | None:
-        """The devices that computed it, in one word."""
-        return ",".join(sorted(self.devices)) or None
+    def devices(self) -> set[str]:
+        """The devices that computed it."""
+        return {device for (device, _), rows in self.computed.items() if rows}
 
 
 @dataclass

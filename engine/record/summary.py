@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
-from engine.record.events import Mitigated, Status, timed
+from engine.record.events import Mitigated, Status, joined, timed
 from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
@@ -53,26 +53,43 @@ class Verification(Part):
     detail: str
 
 
+class ComputedSummary(Part):
+    """Rows whose vectors came from one device in one precision."""
+
+    device: str
+    dtype: str
+    rows: int
+
+
 class PassSummary(Part):
-    """One model over the rows of one collection."""
+    """One model over the distinct texts of one collection, as it ran in all sessions together."""
 
     model_pass: int
     model: str
     commit: str | None = Field(description="commit sha of the model's repository; null when it has none")
     fingerprint: str
-    dtype: str
-    device: str | None
+    dtype: str = Field(
+        description="precision that its rows were computed in, several joined by commas; that of the roster where no "
+        "row was computed"
+    )
+    device: str | None = Field(description="devices that computed it, joined by commas; null where none did")
+    computed: list[ComputedSummary] = Field(default=[], description="`rows` by the device and precision they came from")
     weight: float
     status: Literal["completed", "incomplete", "failed"]
     batches: int
-    rows: int = Field(description="distinct texts encoded in this run")
+    rows: int = Field(description="distinct texts encoded in this run, without those that are parked")
     rows_reused: int = Field(description="distinct texts taken over from an earlier run")
     tokens: int
     padding: int
     truncated_rows: int
     truncated_tokens: int
-    seconds: float | None = Field(description="forward passes only; null when the device is simulated")
-    rows_per_second: float | None
+    seconds: float | None = Field(
+        description="wall time of its batches added up, so that two devices at work for 10 s are 20 s; of batches that "
+        "were lost and done again, the last time counts; null when the device is simulated"
+    )
+    rows_per_second: float | None = Field(
+        description="rows / seconds: the pace of one device while it computed; null when the device is simulated"
+    )
     reason: str = ""
 
 
@@ -339,24 +356,27 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     failure = state.failures.get(share.model_pass)
     whole = share.batches_done == share.batches
     timed = _timed(state)
+    computed = {place: rows for place, rows in sorted(share.computed.items()) if rows}
+    encoded = sum(computed.values())
     return PassSummary(
         model_pass=share.model_pass,
         model=share.model,
         commit=entry.commit,
         fingerprint=entry.fingerprint,
-        dtype=entry.dtype,
-        device=share.device,
+        dtype=joined(dtype for _, dtype in computed) or entry.dtype,
+        device=joined(device for device, _ in computed) or None,
+        computed=[ComputedSummary(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in computed.items()],
         weight=entry.weight,
         status="completed" if whole else "failed" if failure else "incomplete",
         batches=share.batches,
-        rows=share.rows_done,
+        rows=encoded,
         rows_reused=share.reused,
         tokens=share.tokens,
         padding=share.padding,
         truncated_rows=share.truncated,
         truncated_tokens=share.truncated_tokens,
         seconds=round(share.seconds, 3) if timed else None,
-        rows_per_second=round(share.rows_done / share.seconds, 2) if timed and share.seconds else None,
+        rows_per_second=round(encoded / share.seconds, 2) if timed and share.seconds else None,
         reason=failure.reason if failure else "",
     )
 

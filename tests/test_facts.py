@@ -1,0 +1,156 @@
+"""What a summary says of devices, precisions, rows and seconds is what was seen where they were computed."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import load
+from engine.errors import ExitCode
+from engine.passes.controls import Controls
+from engine.passes.encoder import encoder_for
+from engine.record import events as ev
+from engine.run import Run
+from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
+
+TEXTS = [*sentences(30, 30), "a long one " + "and on it goes " * 25]
+
+
+class Witness:
+    """Stands between the engine and its encoders; knows which row last came from which device in which precision."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, bytes], tuple[str, str]] = {}
+        self.seconds: Counter[str] = Counter()
+        self.pause = 0.0
+
+    def encoders(self, card, network, device):
+        return _Watched(encoder_for(card, network, device), card.key, network, device.name, self)
+
+    def rows(self, model: str) -> Counter[tuple[str, str]]:
+        """Rows of a model by device and precision."""
+        return Counter(place for (key, _), place in self.seen.items() if key == model)
+
+
+class _Watched:
+    def __init__(self, encoder, model, network, device, witness):
+        self.padded = encoder.padded
+        self._encoder, self._model, self._network = encoder, model, network
+        self._device, self._witness = device, witness
+
+    def encode(self, rows):
+        began = time.monotonic()
+        time.sleep(self._witness.pause)
+        vectors = self._encoder.encode(rows)
+        self._witness.seconds[self._model] += time.monotonic() - began
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in self._network.parameters()}
+        for row, vector in zip(rows, vectors, strict=True):
+            if np.isfinite(vector).all():
+                self._witness.seen[self._model, bytes(row)] = (self._device, ",".join(sorted(dtypes)))
+        return vectors
+
+
+@dataclass
+class Desk:
+    """Two models, a corpus and a place for runs."""
+
+    root: Path
+    file: Path
+    out: Path
+    witness: Witness = field(default_factory=Witness)
+
+    def run(self, *, stop_after: int = 0, **flags: str) -> tuple[ExitCode, Path]:
+        """One session; with `stop_after`, it is stopped when so many batches are committed."""
+        settings = load({"out": str(self.out), "roster": "one,two", "offline": "yes", **flags}, {}, self.file)
+        run = Run(self.root, settings, Controls())
+        emit, crew, left = run._emit, run._crew, [stop_after]
+
+        def watching(event):
+            if isinstance(event, ev.BatchCommitted) and stop_after:
+                left[0] -= 1
+                run.controls.code = ExitCode.STOPPED if left[0] <= 0 else None
+            return emit(event)
+
+        run._emit = watching
+        run._crew = lambda: replace(crew(), encoders=self.witness.encoders)
+        return run.go(), run.directory.path
+
+
+@pytest.fixture
+def desk(tmp_path: Path, models: dict[str, Path]) -> Desk:
+    file, precisions = tmp_path / "models.toml", '{cpu = "float32", sim = "bfloat16"}'
+    tables = [
+        f'[models.{key}]\nsource = "{path}"\nbatch_tokens = 300\ngpu_batch_tokens = 300\ndtype = {precisions}\n'
+        for key, path in models.items()
+    ]
+    file.write_text("".join(tables))
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS[:20]}, "More": {"b_chunks.json": TEXTS[20:]}})
+    return Desk(root, file, tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return {
+        "one": tiny_model(place / "one", seed=1, width=64, layers=3),
+        "two": tiny_model(place / "two", seed=2, kind="qwen3", pooling="lasttoken", head_dim=8, num_key_value_heads=2),
+    }
+
+
+def passes(run: Path, model: str) -> list[dict[str, Any]]:
+    return [each for held in summary_of(run)["collections"] for each in held["passes"] if each["model"] == model]
+
+
+def told(run: Path, model: str) -> Counter[tuple[str, str]]:
+    """Rows by device and precision, as the summary has them."""
+    rows: Counter[tuple[str, str]] = Counter()
+    for part in (part for each in passes(run, model) for part in each["computed"]):
+        rows[part["device"], part["dtype"]] += part["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("schedule", [{}, {"window": "2"}, {"exclusive": "no"}], ids=["one", "turns", "side by side"])
+@pytest.mark.parametrize("faults", ["", "oom:120,oom:121,nan:60", "lose@cuda:1:200", "lose:180"])
+def test_rows_are_counted_where_they_were_computed_whatever_strikes(desk, faults, schedule):
+    code, run = desk.run(devices="sim:2xT4", faults=faults, **schedule)
+    assert code == ExitCode.COMPLETED
+    for model in ("one", "two"):
+        assert told(run, model) == desk.witness.rows(model)
+        assert sum(each["rows"] for each in passes(run, model)) == len(TEXTS)
+    places = {place for model in ("one", "two") for place in desk.witness.rows(model)}
+    assert (("cpu", "float32") in places) == (faults == "lose:180")
+
+
+def test_a_pass_that_fell_back_to_the_cpu_says_cpu_and_float32(desk):
+    _, run = desk.run(devices="sim:T4", faults="lose:1")
+    (end, *_) = events_of(run, ev.EnsemblePassCompleted)
+    assert desk.witness.rows(end.model) == {("cpu", "float32"): len(TEXTS)}
+    assert (end.device, end.dtype) == ("cpu", "float32")
+    assert {(each["device"], each["dtype"]) for each in passes(run, end.model)} == {("cpu", "float32")}
+    assert {(batch.device, batch.dtype) for batch in events_of(run, ev.BatchCommitted)} == {("cpu", "float32")}
+
+
+def test_a_pass_of_two_sessions_counts_the_seconds_of_both(desk):
+    desk.witness.pause = 0.05
+    code, run = desk.run(devices="cpu", run_id="r", stop_after=6)
+    first = Counter(desk.witness.seconds)
+    assert code == ExitCode.STOPPED
+    assert first["one"] > 0
+    assert desk.run(devices="cpu", run_id="r", resume="yes")[0] == ExitCode.COMPLETED
+    ends = {end.model: end for end in events_of(run, ev.EnsemblePassCompleted)}
+    for model, seconds in desk.witness.seconds.items():
+        assert seconds <= ends[model].seconds + 0.01
+        assert ends[model].seconds == pytest.approx(sum(each["seconds"] for each in passes(run, model)), abs=0.01)
+        assert ends[model].rows == len(TEXTS)
+
+
+def test_the_seconds_of_models_side_by_side_are_each_model_s_own(desk):
+    desk.witness.pause = 0.05
+    _, run = desk.run(devices="cpu", exclusive="no")
+    own = desk.witness.seconds
+    for end in events_of(run, ev.EnsemblePassCompleted):
+        assert own[end.model] <= end.seconds + 0.01 < own.total()
