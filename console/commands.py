@@ -96,6 +96,7 @@ def view(options: argparse.Namespace) -> int:
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
     from engine.forecast import survey
+    from engine.models.configurations import UNREACHED
 
     models, ceiling, kind = survey(settings)
     rows = []
@@ -126,6 +127,8 @@ def _survey(settings: Configuration) -> int:
     ]
     print(render([*heads, "configuration"], rows))
     print(f"\npredicted for {kind}, peak with the weights; no weights were read, nothing was computed")
+    if unreached := sum(each.source == UNREACHED for each in models):
+        print(f"no network: configurations of {unreached} models not available", file=sys.stderr)
     return ExitCode.COMPLETED
 
 

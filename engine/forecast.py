@@ -19,8 +19,9 @@ from engine.gpu.sim import CONTEXT
 from engine.intake.collections import discover
 from engine.intake.corpus import Corpus, Rows
 from engine.intake.reading import read_and_tokenise
-from engine.models.assets import Policy, configuration_of
+from engine.models.assets import Policy
 from engine.models.card import ModelCard
+from engine.models.configurations import Found, configurations
 from engine.models.registry import ModelSpec, extended, find
 from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
 from engine.models.trace import law_of_config_only
@@ -107,24 +108,26 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     settings = configuration.settings
     kind = choose_devices(settings.devices, settings.faults)[0].kind
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
-    policy = Policy(offline=settings.offline)
-    registry = extended(configuration.models).values()
-    return [_surveyed(spec, policy, kind, settings.ceiling) for spec in registry], settings.ceiling, kind
+    specs = list(extended(configuration.models).values())
+    found = configurations(specs, Policy(offline=settings.offline))
+    surveyed = [_surveyed(spec, each, kind, settings.ceiling) for spec, each in zip(specs, found, strict=True)]
+    return surveyed, settings.ceiling, kind
 
 
-def _surveyed(spec: ModelSpec, policy: Policy, kind: str, ceiling: int) -> ModelForecast:
-    dtype = spec.dtype.get(kind, "float32")
-    found = configuration_of(spec, policy)
-    longest = spec.max_tokens or int(str((found[0] if found else {}).get("max_position_embeddings") or 512))
-    if found is None:
-        return ModelForecast(spec.key, "not to be had", dtype, longest, None)
-    law = law_of_config_only(found[0], kind, DTYPES[dtype], spec.attention)
+def _surveyed(spec: ModelSpec, found: Found, kind: str, ceiling: int) -> ModelForecast:
+    dtype, config = spec.dtype.get(kind, "float32"), found.config
+    longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
+    if config is None:
+        return ModelForecast(spec.key, found.source, dtype, longest, None)
+    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention)
     tokens = spec.gpu_batch_tokens if kind == "cuda" else spec.batch_tokens
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
     row = min(longest, tokens)
     batch = law.weights + known.activations(law, tokens, row)
-    return ModelForecast(spec.key, found[1], dtype, longest, law, tokens, batch, known.most_tokens(law, longest, room))
+    return ModelForecast(
+        spec.key, found.source, dtype, longest, law, tokens, batch, known.most_tokens(law, longest, room)
+    )
 
 
 def forecast(chunks: Path, configuration: Configuration) -> Forecast:

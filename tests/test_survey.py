@@ -1,9 +1,52 @@
 """What a model would take is told by its configuration alone, before anything is fetched or computed."""
 
 import json
+import socket
+from pathlib import Path
+
+import pytest
 
 from tests.architectures import QWEN2_15B, XLM_R_LARGE
 from tests.builders import corpus, interlock, sentences, tiny_model, toml
+from tests.hub import Hub
+
+COMMIT = "b" * 40
+
+
+def roster_of_hub(file: Path, count: int) -> Path:
+    """Models of the hub that are not on this machine."""
+    return toml(
+        file, {f"m{number}": {"source": f"hf:stations/m{number}", "revision": COMMIT} for number in range(count)}
+    )
+
+
+def planned(tmp_path: Path, url: str, count: int) -> tuple[str, str]:
+    """What planning without chunks says, to stdout and to stderr, with no models in any cache."""
+    env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": url}
+    done = interlock("plan", "--config", roster_of_hub(tmp_path / "m.toml", count), env=env, timeout=60)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["connections are refused", "nobody ever answers"])
+def test_no_network_is_told_in_one_line_and_nothing_is_retried_when_planning_without_chunks(tmp_path, silent):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        if not silent:
+            listening.close()
+        said, errors = planned(tmp_path, f"http://127.0.0.1:{port}", 3)
+    missing = [line for line in said.splitlines() if line.rstrip().endswith("no network")]
+    assert {line.split()[0] for line in missing} >= {"m0", "m1", "m2", "bge-m3"}
+    assert errors == f"no network: configurations of {len(missing)} models not available\n"
+
+
+def test_a_configuration_is_asked_of_the_hub_and_kept_when_planning_without_chunks(tiny_a, tmp_path):
+    with Hub("stations/m0", tiny_a, COMMIT).serving() as hub:
+        said, errors = planned(tmp_path, hub.url, 2)
+    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    assert lines["m0"].endswith("hf:stations/m0")
+    assert lines["m1"].endswith("not to be had")
+    assert errors == ""
+    assert planned(tmp_path, "http://127.0.0.1:9", 1)[0].count("hf:stations/m0") == 1
 
 
 def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_the_law_of_each_is_shown(tmp_path):

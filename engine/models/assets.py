@@ -11,14 +11,13 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UnavailableError
-from engine.models.layout import check_complete, read_object, weights_of
-from engine.models.registry import ModelSpec, label
-from engine.models.sources import PATTERNS, Missing, config_in, local, seen
+from engine.models.layout import check_complete, weights_of
+from engine.models.registry import ModelSpec
+from engine.models.sources import PATTERNS, Missing, local, seen
 from engine.record import durable
 from engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
 
@@ -95,24 +94,6 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     is there, at the directory of its parts.
     """
     return _held(spec, seen)[0]
-
-
-def configuration_of(spec: ModelSpec, policy: Policy) -> tuple[dict[str, object], str] | None:
-    """What the model's `config.json` says, and the source that had it; no weights are needed or fetched.
-
-    None where it is not on this machine and cannot be asked for.
-    """
-    for source in spec.sources:
-        with suppress(Missing, UnavailableError):
-            return read_object(config_in(source, spec)), label(source)
-    repo = next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
-    if repo is None or policy.offline or is_offline():
-        return None
-    from huggingface_hub import hf_hub_download
-
-    with suppress(Exception):  # the hub and its transport each raise their own; it is one small file, asked for once
-        return read_object(Path(hf_hub_download(repo, "config.json", revision=spec.revision))), f"hf:{repo}"
-    return None
 
 
 def how_to_fetch(spec: ModelSpec) -> list[str]:

@@ -1,0 +1,92 @@
+"""What models' `config.json` say, for planning ahead: no weights are read, and nobody is kept waiting for a hub.
+
+A configuration that is on this machine is read there. For the others the hub is asked once each, all at the same time,
+and within a few seconds for all of them together; what is missing then is told as missing. Nothing is retried.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import UnavailableError
+from engine.models.assets import Policy, is_offline
+from engine.models.layout import read_object
+from engine.models.registry import ModelSpec, label
+from engine.models.sources import Missing, config_in
+
+PATIENCE = 4.0
+"""Seconds that the hub has for all models together."""
+NOWHERE, UNREACHED = "not to be had", "no network"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's configuration and the source that had it; no `config` where `source` says why not."""
+
+    config: Mapping[str, object] | None
+    source: str
+
+
+def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
+    """The configuration of each model: of this machine, else, where the policy lets it, of the hub."""
+    found = [_here(spec) or Found(None, NOWHERE) for spec in specs]
+    asked = [
+        (place, _Asked(repo, spec.revision))
+        for place, spec in enumerate(specs)
+        if found[place].config is None and (repo := _repo(spec)) and not policy.offline and not is_offline()
+    ]
+    if asked:
+        _ask([each for _, each in asked], PATIENCE)
+    for place, each in asked:
+        found[place] = each.answer
+    return found
+
+
+def _here(spec: ModelSpec) -> Found | None:
+    for source in spec.sources:
+        with suppress(Missing, UnavailableError):
+            return Found(read_object(config_in(source, spec)), label(source))
+    return None
+
+
+def _repo(spec: ModelSpec) -> str | None:
+    return next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
+
+
+class _Asked:
+    """One model's question to the hub; `answer` says that it was not reached until it has answered."""
+
+    def __init__(self, repo: str, revision: str) -> None:
+        self._repo, self._revision = repo, revision
+        self.answer = Found(None, UNREACHED)
+
+    def go(self, until: float) -> None:
+        """Ask, with a look-up first that is not retried: the library's own download would wait for a network."""
+        from huggingface_hub import get_session, hf_hub_download, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        url = hf_hub_url(self._repo, "config.json", revision=self._revision)
+        with suppress(Exception):  # the hub and its transport each raise their own
+            left = until - time.monotonic()
+            if get_session().head(url, headers=build_hf_headers(), timeout=left).status_code >= 400:
+                self.answer = Found(None, NOWHERE)
+                return
+            file = hf_hub_download(self._repo, "config.json", revision=self._revision)
+            self.answer = Found(read_object(Path(file)), f"hf:{self._repo}")
+
+
+def _ask(questions: Sequence[_Asked], seconds: float) -> None:
+    """Ask all at the same time; a thread that hangs, in a look-up of a name for one, is left behind."""
+    import huggingface_hub  # noqa: F401  # its import is not the hub's time, and threads are not to race for it
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    until = time.monotonic() + seconds
+    threads = [threading.Thread(target=each.go, args=(until,), name="hub", daemon=True) for each in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
