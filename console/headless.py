@@ -18,13 +18,12 @@ from console.session import Session
 from engine.errors import ExitCode, UsageError
 from engine.passes.controls import Controls
 from engine.record import durable, journal
-from engine.record.events import Entry, RecordRefused
+from engine.record.events import REFUSALS_TOLD, Entry, RecordRefused
 from engine.record.recorder import Recorder
 from engine.record.safe import safe
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10.0
-REFUSALS_TOLD = 20
 
 
 class Headless:
@@ -77,7 +76,7 @@ class Headless:
             self._refusals += 1
             if self._refusals > REFUSALS_TOLD:
                 if self._refusals == REFUSALS_TOLD + 1:
-                    self._say("more was refused: the journal names all of it, the summary the first thousand")
+                    self._say(f"more was refused: the journal names {REFUSALS_TOLD} of each collection and counts all")
                 return
         if text := line_of(entry.body, recorder.look):
             self._say(text)

@@ -90,11 +90,17 @@ def _of_input(event: ev.AnyEvent) -> str:
         case ev.CollectionRead():
             return (
                 f"collection {event.collection}: {event.chunks} chunks in {event.files} files, "
-                f"{event.duplicates} duplicates, {event.refused} refused -> {event.qdrant_collection}"
+                f"{event.duplicates} duplicates, {event.refused} refused{_reasons(event)} -> {event.qdrant_collection}"
             )
         case ev.CorpusTokenised():
             return f"{event.texts} texts are {event.tokens} tokens to {', '.join(event.models)}"
     return ""
+
+
+def _reasons(event: ev.CollectionRead) -> str:
+    """What was refused by its reason, the commonest first, where not all of it has been told."""
+    told = sorted(event.reasons.items(), key=lambda each: -each[1]) if event.refused > ev.REFUSALS_TOLD else []
+    return f" ({'; '.join(f'{count} times {reason}' for reason, count in told)})" if told else ""
 
 
 def _of_outcome(event: ev.AnyEvent) -> str:

@@ -51,15 +51,24 @@ class ChunkReader:
         self.collection = collection
         self.hashes: dict[str, str] = {}
         self._taken: set[bytes] = set()
+        self._repeats: dict[tuple[str, str], int] = {}
+        self._bad: tuple[bytes | None, str] = (None, "")
 
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
         for name in self.collection.files:
             for number, found in records(self.collection.root / name, partial(self.hashes.__setitem__, name)):
-                try:
-                    yield Refusal(name, number, found) if isinstance(found, str) else self._chunk(name, found)
-                except _Refused as refused:
-                    yield Refusal(name, number, str(refused))
+                yield Refusal(name, number, found) if isinstance(found, str) else self._read(name, number, found)
+
+    def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal:
+        """The chunk that a record is, or why it is none; bad records are often millions of the same."""
+        if data == self._bad[0]:
+            return Refusal(file, number, self._bad[1])
+        try:
+            return self._chunk(file, data)
+        except _Refused as refused:
+            self._bad = data, str(refused)
+            return Refusal(file, number, str(refused))
 
     def _chunk(self, file: str, data: bytes) -> Chunk:
         record = _decode(data, _Record)
@@ -78,11 +87,17 @@ class ChunkReader:
                 raise _Refused(f"chunk_id {given} of {source} has been used before")
             return str(given), point
         content = hashlib.sha256(text.encode()).hexdigest()[:32]
-        chunk_id, repeat = content, 1
-        while (point := self._take(source, chunk_id)) is None:
+        point = self._take(source, content)
+        return (content, point) if point else self._repeated(source, content)
+
+    def _repeated(self, source: str, content: str) -> tuple[str, str]:
+        """The identity of one more chunk with the same text in the same source."""
+        point, repeat = None, self._repeats.get((source, content), 1)
+        while point is None:
             repeat += 1
-            chunk_id = f"{content}-{repeat}"
-        return chunk_id, point
+            point = self._take(source, f"{content}-{repeat}")
+        self._repeats[source, content] = repeat
+        return f"{content}-{repeat}", point
 
     def _take(self, source: str, chunk_id: str) -> str | None:
         name = f"{self.collection.qdrant_collection}\0{source}\0{chunk_id}"

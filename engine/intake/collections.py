@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import UsageError
 
@@ -17,8 +18,7 @@ SUFFIXES = ("_chunks.json", ".jsonl")
 LONGEST_NAME = 200
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A record (counted from 1), or with record None a whole file, that is left out."""
 
     file: str

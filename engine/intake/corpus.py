@@ -15,6 +15,7 @@ import numpy.typing as npt
 from engine.errors import InterlockError
 from engine.intake.chunks import Chunk, ChunkReader
 from engine.intake.collections import Collection, Refusal
+from engine.intake.refusals import Refusals
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")
@@ -29,7 +30,7 @@ class Rows:
     first_text: int
     texts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     own_texts: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: Refusals = field(default_factory=Refusals)
     hashes: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -52,11 +53,10 @@ class Corpus:
 
     def owners(self, rows: Rows) -> list[str]:
         """The earlier collections in which texts of `rows` stood first."""
-        earlier = rows.texts[rows.texts < rows.first_text]
-        owned = [
-            (other, other.first_text, other.first_text + other.own_texts) for other in self.rows if other is not rows
-        ]
-        return [other.collection.name for other, start, end in owned if ((earlier >= start) & (earlier < end)).any()]
+        earlier = np.unique(rows.texts[rows.texts < rows.first_text])
+        starts = [other.first_text for other in self.rows]
+        places = np.unique(np.searchsorted(starts, earlier, side="right") - 1)
+        return [self.rows[place].collection.name for place in places]
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of every file, by `collection/file`."""
@@ -79,7 +79,7 @@ def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[s
     window: list[str] = []
     for found in reader:
         if isinstance(found, Refusal):
-            rows.refusals.append(found)
+            rows.refusals.add(found)
             continue
         digest = hashlib.sha256(found.text.encode()).digest()[: DIGEST.itemsize]
         text = seen.setdefault(digest, len(seen))

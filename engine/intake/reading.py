@@ -71,7 +71,7 @@ def read_and_tokenise(
 
 def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:
     name = rows.collection.name
-    for refusal in rows.refusals:
+    for refusal in rows.refusals.told:
         emit(RecordRefused(collection=name, file=refusal.file, record=refusal.record, reason=refusal.reason))
     emit(
         CollectionRead(
@@ -82,12 +82,14 @@ def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) ->
             duplicates=rows.duplicates,
             refused=len(rows.refusals),
             borrows=borrows,
+            reasons=dict(rows.refusals.reasons),
             seconds=round(rows.seconds, 3),
         )
     )
 
 
 def _refusals(corpus: Sequence[Rows]) -> str:
-    said = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals]
-    more = f" (and {len(said) - 3} more)" if len(said) > 3 else ""
+    said = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals.told]
+    total = sum(len(rows.refusals) for rows in corpus)
+    more = f" (and {total - 3} more)" if total > 3 else ""
     return "; ".join(said[:3]) + more

@@ -16,18 +16,23 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from engine.record import durable
 
 MAX_RECORD_BYTES = 4 << 20
 LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
+MEMBER = 72
+"""Bytes that a member of a decoded list takes beside its text."""
 TOO_DEEP = "it is nested too deeply"
 Found = tuple[int | None, bytes | str]
 """A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
+_FLAT = re.compile(
+    rb'\s*+(?:\{[^]["{}]*+(?:"(?:[^"\\]|\\.)*+"[^]["{}]*+)*+\}\s*+)?,', re.DOTALL
+)  # one without brackets in it
 _QUOTED_KEYS = {f'"{key}"'.encode() for key in LIST_KEYS}
 _BEGIN = re.compile(rb"\s*([\[{])")
 _LIST = re.compile(rb"\s*:\s*\[")
@@ -85,56 +90,80 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[Found]:
 def _members(data: bytes) -> Iterator[Found]:
     """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not."""
     try:
-        members, unread = _list(data)
+        body, keys = _list(data)
+        whole = not _is_dense(data) or bytes(body[:1]) != b"["
+        members = msgspec.json.decode(body, type=list[Raw]) if whole else None
     except _NoList as error:
         yield None, str(error)
     except (ValueError, RecursionError) as error:
-        yield from _salvaged(data, TOO_DEEP if isinstance(error, RecursionError) else str(error))
+        reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
+        begin = _opening(data)
+        yield from [(None, reason)] if begin is None else _cut(data, begin, reason)
     else:
-        for number, raw in enumerate(members, 1):
-            yield number, _bounded(memoryview(raw))
-        if unread:
-            yield None, f"only its {unread[0]} are read, not its {', '.join(unread[1:])}"
+        yield from _each(members) if members is not None else _cut(bytes(body), 1, "")
+        if len(keys) > 1:
+            yield None, f"only its {keys[0]} are read, not its {', '.join(keys[1:])}"
 
 
 class _NoList(Exception):
     """Why a whole file holds no records."""
 
 
-def _list(data: bytes) -> tuple[list[Raw], list[str]]:
-    """The raw members of the list that the file is, or holds under one of LIST_KEYS; all keys, if there are several."""
-    top = msgspec.json.decode(data, type=Raw)
-    first = bytes(memoryview(top)[:1])
-    if first == b"[":
-        return msgspec.json.decode(top, type=list[Raw]), []
-    if first != b"{":
+class _Holder(Struct):
+    """An object that holds the list under one of LIST_KEYS."""
+
+    chunks: Raw | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+    records: Raw | UnsetType = UNSET
+    items: Raw | UnsetType = UNSET
+
+
+def _list(data: bytes) -> tuple[memoryview, list[str]]:
+    """The list that the file is, or holds under the first of the keys that are returned with it."""
+    top = memoryview(msgspec.json.decode(data, type=Raw))
+    if bytes(top[:1]) == b"[":
+        return top, []
+    if bytes(top[:1]) != b"{":
         raise _NoList("the file is neither a list of chunks nor an object that holds one")
-    held = msgspec.json.decode(top, type=dict[str, Raw])
-    keys = [key for key in LIST_KEYS if key in held]
-    if not keys:
+    holder = msgspec.json.decode(top, type=_Holder)
+    held = {key: body for key in LIST_KEYS if (body := getattr(holder, key)) is not UNSET}
+    if not held:
         raise _NoList(f"the file's object holds none of {', '.join(LIST_KEYS)}")
-    return msgspec.json.decode(held[keys[0]], type=list[Raw]), keys if len(keys) > 1 else []
+    return memoryview(next(iter(held.values()))), list(held)
 
 
-def _salvaged(data: bytes, error: str) -> Iterator[Found]:
-    """The members of a broken list, cut where its brackets say they end."""
-    begin = _opening(data)
-    if begin is None:
-        yield None, error
-        return
-    number, start, depth, view = 0, begin, 0, memoryview(data)
-    for token in _TOKEN.finditer(data, start):
-        sign = token[0]
-        if depth == 0 and sign in (b",", b"]"):
-            number += 1
-            yield number, _bounded(view[start : token.start()])
-            start = token.end()
-            if sign == b"]":
-                if data[start:].strip() not in (b"", b"}"):
-                    yield None, f"what stands behind its list is not read: {error}"
-                return
-        depth += _step(sign)
+def _is_dense(data: bytes) -> bool:
+    """Whether a list may have so many members that they would take many times its own size, held all at once."""
+    return data.count(b",") * MEMBER > max(64 << 20, 4 * len(data))
+
+
+def _each(members: list[Raw]) -> Iterator[Found]:
+    for number, raw in enumerate(members, 1):
+        yield number, _bounded(memoryview(raw))
+
+
+def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:
+    """The members of a list from `start` on, each up to where its brackets say it ends."""
+    number, view = 0, memoryview(data)
+    while end := _FLAT.match(data, start) or _end_of(data, start):
+        number += 1
+        yield number, _bounded(view[start : end.end() - 1])
+        start = end.end()
+        if data[start - 1 : start] == b"]":
+            if data[start:].strip() not in (b"", b"}"):
+                yield None, f"what stands behind its list is not read: {error}"
+            return
     yield number + 1, "the file ends within this record"
+
+
+def _end_of(data: bytes, start: int) -> re.Match[bytes] | None:
+    """The comma or bracket behind the member that begins at `start`."""
+    depth = 0
+    for token in _TOKEN.finditer(data, start):
+        if depth == 0 and token[0] in (b",", b"]"):
+            return token
+        depth += _step(token[0])
+    return None
 
 
 def _opening(data: bytes) -> int | None:

@@ -161,8 +161,12 @@ class RosterResolved(Event, frozen=True, tag="roster_resolved"):
     roster: list[RosterEntry]
 
 
+REFUSALS_TOLD = 100
+"""Refusals that each collection tells one by one, the first of them; all of them are counted when it has been read."""
+
+
 class RecordRefused(Event, frozen=True, tag="record_refused"):
-    """A record, or (record None) a whole file, that was left out, and why."""
+    """A record, or (record None) a whole file, that was left out, and why; only the first REFUSALS_TOLD are told."""
 
     collection: str
     file: str
@@ -171,7 +175,10 @@ class RecordRefused(Event, frozen=True, tag="record_refused"):
 
 
 class CollectionRead(Event, frozen=True, tag="collection_read"):
-    """What a collection holds; some of its texts stood in the collections of `borrows` before, and are theirs."""
+    """What a collection holds; some of its texts stood in the collections of `borrows` before, and are theirs.
+
+    `reasons` counts everything that was refused, told or not, by its reason.
+    """
 
     collection: str
     qdrant_collection: str
@@ -181,6 +188,7 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
     refused: int
     seconds: float
     borrows: list[str] = []
+    reasons: dict[str, int] = {}
 
 
 class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):

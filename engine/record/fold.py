@@ -116,7 +116,7 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
             collection.qdrant_collection = event.qdrant_collection
             collection.files, collection.chunks = event.files, event.chunks
             collection.duplicates, collection.refused = event.duplicates, event.refused
-            collection.borrows = event.borrows
+            collection.borrows, collection.reasons = event.borrows, event.reasons
         case ev.ArtefactWritten():
             _collection(state, event.collection).artefacts[event.path] = event
         case ev.StoreVerified():

@@ -61,6 +61,7 @@ class Collection:
     refused: int = 0
     borrows: list[str] = field(default_factory=list)
     refusals: list[ev.RecordRefused] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
     shares: dict[int, Share] = field(default_factory=dict)
     mitigations: list[ev.Mitigated] = field(default_factory=list)
     artefacts: dict[str, ev.ArtefactWritten] = field(default_factory=dict)

@@ -14,11 +14,10 @@ from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
-from engine.record.events import Mitigated, Status, joined, timed
+from engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
 from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
-REFUSALS_LISTED = 1000
 
 
 class Part(BaseModel):
@@ -213,7 +212,8 @@ class CollectionSummary(Part):
     duplicates: int = Field(description="chunks whose text had been seen before; encoded once, delivered each")
     refused: int
     truncated: int = Field(description="most rows that any one model truncated")
-    refusals: list[Refusal] = Field(description=f"the first {REFUSALS_LISTED}")
+    refusals: list[Refusal] = Field(description=f"the first {REFUSALS_TOLD}")
+    refused_by_reason: dict[str, int] = Field(description="everything that was refused, counted by its reason")
     exports: list[Artefact]
     qdrant_collection: str
     verification: Verification | None
@@ -338,7 +338,8 @@ def _collection(state: RunState, collection: Collection) -> CollectionSummary:
         duplicates=collection.duplicates,
         refused=collection.refused,
         truncated=max((share.truncated for share in shares), default=0),
-        refusals=[Refusal.model_validate(refusal) for refusal in collection.refusals[:REFUSALS_LISTED]],
+        refusals=[Refusal.model_validate(refusal) for refusal in collection.refusals[:REFUSALS_TOLD]],
+        refused_by_reason=collection.reasons,
         exports=[Artefact.model_validate(made) for made in collection.artefacts.values()],
         qdrant_collection=collection.qdrant_collection,
         verification=Verification.model_validate(collection.verification) if collection.verification else None,

@@ -1,0 +1,107 @@
+"""Records by the hundred thousand, repeated, refused or both: time and memory grow with them and not faster."""
+
+import hashlib
+import json
+import time
+
+import pytest
+
+from engine.config import load
+from engine.intake.chunks import Chunk, ChunkReader
+from engine.intake.collections import discover
+from engine.intake.corpus import read_corpus
+from engine.passes.controls import Controls
+from engine.record.events import CollectionRead, RecordRefused
+from engine.run import Run
+from tests.builders import corpus, events_of, summary_of
+from tests.test_changing_input import reading
+
+GROWTH = (
+    "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    "from engine.intake.corpus import read_corpus\n"
+    "(rows,) = read_corpus(discover(Path(sys.argv[1])), lambda _: None).rows\n"
+    "print(len(rows.refusals), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+)
+
+
+def written(tmp_path, data, name="a.jsonl"):
+    (tmp_path / "Docs").mkdir(parents=True)
+    (tmp_path / "Docs" / name).write_bytes(data)
+    return tmp_path
+
+
+def test_a_hundred_thousand_identical_records_are_read_in_seconds(tmp_path):
+    root = written(tmp_path, b'{"text": "Copyright, all rights reserved."}\n' * 100_000)
+    began = time.process_time()
+    (rows,) = read_corpus(discover(root), lambda _: None).rows
+    assert time.process_time() - began < 30
+    assert (len(rows.texts), rows.duplicates) == (100_000, 99_999)
+
+
+def test_repeated_texts_are_numbered_around_the_ids_that_were_given(tmp_path):
+    name = hashlib.sha256(b"same").hexdigest()[:32]
+    given = [{"text": "other", "metadata": {"chunk_id": f"{name}-{number}"}} for number in (2, 4)]
+    root = corpus(tmp_path, {"Docs": {"a.jsonl": [given[0], "same", "same", given[1], "same", "same"]}})
+    found = [each.chunk_id for each in ChunkReader(discover(root)[0])]
+    assert found == [f"{name}-2", name, f"{name}-3", f"{name}-4", f"{name}-5", f"{name}-6"]
+
+
+@pytest.mark.parametrize("unit", [b"{},", b","])
+def test_a_list_of_millions_of_empty_records_takes_little_memory(tmp_path, unit):
+    data = b"[" + unit * 1_000_000 + b"{}]"
+    said = reading(written(tmp_path, data, "a_chunks.json"), GROWTH)
+    count, growth = map(int, said.split())
+    assert count == 1_000_001
+    assert growth < 100 << 10
+
+
+def test_a_dense_list_gives_the_same_chunks_as_a_list_of_any_kind(tmp_path, monkeypatch):
+    records = [{"text": f"a ] , {number}", "metadata": {"x": [1, {"y": "}"}]}} for number in range(9)]
+    data = json.dumps({"version": [1, 2], "chunks": [*records, {}, 7, []], "items": []}).encode()
+    collection = discover(written(tmp_path, data, "a_chunks.json"))[0]
+    before = list(ChunkReader(collection))
+    monkeypatch.setattr("engine.intake.records.MEMBER", 1 << 30)
+    assert list(ChunkReader(collection)) == before
+    assert sum(isinstance(each, Chunk) for each in before) == 9
+
+
+def test_quotes_without_an_end_are_looked_at_once(tmp_path):
+    root = written(tmp_path, b'[{"text": "' + b'\\"' * 300_000, "a_chunks.json")
+    began = time.process_time()
+    (refusal,) = ChunkReader(discover(root)[0])
+    assert time.process_time() - began < 10
+    assert refusal.reason == "the file ends within this record"
+
+
+def test_the_first_hundred_refusals_are_told_by_name_and_all_are_counted_by_reason(tmp_path, tiny_a):
+    bad = b"x\n" * 300 + b'{"text": ""}\n' * 200
+    ids = b"".join(b'{"text": "a", "metadata": {"chunk_id": %d}}\n' % (number % 50) for number in range(100))
+    root = written(tmp_path / "in", b'{"text": "good"}\n' + bad + ids)
+    run = Run(root, load({"out": str(tmp_path / "out"), "roster": str(tiny_a)}, {}), Controls())
+    run.go()
+    told = events_of(run.directory.path, RecordRefused)
+    (read,) = events_of(run.directory.path, CollectionRead)
+    (collection,) = summary_of(run.directory.path)["collections"]
+    assert [each.record for each in told] == list(range(2, 102))
+    assert (read.refused, collection["refused"], len(collection["refusals"])) == (550, 550, 100)
+    assert read.reasons == collection["refused_by_reason"]
+    assert sorted(read.reasons.values()) == [50, 200, 300]
+    assert read.reasons["the text is empty"] == 200
+
+
+def test_reasons_without_number_are_counted_together(tmp_path):
+    lines = b"".join(b'{"text": "a", "metadata": {"chunk_id": "%d\\n%d"}}\n' % (n % 60, n % 60) for n in range(120))
+    bad = b"".join(b'{"text": "' + b"a" * n + b"\xff" + b'"}\n' for n in range(60))
+    (rows,) = read_corpus(discover(written(tmp_path, lines + bad)), lambda _: None).rows
+    assert len(rows.refusals) == 120
+    assert len(rows.refusals.reasons) == 2
+
+
+def test_texts_of_three_hundred_collections_are_owned_by_those_that_had_them_first(tmp_path):
+    files = {f"C{number:03}": {"a.jsonl": ["shared", f"own {number}"]} for number in range(300)}
+    files["C150"]["a.jsonl"] = ["shared"]
+    files["D"] = {"a.jsonl": ["own 7", "own 149", "own 151", "shared", "new"]}
+    read = read_corpus(discover(corpus(tmp_path, files)), lambda _: None)
+    assert read.owners(read.rows[-1]) == ["C000", "C007", "C149", "C151"]
+    assert read.owners(read.rows[150]) == ["C000"]
+    assert read.owners(read.rows[0]) == []
