@@ -106,7 +106,8 @@ def _reasons(event: ev.CollectionRead) -> str:
 def _of_outcome(event: ev.AnyEvent) -> str:
     match event:
         case ev.ArtefactWritten():
-            return f"wrote {event.path} ({event.rows} rows, {durable.human_bytes(event.bytes)})"
+            word = "wrote and read back" if event.verified else "wrote"
+            return f"{word} {event.path} ({event.rows} rows, {durable.human_bytes(event.bytes)})"
         case ev.StoreVerified():
             word = "verified" if event.ok else "NOT AS WRITTEN"
             return f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"

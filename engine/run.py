@@ -175,7 +175,7 @@ class Run:
             rounds.run()
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:
-            self._close_collection(rows, grid, roster)
+            self._close_collection(rows, corpus, grid, roster)
         return self.recorder.look(verdict.of_run)
 
     def _announce(self) -> None:
@@ -306,7 +306,7 @@ class Run:
             if cells.model_pass not in closed:
                 self._emit(completed(cells, self._weights[cells.model_pass], self._committed(cells)))
 
-    def _close_collection(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+    def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
         if self._stop():
@@ -316,16 +316,16 @@ class Run:
         status: ev.Status = "failed"
         try:
             if len(rows.texts) and seen_by_all:
-                self._deliver(rows, grid, roster)
+                self._deliver(rows, corpus, grid, roster)
             status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         except InterlockError as error:
             reason = str(error)
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
 
-    def _deliver(self, rows: Rows, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+    def _deliver(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         vectors = [cells.file.array for cells in grid]
         fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-        deliver(rows, vectors, roster, fusion, formats, store, self.directory, self._emit)
+        deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
 
     def _check_store(self, roster: list[ev.RosterEntry]) -> None:
         """What a store would refuse after all the work, it refuses now."""

@@ -52,8 +52,8 @@ def test_a_file_that_is_cut_short_while_it_is_read_ends_there_and_kills_nobody(t
 
 def test_a_file_that_is_cut_short_while_it_is_delivered_is_an_error(tmp_path):
     root = corpus(tmp_path, {"Docs": {"a.jsonl": MANY}})
-    (rows,) = read_corpus(discover(root), lambda _: None).rows
-    chunks = reread(rows)
+    read = read_corpus(discover(root), lambda _: None)
+    chunks = reread(read.rows[0], read.digests)
     next(chunks)
     os.truncate(root / "Docs" / "a.jsonl", 10)
     with pytest.raises(InterlockError, match="changed during the run"):
@@ -87,10 +87,10 @@ def test_a_file_that_can_be_read_only_when_it_is_delivered_is_an_error(tmp_path)
     root = corpus(tmp_path, {"Docs": {"a.jsonl": ["a"], "b.jsonl": ["b"]}})
     collections = discover(root)
     (root / "Docs" / "b.jsonl").rename(tmp_path / "aside")
-    (rows,) = read_corpus(collections, lambda _: None).rows
+    read = read_corpus(collections, lambda _: None)
     (tmp_path / "aside").rename(root / "Docs" / "b.jsonl")
     with pytest.raises(InterlockError, match=r"b\.jsonl changed during the run"):
-        list(reread(rows))
+        list(reread(read.rows[0], read.digests))
 
 
 def test_a_line_without_an_end_is_refused_without_being_held(tmp_path):

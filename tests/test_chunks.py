@@ -196,7 +196,7 @@ def test_GIVEN_more_texts_than_a_window_WHEN_the_corpus_is_read_THEN_all_are_tak
 def test_GIVEN_a_corpus_WHEN_read_again_THEN_the_good_chunks_come_once_more_in_row_order(tmp_path):
     root = corpus(tmp_path, {"A": {"a_chunks.json": ["x", {"text": 1}, "y"], "b.jsonl": ["x"]}})
     read = read_corpus(discover(root), lambda _: None)
-    assert [chunk.text for chunk in reread(read.rows[0])] == ["x", "y", "x"]
+    assert [chunk.text for chunk in reread(read.rows[0], read.digests)] == ["x", "y", "x"]
 
 
 @pytest.mark.parametrize("change", ["edited", "gone"])
@@ -208,4 +208,4 @@ def test_GIVEN_a_file_that_changed_since_WHEN_read_again_THEN_the_error_names_it
     else:
         (root / "A" / "b.jsonl").write_text('{"text": "z"}\n')
     with pytest.raises(InterlockError, match=r"A/b\.jsonl changed during the run"):
-        list(reread(read.rows[0]))
+        list(reread(read.rows[0], read.digests))

@@ -13,8 +13,8 @@ from engine.intake.chunks import ChunkReader
 from engine.intake.collections import discover
 from engine.intake.corpus import read_corpus
 from engine.outlet import files
-from engine.outlet.files import WINDOW, Delivery, Source
 from engine.outlet.fusion import Fusion
+from engine.outlet.windows import Delivery, Source
 from engine.passes.controls import Controls
 from engine.run import Run
 from tests.builders import corpus, sentences, summary_of, toml
@@ -189,15 +189,6 @@ def test_GIVEN_more_rows_than_a_window_WHEN_exported_THEN_all_are_there_in_order
     np.testing.assert_array_equal(vectors[291:], vectors[:-291])  # 97 * 3 texts, over and over
 
 
-def test_GIVEN_a_collection_WHEN_exported_THEN_every_row_is_read_and_fused_once_for_all_files(
-    tmp_path, root, tiny_a, tiny_b, monkeypatch
-):
-    asked, vectors = [], Delivery.vectors
-    monkeypatch.setattr(Delivery, "vectors", lambda self, *rows: asked.append(rows) or vectors(self, *rows))
-    embed(root, tmp_path, roster=f"{tiny_a},{tiny_b}", collections="A")
-    assert asked == [(0, WINDOW)]
-
-
 def test_GIVEN_a_disk_that_refuses_one_file_WHEN_exported_THEN_it_is_named_and_nothing_is_left(
     tmp_path, root, tiny_a, monkeypatch
 ):
@@ -206,10 +197,12 @@ def test_GIVEN_a_disk_that_refuses_one_file_WHEN_exported_THEN_it_is_named_and_n
 
     monkeypatch.setattr(files, "release", refuse)
     source = Source("one", 1.0, np.ones((24, 1), np.float32), 1)
-    rows = read_corpus(discover(root, ["B"]), lambda _: None).rows[0]
+    read = read_corpus(discover(root, ["B"]), lambda _: None)
     monkeypatch.setattr(Delivery, "vectors", lambda *_: {"one": source.vectors, "fused": source.vectors})
     with pytest.raises(InterlockError, match=r"cannot write .*one\.npy: Input/output error"):
-        files.write(Delivery(rows, [source], Fusion.CONCAT), ["npy", "parquet"], tmp_path / "out")
+        files.write(
+            Delivery(read.rows[0], read.digests, [source], Fusion.CONCAT), ["npy", "parquet"], tmp_path / "out", {}
+        )
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -1,5 +1,6 @@
 """The embedded store on the real engine: what survives, which points are refused, and exact searches."""
 
+import hashlib
 import signal
 import subprocess
 import sys
@@ -43,11 +44,20 @@ def make_points(rows, seed=0, dims=DIMS):
     return [
         Point(
             ident(row),
-            {"row": row},
+            {"row": row, "text": f"text {row}"},
             {name: rng.standard_normal(dim).astype(np.float32) for name, dim in dims.items()},
         )
         for row in range(rows)
     ]
+
+
+def planned(points):
+    """What a plan has of these points: the digest of each text."""
+    return {point.id: hashlib.sha256(point.payload["text"].encode()).digest()[:16] for point in points}
+
+
+def sample(points):
+    return {point.id: point.vectors for point in points}
 
 
 def open_store(directory, manifest=MANIFEST, dims=DIMS):
@@ -71,7 +81,7 @@ def test_GIVEN_points_WHEN_upserted_and_reopened_THEN_vectors_and_payloads_come_
         assert (store.count(), store.dims, store.manifest) == (300, DIMS, MANIFEST)
         found = store.retrieve([ident(7), ident(9999), ident(3)])
         assert [p.id for p in found] == [ident(7), ident(3)]
-        assert found[0].payload == {"row": 7}
+        assert found[0].payload == {"row": 7, "text": "text 7"}
         for name, vector in points[7].vectors.items():
             np.testing.assert_allclose(found[0].vectors[name], vector / np.linalg.norm(vector), atol=1e-6)
 
@@ -92,7 +102,7 @@ def test_GIVEN_a_corpus_that_shrank_and_grew_WHEN_delivered_THEN_the_lost_points
     now = make_points(14)[4:]
     with open_store(tmp_path) as store:
         store.upsert(now)
-        result = verify(store, 10, {p.id: p.vectors for p in now})
+        result = verify(store, [planned(now)], sample(now))
         assert (result.points, result.stale, result.ok) == (14, 4, True)
 
 
@@ -164,7 +174,7 @@ def test_GIVEN_a_writer_killed_in_mid_upsert_WHEN_delivered_again_THEN_every_poi
         store.upsert(points)
         kept = max(survived, 3000)
         assert store.count() == kept
-        result = verify(store, 3000, {p.id: p.vectors for p in points[::100]})
+        result = verify(store, [planned(points[:2000]), planned(points[2000:])], sample(points[::100]))
         assert (result.ok, result.stale) == (True, kept - 3000)
 
 
@@ -226,26 +236,42 @@ def test_GIVEN_a_wrong_a_missing_and_an_undelivered_vector_WHEN_verified_THEN_ea
     points = make_points(20)
     with open_store(tmp_path) as store:
         store.upsert(points)
-        sample = {p.id: p.vectors for p in points}
-        good = verify(store, 20, sample)
+
+        def verified(vectors):
+            return verify(store, [planned(points)], vectors)
+
+        good = verified(sample(points))
         assert good.ok
         assert good.worst_cosine > 1 - 1e-6
-        assert not verify(store, 21, sample).ok
-        assert not verify(store, 20, {ident(3): points[4].vectors}).ok
+        assert not verified({ident(3): points[4].vectors}).ok
         not_finite = {"small": points[3].vectors["small"], "large": np.full(12, np.nan, np.float32)}
-        assert not verify(store, 20, {ident(3): not_finite}).ok
-        lacking = verify(store, 20, {ident(3): {"small": points[3].vectors["small"]}})
+        assert not verified({ident(3): not_finite}).ok
+        lacking = verified({ident(3): {"small": points[3].vectors["small"]}})
         assert not lacking.ok
         assert ident(3) in lacking.detail
-        assert not verify(store, 20, {ident(777): points[3].vectors}).ok
+        assert not verified({ident(777): points[3].vectors}).ok
 
 
-def test_GIVEN_nothing_sampled_WHEN_verified_THEN_the_count_decides_and_no_cosine_is_claimed(tmp_path):
+def test_a_missing_point_another_text_and_one_too_many_are_noticed_without_a_sample(tmp_path):
+    points = make_points(20)
     with open_store(tmp_path) as store:
-        store.upsert(make_points(3))
-        assert (verify(store, 3, {}).ok, verify(store, 4, {}).ok) == (True, False)
-        assert verify(store, 3, {}).worst_cosine is None
-        assert "no vector sampled" in verify(store, 3, {}).detail
+        store.upsert(points)
+        more = planned(make_points(21))
+        other = planned(points) | {ident(4): hashlib.sha256(b"text 5").digest()[:16]}
+        fewer = planned(points[:-1])
+        told = [verify(store, [plan], {}) for plan in (planned(points), more, other, fewer)]
+    assert [(each.ok, each.expected) for each in told] == [(True, 20), (False, 21), (False, 20), (False, 19)]
+    assert f"1 missing: {ident(20)}" in told[1].detail
+    assert f"1 with another text: {ident(4)}" in told[2].detail
+
+
+def test_GIVEN_nothing_sampled_WHEN_verified_THEN_no_cosine_is_claimed(tmp_path):
+    points = make_points(3)
+    with open_store(tmp_path) as store:
+        store.upsert(points)
+        seen = verify(store, [planned(points)], {})
+    assert (seen.ok, seen.worst_cosine) == (True, None)
+    assert "no vector sampled" in seen.detail
 
 
 def test_GIVEN_a_closed_store_WHEN_used_THEN_it_says_so_and_a_second_close_is_nothing(tmp_path):

@@ -1,13 +1,16 @@
 """The corpus of a run as rows: every good chunk in reading order, pointing at its distinct text.
 
-Texts themselves stay in their files; what is kept is 20 bytes a row and 16 a text. A text that stands
-in several chunks is one row of work.
+Texts themselves stay in their files; what is kept is 20 bytes a row (its text's number and its point id) and 16 a text
+(its digest). A text that stands in several chunks is one row of work. With these the same files are read once more
+when they are delivered, and nothing is taken from them that is not the text that was embedded.
 """
 
 import hashlib
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +19,7 @@ from engine.errors import InterlockError
 from engine.intake.chunks import Chunk, ChunkReader
 from engine.intake.collections import Collection, Refusal
 from engine.intake.refusals import Refusals
+from engine.record import durable
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")
@@ -24,11 +28,15 @@ WINDOW = 512
 
 @dataclass
 class Rows:
-    """One collection as it was read: `texts[i]` is the distinct text of row i; its own texts are a range."""
+    """One collection as it was read: `texts[i]` is the distinct text of row i, `points[i]` the id of its point.
+
+    Its own texts are a range.
+    """
 
     collection: Collection
     first_text: int
     texts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    points: Digests = field(default_factory=lambda: np.empty(0, DIGEST))
     own_texts: int = 0
     refusals: Refusals = field(default_factory=Refusals)
     hashes: dict[str, str] = field(default_factory=dict)
@@ -75,15 +83,15 @@ def read_corpus(collections: Sequence[Collection], take: Callable[[list[str]], N
 def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[str]], None]) -> Rows:
     began = time.monotonic()
     reader, rows = ChunkReader(collection), Rows(collection, len(seen))
-    texts: list[int] = []
+    texts, points = array("i"), bytearray()
     window: list[str] = []
     for found in reader:
         if isinstance(found, Refusal):
             rows.refusals.add(found)
             continue
-        digest = hashlib.sha256(found.text.encode()).digest()[: DIGEST.itemsize]
-        text = seen.setdefault(digest, len(seen))
+        text = seen.setdefault(digest_of(found.text), len(seen))
         texts.append(text)
+        points += bytes.fromhex(found.point_id.replace("-", ""))
         if text == rows.first_text + rows.own_texts:
             rows.own_texts += 1
             window.append(found.text)
@@ -91,28 +99,75 @@ def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[s
             take(window)
             window = []
     take(window)
-    rows.texts = np.asarray(texts, np.int32)
+    rows.texts, rows.points = np.array(texts, np.int32), np.frombuffer(bytes(points), DIGEST)
     rows.hashes, rows.seconds = reader.hashes, time.monotonic() - began
     return rows
 
 
-def reread(rows: Rows) -> Iterator[Chunk]:
-    """The good chunks of a collection once more, in row order.
+def digest_of(text: str) -> bytes:
+    """What a text is known by: the first 16 bytes of its SHA-256."""
+    return hashlib.sha256(text.encode()).digest()[: DIGEST.itemsize]
 
-    Raises InterlockError when a file is not what it was when the run read it.
+
+def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
+    """The good chunks of a collection once more, in row order, each with the point id and the text of its row.
+
+    `digests` are those of the corpus. Raises InterlockError where a file, a chunk or a refusal is not what it was when
+    the run read it; what came before may then belong to a file that is no longer the one that was read.
     """
-    reader, files = ChunkReader(rows.collection), 0
+    reader, planned = ChunkReader(rows.collection), _planned(rows, digests)
+    files, refused, known = 0, 0, len(rows.refusals)
     for found in reader:
         if len(reader.hashes) != files:
-            files = len(reader.hashes)
-            _check_unchanged(rows, next(reversed(reader.hashes.items())))
+            files = _check_files(rows, reader.hashes, files)
         if isinstance(found, Chunk):
+            if next(planned, None) != (bytes.fromhex(found.point_id.replace("-", "")), digest_of(found.text)):
+                raise _changed(rows, _differing(rows), "it holds other chunks")
             yield found
-    for item in rows.hashes.items() ^ reader.hashes.items():
-        _check_unchanged(rows, (item[0], ""))
+            continue
+        told = rows.refusals.told[refused : refused + 1]
+        refused += 1
+        if told not in ([found], []) or refused > known:
+            raise _changed(rows, found.file, found.reason)
+    _check_files(rows, reader.hashes, files)
+    for name in rows.hashes.keys() - reader.hashes.keys():
+        raise _changed(rows, name, "it is gone")
+    if next(planned, None) or refused < known:
+        raise _changed(rows, _differing(rows), "it holds fewer records")
 
 
-def _check_unchanged(rows: Rows, file: tuple[str, str]) -> None:
-    name, digest = file
-    if rows.hashes.get(name) != digest:
-        raise InterlockError(f"{rows.collection.name}/{name} changed during the run: put it back and --resume")
+def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
+    """The point id and the text's digest of every row."""
+    for start in range(0, len(rows.texts), WINDOW):
+        points, texts = rows.points[start : start + WINDOW], digests[rows.texts[start : start + WINDOW]]
+        yield from zip(points.tolist(), texts.tolist(), strict=True)
+
+
+def _check_files(rows: Rows, hashes: dict[str, str], checked: int) -> int:
+    """Compare the files read since the first `checked` of them; how many that makes."""
+    for name, digest in islice(hashes.items(), checked, None):
+        if rows.hashes.get(name) != digest:
+            raise _changed(rows, name, "its bytes are others")
+    return len(hashes)
+
+
+def _differing(rows: Rows) -> str | None:
+    """The first file that is not now what it was when the run read it."""
+    for name in rows.collection.files:
+        try:
+            digest = durable.sha256_of(rows.collection.root / name)
+        except OSError:
+            digest = None
+        if digest != rows.hashes.get(name):
+            return name
+    return None
+
+
+def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
+    name = rows.collection.name
+    advice = "no file of this collection was delivered: put it back as it was and --resume"
+    if file is None:
+        return InterlockError(
+            f"{name} read differently during the run, though its files are now as they were; {advice}"
+        )
+    return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")

@@ -1,13 +1,16 @@
-"""Delivers one collection: files and store, each told as an event with what was really written."""
+"""Delivers one collection: files and store, each told as an event once it was read back and is what was planned."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from engine.intake.corpus import Rows
-from engine.outlet import files, shard, store
-from engine.outlet.files import Delivery, Source, Vectors
+from engine.intake.corpus import Digests, Rows
+from engine.outlet import files, shard
 from engine.outlet.fusion import Fusion, fused_width
 from engine.outlet.manifest import manifest_of
+from engine.outlet.qdrant import Store
+from engine.outlet.store import sink, verified
+from engine.outlet.windows import Delivery, Source, Vectors, with_fused
 from engine.record import durable
 from engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
 from engine.record.rundir import RunDirectory
@@ -19,12 +22,13 @@ def check_store(collection: str, roster: Sequence[RosterEntry], fusion: Fusion, 
     """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing."""
     widths = {entry.model: entry.dim for entry in roster}
     fused = fused_width(fusion, list(widths.values()), list(widths))
-    dims = files.with_fused(widths, fused)
+    dims = with_fused(widths, fused)
     shard.check(directory, collection, dims, manifest_of(collection, fusion, roster, run_id))
 
 
 def deliver(
     rows: Rows,
+    digests: Digests,
     vectors: Sequence[Vectors],
     roster: Sequence[RosterEntry],
     fusion: Fusion,
@@ -33,39 +37,48 @@ def deliver(
     run: RunDirectory,
     emit: Emit,
 ) -> None:
-    """Write the files of `formats`, and into the embedded store at `directory` if there is one.
+    """Write the files of `formats`, and into the embedded store at `directory` if there is one; one walk for all.
 
-    `vectors` are the passes' own, a row for each distinct text, in the order of `roster`.
+    `vectors` are the passes' own, a row for each distinct text, in the order of `roster`; `digests` are the corpus's.
+    Raises InterlockError, with no file delivered and nothing called verified, where chunks are not those of the plan.
     """
     sources = [
         Source(entry.model, entry.weight, array, entry.dim) for entry, array in zip(roster, vectors, strict=True)
     ]
-    delivery = Delivery(rows, sources, fusion)
-    _write_files(delivery, formats, run, emit)
-    if directory:
-        _write_store(delivery, directory, manifest_of(rows.collection.qdrant_collection, fusion, roster, run.id), emit)
+    delivery = Delivery(rows, digests, sources, fusion)
+    name = rows.collection.qdrant_collection
+    with ExitStack() as stack:
+        store = None
+        if directory:
+            manifest = manifest_of(name, fusion, roster, run.id)
+            store = stack.enter_context(Store.open_for_write(directory, name, delivery.dims, manifest))
+        beside = {store.path: sink(store)} if store else {}
+        for path in files.write(delivery, formats, run.exports(rows.collection.name), beside):
+            _tell_file(delivery, path, run, emit)
+        if store:
+            _tell_store(delivery, store, emit)
 
 
-def _write_files(delivery: Delivery, formats: Sequence[str], run: RunDirectory, emit: Emit) -> None:
-    for path in files.write(delivery, formats, run.exports(delivery.rows.collection.name)):
-        emit(
-            ArtefactWritten(
-                collection=delivery.rows.collection.name,
-                path=path.relative_to(run.path).as_posix(),
-                rows=len(delivery.rows.texts),
-                bytes=path.stat().st_size,
-                sha256=durable.sha256_of(path),
-            )
+def _tell_file(delivery: Delivery, path: Path, run: RunDirectory, emit: Emit) -> None:
+    emit(
+        ArtefactWritten(
+            collection=delivery.rows.collection.name,
+            path=path.relative_to(run.path).as_posix(),
+            rows=len(delivery.rows.texts),
+            bytes=path.stat().st_size,
+            sha256=durable.sha256_of(path),
+            verified=True,
         )
+    )
 
 
-def _write_store(delivery: Delivery, directory: Path, manifest: Mapping[str, object], emit: Emit) -> None:
-    seen = store.deliver(delivery, directory, manifest)
+def _tell_store(delivery: Delivery, store: Store, emit: Emit) -> None:
+    seen = verified(delivery, store)
     emit(
         StoreVerified(
             collection=delivery.rows.collection.name,
             qdrant_collection=delivery.rows.collection.qdrant_collection,
-            store=str(directory),
+            store=str(store.path.parent),
             points=seen.points,
             expected=seen.expected,
             stale=seen.stale,

@@ -1,164 +1,182 @@
 """Files of a finished collection: `<model>.npy`, `fused.npy` and `points.parquet`, rows in corpus order.
 
-Vectors are read from the passes once, a window at a time, and go into every file from there, so memory does not grow
-with the collection. Every file is there whole or not at all, and the same vectors always give the same bytes.
+Vectors are read from the passes a window at a time and go into every file from there, so memory does not grow with
+the collection. What was written is read back and compared with the plan before it gets its name: a file is there whole
+and right or not at all, and the same vectors always give the same bytes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.intake.chunks import Chunk
-from engine.intake.corpus import Rows, reread
-from engine.outlet.fusion import Fusion, fuse, fused_width, truncate
+from engine.intake.corpus import digest_of
+from engine.outlet.windows import WINDOW, Check, Delivery, Sink, Vectors, Window, compare, pour, uuid_of, whole
 from engine.passes.vectors import release
 from engine.record import durable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WINDOW = 2048
-Vectors = npt.NDArray[np.float32]
-Sink = Callable[[int, list[Chunk], dict[str, Vectors]], None]  # takes a window: its first row, chunks and vectors
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Kind(Protocol):
+    """How files of one kind are written, and read back, at a path that is not yet their own."""
+
+    def written(self, partial: Path) -> AbstractContextManager[Sink]: ...
+
+    def read(self, partial: Path) -> AbstractContextManager[Check]: ...
+
+
+def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: Mapping[Path, Sink]) -> list[Path]:
+    """Write the files of `formats` ("npy", "parquet") in one walk for these and the sinks `beside`; the paths written.
+
+    Raises InterlockError, and leaves no file, where the chunks are not those of the plan, the disk refuses, or a file
+    does not hold what the plan says when it is read back.
+    """
+    kinds = _kinds(delivery, formats, directory)
+    with ExitStack() as published:
+        partials = {path: published.enter_context(durable.replacing(path)) for path in kinds}
+        with ExitStack() as open_files:
+            sinks = {path: open_files.enter_context(kind.written(partials[path])) for path, kind in kinds.items()}
+            if sinks or beside:
+                with_chunks = beside or "parquet" in formats
+                pour(delivery.windows() if with_chunks else delivery.without_chunks(), {**sinks, **beside})
+        with ExitStack() as open_files:
+            checks = {path: open_files.enter_context(kind.read(partials[path])) for path, kind in kinds.items()}
+            compare(delivery.to_compare() if checks else (), checks)
+    return list(kinds)
+
+
+def _kinds(delivery: Delivery, formats: Sequence[str], directory: Path) -> dict[Path, Kind]:
+    kinds: dict[Path, Kind] = {}
+    rows = len(delivery.rows.texts)
+    if "npy" in formats:
+        kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
+    if "parquet" in formats:
+        kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims)
+    return kinds
 
 
 @dataclass(frozen=True)
-class Source:
-    """One model's vectors of the run: a row for each distinct text, NaN where it was parked."""
+class Npy:
+    """One float32 `.npy` of `shape` [rows, dim] with the vectors of `name`."""
 
     name: str
-    weight: float
-    vectors: Vectors
-    dim: int
+    shape: tuple[int, int]
 
-
-@dataclass(frozen=True)
-class Delivery:
-    """A collection ready to be delivered."""
-
-    rows: Rows
-    sources: Sequence[Source]
-    fusion: Fusion
-
-    @property
-    def fused_dim(self) -> int | None:
-        return fused_width(self.fusion, [source.dim for source in self.sources], self.names)
-
-    @property
-    def names(self) -> list[str]:
-        return [source.name for source in self.sources]
-
-    def vectors(self, start: int, count: int) -> dict[str, Vectors]:
-        """The vectors of `count` rows from `start`, by model, and `fused` unless the fusion is `named`."""
-        texts = self.rows.texts[start : start + count]
-        found = {}
-        for source in self.sources:
-            whole = source.vectors[texts]
-            found[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
-            release(source.vectors)
-        fused = fuse(self.fusion, list(found.values()), [source.weight for source in self.sources], start)
-        return found if fused is None else found | {"fused": fused}
-
-    def chunks(self) -> Iterator[tuple[int, list[Chunk], dict[str, Vectors]]]:
-        """Every window of rows in order: the row it starts at, its chunks and its vectors."""
-        stream = reread(self.rows)
-        for start, _, vectors in self.without_chunks():
-            yield start, list(islice(stream, WINDOW)), vectors
-        if any(True for _ in stream):
-            raise AssertionError("more chunks than rows")
-
-    def without_chunks(self) -> Iterator[tuple[int, list[Chunk], dict[str, Vectors]]]:
-        """The same windows with no chunks in them, for what needs only vectors: no file is read again."""
-        for start in range(0, len(self.rows.texts), WINDOW):
-            yield start, [], self.vectors(start, WINDOW)
-
-
-def write(delivery: Delivery, formats: Sequence[str], directory: Path) -> list[Path]:
-    """Write the files of `formats` ("npy", "parquet") in one walk over the rows; the paths written."""
-    sinks: dict[Path, AbstractContextManager[Sink]] = {}
-    if "npy" in formats:
-        for name, dim in dims(delivery).items():
-            path = directory / f"{name}.npy"
-            sinks[path] = _npy(path, name, (len(delivery.rows.texts), dim))
-    if "parquet" in formats:
-        path = directory / "points.parquet"
-        sinks[path] = _parquet(path, dims(delivery))
-    if sinks:
-        with ExitStack() as stack:
-            opened = {path: stack.enter_context(sink) for path, sink in sinks.items()}
-            _pour(delivery.chunks() if "parquet" in formats else delivery.without_chunks(), opened)
-    return list(sinks)
-
-
-def _pour(windows: Iterable[tuple[int, list[Chunk], dict[str, Vectors]]], sinks: Mapping[Path, Sink]) -> None:
-    for start, chunks, vectors in windows:
-        for path, take in sinks.items():
-            with durable.explaining(path):  # or the file opened last would be blamed
-                take(start, chunks, vectors)
-
-
-@contextmanager
-def _npy(path: Path, name: str, shape: tuple[int, int]) -> Iterator[Sink]:
-    """One float32 `.npy` of `shape` [rows, dim] with the vectors of `name`."""
-    with durable.replacing(path) as partial:
-        array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    @contextmanager
+    def written(self, partial: Path) -> Iterator[Sink]:
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=self.shape)
         durable.take_blocks(partial)
 
-        def take(start: int, _: list[Chunk], vectors: dict[str, Vectors]) -> None:
-            array[start : start + WINDOW] = vectors[name]
+        def take(window: Window) -> None:
+            array[window.start : window.start + WINDOW] = window.vectors[self.name]
             array.flush()
             release(array)
 
         yield take
 
+    @contextmanager
+    def read(self, partial: Path) -> Iterator[Check]:
+        array = np.lib.format.open_memmap(partial, mode="r")
 
-@contextmanager
-def _parquet(path: Path, widths: Mapping[str, int]) -> Iterator[Sink]:
+        def check(window: Window) -> str:
+            if array.dtype != np.float32 or array.shape != self.shape:
+                return f"it holds {array.dtype} {array.shape}, not float32 {self.shape}"
+            wanted = window.vectors.get(self.name, array[:0])
+            found = array[window.start : window.start + len(wanted)]
+            fault = _first(window, _differ(found, wanted), "the vector")
+            release(array)
+            return fault
+
+        yield check
+
+
+@dataclass(frozen=True)
+class Parquet:
     """`points.parquet`: id, chunk_id, source, text, payload (JSON) and one vector column a model and `fused`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    plain = [pa.field(name, pa.string(), nullable=False) for name in ("id", "chunk_id", "source", "text", "payload")]
-    schema = pa.schema(plain + [pa.field(name, pa.list_(pa.float32(), width)) for name, width in widths.items()])
-    with (
-        durable.replacing(path) as partial,
-        pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=["source"]) as writer,
-    ):
+    rows: int
+    widths: Mapping[str, int]
 
-        def take(_: int, chunks: list[Chunk], vectors: dict[str, Vectors]) -> None:
-            columns = [
-                pa.array([chunk.point_id for chunk in chunks]),
-                pa.array([chunk.chunk_id for chunk in chunks]),
-                pa.array([chunk.source for chunk in chunks]),
-                pa.array([chunk.text for chunk in chunks]),
-                pa.array([chunk.payload.decode() for chunk in chunks]),
-                *(_column(vectors[name]) for name in widths),
-            ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    @contextmanager
+    def written(self, partial: Path) -> Iterator[Sink]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-        yield take
+        plain = [
+            pa.field(name, pa.string(), nullable=False) for name in ("id", "chunk_id", "source", "text", "payload")
+        ]
+        vectors = [pa.field(name, pa.list_(pa.float32(), width)) for name, width in self.widths.items()]
+        schema = pa.schema(plain + vectors)
+        with pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=["source"]) as writer:
+
+            def take(window: Window) -> None:
+                columns = [
+                    pa.array([chunk.point_id for chunk in window.chunks]),
+                    pa.array([chunk.chunk_id for chunk in window.chunks]),
+                    pa.array([chunk.source for chunk in window.chunks]),
+                    pa.array([chunk.text for chunk in window.chunks]),
+                    pa.array([chunk.payload.decode() for chunk in window.chunks]),
+                    *(_column(window.vectors[name]) for name in self.widths),
+                ]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+            yield take
+
+    @contextmanager
+    def read(self, partial: Path) -> Iterator[Check]:
+        """A window is a group of rows, and no other column is read than those that the plan speaks of."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(partial) as file:
+
+            def check(window: Window) -> str:
+                if file.metadata.num_rows != self.rows:
+                    return f"it holds {file.metadata.num_rows} rows, not {self.rows}"
+                group = file.read_row_group(window.start // WINDOW, columns=["id", "text", *window.vectors])
+                return _unlike_table(window, group)
+
+            yield check
 
 
-def dims(delivery: Delivery) -> dict[str, int]:
-    """The width of every vector that is delivered, by name."""
-    return with_fused({source.name: source.dim for source in delivery.sources}, delivery.fused_dim)
+def _unlike_table(window: Window, group: "pa.Table") -> str:
+    """What is wrong with a group of rows of the table; each vector is compared bit by bit."""
+    ids, texts = (group[name].to_pylist() for name in ("id", "text"))
+    others = [found != uuid_of(point) for found, point in zip(ids, window.points, strict=True)]
+    changed = [digest_of(found) != digest for found, digest in zip(texts, window.digests, strict=True)]
+    fault = _first(window, others, "the id") or _first(window, changed, "the text")
+    for name, wanted in window.vectors.items():
+        there, column = whole(wanted), group[name].combine_chunks()
+        wrong = np.asarray(column.is_valid()) != there
+        if not wrong.any():
+            wrong[there] = _differ(np.asarray(column.flatten()).reshape(-1, wanted.shape[1]), wanted[there])
+        fault = fault or _first(window, wrong, f"the vector {name}")
+    return fault
 
 
-def with_fused(widths: Mapping[str, int], fused: int | None) -> dict[str, int]:
-    """The models' widths and that of the fused vector, where there is one."""
-    return {**widths} if fused is None else {**widths, "fused": fused}
+def _differ(found: Vectors, wanted: Vectors) -> Mask:
+    """Which rows differ in any bit."""
+    differ: Mask = (found.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
+    return differ
+
+
+def _first(window: Window, wrong: Sequence[bool] | Mask, what: str) -> str:
+    """The first row that is wrong, in words; empty: none is."""
+    places = np.flatnonzero(wrong)
+    return f"{what} of row {window.start + int(places[0])} ({len(places)} such rows)" if len(places) else ""
 
 
 def _column(vectors: Vectors) -> "pa.Array[Any]":
     """A window of vectors as one column; a parked row is null."""
     import pyarrow as pa
 
-    missing = np.asarray(~np.isfinite(vectors).all(axis=1))
     flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1], mask=pa.array(missing.tolist()))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1], mask=pa.array((~whole(vectors)).tolist()))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InterlockError, UsageError
+from engine.intake.corpus import digest_of
 from engine.outlet.fusion import shares
 from engine.outlet.shard import (
     check_names,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from qdrant_edge import EdgeShard, Filter
 
 Vector = NDArray[np.float32]
+
+TEXT = "text"
+"""Where a point's payload has the text of its vectors."""
 
 BATCH_BYTES = 8_000_000
 BATCH_POINTS = 256
@@ -66,7 +70,7 @@ class Hit:
 class Verification:
     """What reading back showed: `points` in the store, of them `stale` ones that the corpus no longer has.
 
-    `worst_cosine` is that of the `sampled` points' vectors as stored to what was delivered; None if none was.
+    `worst_cosine` is that of the `sampled` points' vectors as stored to those of the passes; None if none was.
     """
 
     points: int
@@ -156,6 +160,16 @@ class Store:
         with working(self.path, "reading"):
             records = self._shard.retrieve(list(ids), with_payload=True, with_vector=True)
         return [Point(str(r.id), r.payload or {}, _arrays(r.vector or {})) for r in records]
+
+    def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
+        """The text in the payload of each of these points that exists, by id; None where there is none."""
+        from qdrant_edge import PayloadSelector
+
+        with working(self.path, "reading"):
+            only = PayloadSelector.Include([TEXT])
+            records = self._shard.retrieve(list(ids), with_payload=only, with_vector=False)
+        found = {str(record.id): (record.payload or {}).get(TEXT) for record in records}
+        return {point: text if isinstance(text, str) else None for point, text in found.items()}
 
     def search(self, vector_name: str, vector: Vector, limit: int) -> list[Hit]:
         """The `limit` points with the highest cosine to `vector` [dim], best first. Exact."""
@@ -249,12 +263,21 @@ class Store:
         return [Hit(str(r.id), scores[str(r.id)], r.payload or {}) for r in records]
 
 
-def verify(store: Store, expected_count: int, sample: Mapping[str, Mapping[str, Vector]]) -> Verification:
-    """Read back the count and the vectors of `sample` (id -> name -> vector as delivered) and compare.
+def verify(
+    store: Store, planned: Iterable[Mapping[str, bytes]], sample: Mapping[str, Mapping[str, Vector]]
+) -> Verification:
+    """Read the store back and compare it with what was planned.
 
-    ok: every expected point is there beside the stale ones, and every sampled point has just the vectors
-    it was given, each with a cosine above 1 - 1e-5 to what was delivered.
+    `planned` are the points of the corpus, a window at a time: by id the digest of each text. `sample` has the vectors
+    that some of them must have: id -> name -> vector. ok: every planned point is there with its text, there is no other
+    but the stale ones, and every sampled point has just its vectors, each with a cosine above 1 - 1e-5.
     """
+    expected, missing, changed = 0, list[str](), list[str]()
+    for window in planned:
+        texts = store.texts(list(window))
+        expected += len(window)
+        missing += window.keys() - texts.keys()
+        changed += [point for point, text in texts.items() if text is None or digest_of(text) != window[point]]
     points, stale = store.count(), store.stale
     found = {point.id: point.vectors for point in store.retrieve(list(sample))}
     cosines = [
@@ -264,12 +287,12 @@ def verify(store: Store, expected_count: int, sample: Mapping[str, Mapping[str, 
     ]
     worst = min(cosines, default=None)
     odd = [point for point, vectors in sample.items() if found.get(point, {}).keys() != vectors.keys()]
-    ok = points - stale == expected_count and (worst is None or worst > MIN_COSINE) and not odd
-    shown = "no vector sampled" if worst is None else f"worst cosine {worst:.7f}"
-    detail = f"{points} points, {expected_count} expected and {stale} stale; {shown}"
-    if odd:
-        detail += f"; not with the vectors delivered: {few(odd)}"
-    return Verification(points, expected_count, stale, len(sample), worst, ok, detail)
+    faults = {"missing": missing, "with another text": changed, "not with the vectors delivered": odd}
+    ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
+    shown = "no vector sampled" if worst is None else f"{len(sample)} rows' vectors read back, worst cosine {worst:.7f}"
+    detail = f"{points} points, {expected} expected and {stale} stale; {expected - len(missing)} texts and {shown}"
+    detail += "".join(f"; {len(each)} {fault}: {few(each)}" for fault, each in faults.items() if each)
+    return Verification(points, expected, stale, len(sample), worst, ok, detail)
 
 
 def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point], int]]:

@@ -1,47 +1,58 @@
-"""A delivered collection as points in the embedded store, read back and compared before anyone relies on it."""
+"""A delivered collection as points in the embedded store, read back and compared with the plan."""
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
-from engine.outlet.files import Delivery, Vectors, dims
-from engine.outlet.qdrant import Point, Store, Verification, verify
+from engine.outlet.qdrant import Point, Store, Vector, Verification, verify
+from engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
 
-SAMPLE = 64
-
-
-def deliver(delivery: Delivery, directory: Path, manifest: Mapping[str, object]) -> Verification:
-    """Upsert every row as one point with all its vectors, then read back the count and a sample.
-
-    Raises UsageError when the store holds vectors of another meaning, InterlockError when it fails.
-    """
-    collection = delivery.rows.collection.qdrant_collection
-    every = max(1, len(delivery.rows.texts) // SAMPLE)
-    sample: dict[str, dict[str, Vectors]] = {}
-    with Store.open_for_write(directory, collection, dims(delivery), manifest) as store:
-        written = store.upsert(_sampled(_points(delivery), every, sample))
-        store.flush()
-        return verify(store, written, sample)
+SAMPLE = 256
+"""Rows, spread over the collection, whose vectors are read back."""
 
 
-def _points(delivery: Delivery) -> Iterator[Point]:
-    for _, chunks, vectors in delivery.chunks():
-        for place, chunk in enumerate(chunks):
-            found = {name: window[place] for name, window in vectors.items() if np.isfinite(window[place]).all()}
-            payload = {
-                "text": chunk.text,
-                "chunk_id": chunk.chunk_id,
-                "source": chunk.source,
-                "metadata": json.loads(chunk.payload),
-            }
-            yield Point(chunk.point_id, payload, found)
+def sink(store: Store) -> Sink:
+    """Upserts every row of a window as one point with all its vectors."""
+
+    def take(window: Window) -> None:
+        store.upsert(_points(window))
+
+    return take
 
 
-def _sampled(points: Iterator[Point], every: int, sample: dict[str, dict[str, Vectors]]) -> Iterator[Point]:
-    """Pass the points on, keeping the vectors of every n-th."""
-    for number, point in enumerate(points):
-        if number % every == 0:
-            sample[point.id] = {name: vector.copy() for name, vector in point.vectors.items()}
-        yield point
+def verified(delivery: Delivery, store: Store) -> Verification:
+    """Make the points durable and compare them with the plan: every text, and a sample's vectors with the passes."""
+    store.flush()
+    return verify(store, _planned(delivery), _sample(delivery))
+
+
+def _points(window: Window) -> Iterator[Point]:
+    there = {name: whole(vectors) for name, vectors in window.vectors.items()}
+    for place, chunk in enumerate(window.chunks):
+        payload = {
+            "text": chunk.text,
+            "chunk_id": chunk.chunk_id,
+            "source": chunk.source,
+            "metadata": json.loads(chunk.payload),
+        }
+        yield Point(
+            chunk.point_id, payload, {name: window.vectors[name][place] for name in there if there[name][place]}
+        )
+
+
+def _planned(delivery: Delivery) -> Iterator[Mapping[str, bytes]]:
+    """The digest of each point's text, by its id, a window at a time."""
+    for rows in map(delivery.places, delivery.starts):
+        yield dict(zip(map(uuid_of, delivery.points(rows)), delivery.texts(rows), strict=True))
+
+
+def _sample(delivery: Delivery) -> dict[str, dict[str, Vector]]:
+    """The vectors of rows spread over the collection, as the passes have them now."""
+    rows = np.unique(np.linspace(0, len(delivery.rows.texts) - 1, SAMPLE).astype(np.int64))
+    vectors = delivery.vectors(rows)
+    there = {name: whole(found) for name, found in vectors.items()}
+    return {
+        uuid_of(point): {name: vectors[name][place] for name in there if there[name][place]}
+        for place, point in enumerate(delivery.points(rows))
+    }

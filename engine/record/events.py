@@ -362,15 +362,18 @@ class PassFailed(Event, frozen=True, tag="pass_failed"):
 
 
 class ArtefactWritten(Event, frozen=True, tag="artefact_written"):
+    """A file of a collection; `verified`: it was read back, and every row of it is what was planned."""
+
     collection: str
     path: str
     rows: int
     bytes: int
     sha256: str
+    verified: bool = False
 
 
 class StoreVerified(Event, frozen=True, tag="store_verified"):
-    """What was read back from the store after writing, compared with what was written."""
+    """What was read back from the store after writing, compared with the plan: `expected` are its rows."""
 
     collection: str
     qdrant_collection: str

@@ -37,6 +37,7 @@ class Artefact(Part):
     rows: int
     bytes: int
     sha256: str
+    verified: bool = Field(False, description="it was read back, and every row of it is what was planned")
 
 
 class Verification(Part):

@@ -1,0 +1,165 @@
+"""A collection ready to be delivered, a window of rows at a time: its plan, its chunks, and the vectors of its passes.
+
+Sinks take the windows as they come, and checks are asked with the same windows whether what was written is what the
+plan says. Vectors are read from the passes each time, never from what a sink remembers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import InterlockError
+from engine.intake.chunks import Chunk
+from engine.intake.corpus import Digests, Rows, reread
+from engine.outlet.fusion import Fusion, fuse, fused_width, truncate
+from engine.passes.vectors import release
+from engine.record import durable
+
+WINDOW = 2048
+COMPARED = 4
+"""Windows, spread over the collection, whose vectors are read back from files."""
+
+Places = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model's vectors of the run: a row for each distinct text, NaN where it was parked."""
+
+    name: str
+    weight: float
+    vectors: Vectors
+    dim: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows from `start` on as the plan has them: the id of each point, the digest of its text, and its vectors by name.
+
+    `chunks` are there while they are delivered; when what was written is compared they are not, and vectors only of a
+    sample.
+    """
+
+    start: int
+    points: Sequence[bytes]
+    digests: Sequence[bytes]
+    vectors: Mapping[str, Vectors]
+    chunks: Sequence[Chunk] = ()
+
+
+Sink = Callable[[Window], None]
+Check = Callable[[Window], str]
+"""What is wrong with the rows of a window where they were written; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A collection ready to be delivered; `digests` are those of the whole corpus."""
+
+    rows: Rows
+    digests: Digests
+    sources: Sequence[Source]
+    fusion: Fusion
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The width of every vector that is delivered, by name."""
+        widths = {source.name: source.dim for source in self.sources}
+        return with_fused(widths, fused_width(self.fusion, list(widths.values()), list(widths)))
+
+    @property
+    def starts(self) -> range:
+        """The first row of every window."""
+        return range(0, len(self.rows.texts), WINDOW)
+
+    def vectors(self, rows: Places) -> dict[str, Vectors]:
+        """The vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`.
+
+        Raises InterlockError where the passes hold no such vectors any more.
+        """
+        texts, start, found = self.rows.texts[rows], int(rows[0]), {}
+        try:
+            for source in self.sources:
+                whole = source.vectors[texts]
+                found[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
+                release(source.vectors)
+            fused = fuse(self.fusion, list(found.values()), [source.weight for source in self.sources], start)
+        except ValueError as error:
+            name = self.rows.collection.name
+            raise InterlockError(f"vectors of {name} are not those that were computed: {error}; --resume") from error
+        return found if fused is None else found | {"fused": fused}
+
+    def places(self, start: int) -> Places:
+        """The rows of the window that begins at `start`."""
+        return np.arange(start, min(start + WINDOW, len(self.rows.texts)))
+
+    def points(self, rows: Places) -> list[bytes]:
+        """The id of each row's point."""
+        ids: list[bytes] = self.rows.points[rows].tolist()
+        return ids
+
+    def texts(self, rows: Places) -> list[bytes]:
+        """The digest of each row's text."""
+        digests: list[bytes] = self.digests[self.rows.texts[rows]].tolist()
+        return digests
+
+    def windows(self) -> Iterator[Window]:
+        """Every window in order, with its chunks. Raises InterlockError where they are not those of the plan."""
+        stream = reread(self.rows, self.digests)
+        for window in self.without_chunks():
+            yield replace(window, chunks=list(islice(stream, WINDOW)))
+        next(stream, None)  # reads on to the end of the files, which is compared as well
+
+    def without_chunks(self) -> Iterator[Window]:
+        """The same windows with no chunks in them, for what needs only vectors: no file is read again."""
+        for rows in map(self.places, self.starts):
+            yield Window(int(rows[0]), self.points(rows), self.texts(rows), self.vectors(rows))
+
+    def to_compare(self) -> Iterator[Window]:
+        """Every window with no chunks in it, and the vectors of a few only: the first, the last, and some between."""
+        chosen = set(np.linspace(0, len(self.starts) - 1, COMPARED).astype(int).tolist())
+        for number, rows in enumerate(map(self.places, self.starts)):
+            vectors = self.vectors(rows) if number in chosen else {}
+            yield Window(int(rows[0]), self.points(rows), self.texts(rows), vectors)
+
+
+def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
+    """Give every window to every sink; what the disk says is told of the sink's path."""
+    for window in windows:
+        for path, take in sinks.items():
+            with durable.explaining(path):  # or the file opened last would be blamed
+                take(window)
+
+
+def compare(windows: Iterable[Window], checks: Mapping[Path, Check]) -> None:
+    """Ask every check about every window. Raises InterlockError for the first that is not as planned."""
+    for window in windows:
+        for path, check in checks.items():
+            with durable.explaining(path):
+                fault = check(window)
+            if fault:
+                raise InterlockError(
+                    f"{path} was read back and is not what was to be written: {fault}; no file of this collection was "
+                    "delivered: look for a failing disk or another writer, and --resume"
+                )
+
+
+def with_fused(widths: Mapping[str, int], fused: int | None) -> dict[str, int]:
+    """The models' widths and that of the fused vector, where there is one."""
+    return {**widths} if fused is None else {**widths, "fused": fused}
+
+
+def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:
+    """Which rows are vectors; a parked one is not finite."""
+    return np.asarray(np.isfinite(vectors).all(axis=1))
+
+
+def uuid_of(point: bytes) -> str:
+    """The id of a point as it is written."""
+    return str(UUID(bytes=point))

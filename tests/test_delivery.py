@@ -1,0 +1,290 @@
+"""Delivery is paired with the plan: what is not the text that was embedded is never delivered, nor called verified."""
+
+import dataclasses
+import os
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import qdrant_edge as edge
+
+from engine.config import load
+from engine.errors import ExitCode
+from engine.intake import records
+from engine.intake.chunks import ChunkReader
+from engine.intake.collections import Refusal
+from engine.outlet import delivery, files
+from engine.outlet.qdrant import Store
+from engine.passes.controls import Controls
+from engine.record.events import ArtefactWritten, StoreVerified
+from engine.run import Run
+from tests.builders import corpus, events_of, sentences, summary_of
+
+FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}
+
+
+@pytest.fixture
+def chunks(tmp_path):
+    return corpus(tmp_path / "in", {"Docs": FILES})
+
+
+@pytest.fixture
+def embed(chunks, tmp_path, tiny_a):
+    """Embed the chunks into files and a store: how it ended, and the run's directory."""
+
+    def run(**flags):
+        flags = {"out": str(tmp_path / "runs"), "roster": str(tiny_a), "qdrant": str(tmp_path / "store"), **flags}
+        made = Run(chunks, load(flags, {}, None), Controls())
+        return made.go(), made.directory.path
+
+    return run
+
+
+def reading_again(monkeypatch, change):
+    """From its second walk on, a reader gives what `change` makes of what it read."""
+    walks, read = [], ChunkReader.__iter__
+
+    def once_more(self):
+        walks.append(self.collection.name)
+        yield from read(self) if len(walks) == 1 else change(list(read(self)))
+
+    monkeypatch.setattr(ChunkReader, "__iter__", once_more)
+    return walks
+
+
+def refused(code, run):
+    """Assert that nothing was delivered; why."""
+    (collection,) = summary_of(run)["collections"]
+    assert (code, collection["status"], summary_of(run)["exit_code"]) == (ExitCode.FAILED, "failed", 1)
+    assert collection["exports"] == [] and not list((run / "exports").rglob("*.*"))
+    assert not [each for each in events_of(run, StoreVerified) if each.ok]
+    return collection["reason"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found[:7] + found[8:],
+        lambda found: found[:-1],
+        lambda found: [
+            *found[:20],
+            Refusal("b_chunks.json", None, "it cannot be read: Too many open files"),
+            *found[40:],
+        ],
+        lambda found: [Refusal("a.jsonl", 1, "the text is empty"), *found],
+        lambda found: [*found[:4], found[5], found[4], *found[6:]],
+        lambda found: [*found[:4], found[3], *found[5:]],
+        lambda found: [*found, found[-1]],
+        lambda found: [*found[:9], dataclasses.replace(found[9], text="another text"), *found[10:]],
+        lambda found: [*found[:9], dataclasses.replace(found[9], point_id=str(UUID(int=9))), *found[10:]],
+    ],
+    ids=[
+        "lost",
+        "last_lost",
+        "file_refused",
+        "refusal",
+        "swapped",
+        "doubled",
+        "one_too_many",
+        "other_text",
+        "other_id",
+    ],
+)
+def test_what_is_read_otherwise_for_delivery_than_for_the_plan_is_not_delivered(embed, monkeypatch, change):
+    reading_again(monkeypatch, change)
+    assert "Docs" in refused(*embed())
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_chunk_file_that_cannot_be_opened_for_delivery_fails_it_and_resume_delivers_all(
+    embed, monkeypatch, tmp_path, failing
+):
+    opened, at_once = [], records._at_once
+
+    def failing_once(path, flags):
+        opened.append(path)
+        if len(opened) == len(FILES) + failing:
+            raise OSError(24, "Too many open files")
+        return at_once(path, flags)
+
+    monkeypatch.setattr(records, "_at_once", failing_once)
+    reason = refused(*embed(run_id="r"))
+    assert f"Docs/{list(FILES)[failing - 1]} changed during the run (it cannot be read: Too many open files)" in reason
+    code, run = embed(run_id="r", resume=True)
+    (seen,) = [each for each in events_of(run, StoreVerified) if each.ok]
+    assert (code, seen.points, seen.expected, seen.stale) == (ExitCode.COMPLETED, 60, 60, 0)
+
+
+def test_a_file_that_is_edited_in_place_while_it_is_delivered_is_not_delivered(tmp_path, tiny_a, monkeypatch):
+    texts = [f"{number % 50} " + "x" * 300 for number in range(4000)]  # far more than is read ahead
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": texts}})
+    file, write = root / "Docs" / "a.jsonl", pq.ParquetWriter.write_table
+
+    def editing(self, *args):
+        with file.open("rb+") as handle:
+            handle.seek(-200, os.SEEK_END)
+            handle.write(b"y" * 100)
+        return write(self, *args)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", editing)
+    run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
+    assert "Docs/a.jsonl changed during the run" in refused(run.go(), run.directory.path)
+
+
+def test_chunk_files_are_read_once_for_the_plan_and_once_for_files_and_store_together(embed, monkeypatch):
+    walks = reading_again(monkeypatch, iter)
+    code, run = embed()
+    assert (code, len(walks)) == (ExitCode.COMPLETED, 2)
+    assert [(each.path[-8:], each.verified) for each in events_of(run, ArtefactWritten)] == [
+        ("ny-a.npy", True),
+        ("used.npy", True),
+        (".parquet", True),
+    ]
+    assert {each["verified"] for each in summary_of(run)["collections"][0]["exports"]} == {True}
+
+
+def without_a_window(table):
+    return table.slice(1)
+
+
+def with_rows_swapped(table):
+    return pa.concat_tables([table.slice(1, 1), table.slice(0, 1), table.slice(2)])
+
+
+def with_column(name, change):
+    def changed(table):
+        values = table[name].to_pylist()
+        change(values)
+        place = table.column_names.index(name)
+        return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+    return changed
+
+
+def swap_vectors(values):
+    values[3], values[9] = values[9], values[3]
+
+
+def drop_vector(values):
+    values[3] = None
+
+
+def nudge_vector(values):
+    values[3][5] += 1e-3
+
+
+def reverse_text(values):
+    values[59] = values[59][::-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without_a_window, "59 rows, not 60"),
+        (with_rows_swapped, "the id of row 0"),
+        (with_column("text", reverse_text), "the text of row 59"),
+        (with_column("tiny-a", swap_vectors), "the vector tiny-a of row 3 (2 such rows)"),
+        (with_column("tiny-a", drop_vector), "the vector tiny-a of row 3"),
+        (with_column("fused", nudge_vector), "the vector fused of row 3"),
+    ],
+)
+def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(embed, monkeypatch, change, told):
+    def changing(windows, checks):
+        path = next(path for path in checks if path.suffix == ".parquet")
+        (partial,) = path.parent.glob(f"*{path.name}*")
+        pq.write_table(change(pq.read_table(partial)), partial)
+        # the file is open already: what it holds now is asked anew
+        kind = files.Parquet(60, {"tiny-a": 32, "fused": 32})
+        with kind.read(partial) as check:
+            compare(windows, {path: check})
+
+    compare = files.compare
+    monkeypatch.setattr(files, "compare", changing)
+    reason = refused(*embed())
+    assert "points.parquet was read back" in reason and told in reason
+
+
+def flip_bit(array):
+    array.view(np.uint32)[7, 3] ^= 1
+
+
+def swap_rows(array):
+    array[[3, 9]] = array[[9, 3]]
+
+
+@pytest.mark.parametrize(("change", "told"), [(flip_bit, "row 7 (1 such"), (swap_rows, "row 3 (2 such")])
+def test_an_array_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(embed, monkeypatch, change, told):
+    def changing(windows, checks):
+        path = next(path for path in checks if path.name == "fused.npy")
+        (partial,) = path.parent.glob(f"*{path.name}*")
+        array = np.load(partial, mmap_mode="r+")
+        change(array)
+        array.flush()
+        compare(windows, checks)
+
+    compare = files.compare
+    monkeypatch.setattr(files, "compare", changing)
+    reason = refused(*embed())
+    assert "fused.npy was read back" in reason and told in reason
+
+
+def ids_of(store):
+    return sorted(str(each.id) for each in store._shard.scroll(edge.ScrollRequest(limit=100))[0])
+
+
+def put(store, *points):
+    store._shard.update(edge.UpdateOperation.upsert_points(list(points)))
+
+
+def moved(store, place, *, to=None, text=None, vector=None):
+    """A point of the store once more: under another id, with another text, or with another's vector."""
+    (point,) = store.retrieve([ids_of(store)[place]])
+    (other,) = store.retrieve([ids_of(store)[place if vector is None else vector]])
+    vectors = {name: found.tolist() for name, found in other.vectors.items()}
+    return edge.Point(to or point.id, vectors, {**point.payload, "text": text or point.payload["text"]})
+
+
+def replace_point(store):
+    put(store, moved(store, 5, to=str(UUID(int=5))))
+    store._shard.update(edge.UpdateOperation.delete_points([ids_of(store)[6]]))
+
+
+def alter_text(store):
+    put(store, moved(store, 5, text="another text"))
+
+
+def alter_vector(store):
+    put(store, moved(store, 5, vector=6))
+
+
+def swap_points(store):
+    put(store, moved(store, 5, vector=6), moved(store, 6, vector=5))
+
+
+def add_point(store):
+    put(store, moved(store, 5, to=str(UUID(int=5))))
+
+
+@pytest.mark.parametrize("change", [replace_point, alter_text, alter_vector, swap_points, add_point])
+def test_a_store_that_was_changed_after_it_was_written_is_not_called_verified(embed, monkeypatch, change):
+    def changing(planned, store):
+        change(store)
+        return verified(planned, store)
+
+    verified = delivery.verified
+    monkeypatch.setattr(delivery, "verified", changing)
+    code, run = embed()
+    (seen,) = events_of(run, StoreVerified)
+    assert (code, seen.ok, seen.expected) == (ExitCode.FAILED, False, 60), seen.detail
+    assert summary_of(run)["collections"][0]["status"] == "failed"
+
+
+def test_points_that_never_reached_the_store_are_missed_by_the_plan(embed, monkeypatch):
+    upsert = Store.upsert
+    monkeypatch.setattr(Store, "upsert", lambda self, points: upsert(self, list(points)[:-1]))
+    code, run = embed()
+    (seen,) = events_of(run, StoreVerified)
+    assert (code, seen.ok, seen.points, seen.expected) == (ExitCode.FAILED, False, 59, 60)
+    assert "1 missing" in seen.detail
