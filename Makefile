@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install generate screenshots bench clean
+.PHONY: demo test check install generate screenshots bench campaign clean
 
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
@@ -29,6 +29,9 @@ screenshots: install  ## the pictures of every screen, from a scripted run; the 
 bench: install  ## measured side by side with sentence-transformers; takes minutes
 	$(BIN)/python bench/encode.py
 	$(BIN)/python bench/memory.py
+
+campaign: install  ## runs killed, starved and lied to, thousands of times; about an hour on two cores
+	$(BIN)/python bench/campaign.py
 
 install: $(VENV)/installed
 

@@ -1,0 +1,16 @@
+"""What can be done to a run, one module a kind; `CAMPAIGNS` are all of them."""
+
+from bench.campaigns import fulldisk, inputs, journals, kills, limits, models, ownfiles, pairs, signals
+
+CAMPAIGNS = [
+    kills.CAMPAIGN,
+    journals.CAMPAIGN,
+    ownfiles.CAMPAIGN,
+    ownfiles.STORES,
+    fulldisk.CAMPAIGN,
+    limits.CAMPAIGN,
+    inputs.CAMPAIGN,
+    models.CAMPAIGN,
+    signals.CAMPAIGN,
+    pairs.CAMPAIGN,
+]
