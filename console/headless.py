@@ -61,7 +61,7 @@ class Headless:
             self._seen = entry.seq
             self._stream(entry)
             self._tell(entry, recorder)
-        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := recorder.look(progress)):
+        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
             self._say(text)
 
     def _read_again(self, path: Path, entries: list[Entry]) -> list[Entry]:

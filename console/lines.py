@@ -5,7 +5,9 @@ from collections.abc import Callable
 from engine.models.registry import label
 from engine.record import durable
 from engine.record import events as ev
+from engine.record.snapshot import Snapshot
 from engine.record.state import RunState
+from widgets.words import batch_of, pass_of, percent
 
 Look = Callable[[Callable[[RunState], str]], str]
 
@@ -121,27 +123,28 @@ def _of_outcome(event: ev.AnyEvent) -> str:
 def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
     match event:
         case ev.PassPlanned(reused=0):
-            place = f"pass {event.model_pass + 1} {event.model} of {event.collection}"
+            place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
             return f"{place}: {event.rows} rows in {event.batches} batches, {event.truncated} truncated"
         case ev.PassPlanned():
-            place = f"pass {event.model_pass + 1} {event.model} of {event.collection}"
+            place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
             return f"{place}: {event.reused} of {event.reused + event.rows} vectors reused"
         case ev.BatchesLost():
             lost = f"{len(event.batches)} batches that were committed did not survive"
-            return f"pass {event.model_pass + 1}: {lost} and are done again: {', '.join(map(str, event.batches[:20]))}"
+            named = ", ".join(str(index + 1) for index in event.batches[:20])
+            return f"{pass_of(event.model_pass)}: {lost} and are done again: {named}"
         case ev.BatchCommitted():
             took = _took(event.seconds, timed)
-            place = f"pass {event.model_pass + 1} batch {event.batch_index} on {event.device}"
+            place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
             return f"{place}: {event.rows} rows, {event.tokens} tokens{took}"
         case ev.EnsemblePassCompleted():
-            place = f"pass {event.model_pass + 1} {event.model} done"
+            place = f"{pass_of(event.model_pass)} {event.model} done"
             where = f" on {event.device}" if event.device else ""
             dtype = f", {event.dtype}" if event.dtype else ""
             return f"{place}{where}: {event.rows} rows{_pace(event, timed)}{dtype}"
         case ev.PassFailed():
-            return f"pass {event.model_pass + 1} {event.model} FAILED: {event.reason}"
+            return f"{pass_of(event.model_pass)} {event.model} FAILED: {event.reason}"
         case ev.PressurePassed():
-            return f"pressure passed in pass {event.model_pass + 1} on {event.device}: whole batches fit again"
+            return f"pressure passed in {pass_of(event.model_pass)} on {event.device}: whole batches fit again"
     return ""
 
 
@@ -158,12 +161,12 @@ def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
         case ev.LeaseReleased():
             held = f", held {durable.duration(event.held_seconds)}" if timed else ""
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
-            return f"{event.lease} released: pass {event.model_pass + 1} {event.model}{held}{receipts}"
+            return f"{event.lease} released: {pass_of(event.model_pass)} {event.model}{held}{receipts}"
         case ev.ResidueFound():
             size, left = durable.human_bytes(event.bytes), durable.human_bytes(event.left_bytes)
             return f"lease {event.lease} left {size} behind on {event.device}: {event.action}; {left} are left"
         case ev.MemoryCalibrated():
-            place = f"pass {event.model_pass + 1} on {event.device}"
+            place = f"{pass_of(event.model_pass)} on {event.device}"
             law = f"activations are {event.scale:.3g} times what the law says"
             return f"{place}: {law}, {event.margin:.1%} margin, worst {event.worst:.3g}, of {event.batches} batches"
         case ev.Mitigated():
@@ -173,7 +176,7 @@ def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
 
 def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
-    place = "" if event.batch_index is None else f" batch {event.batch_index}"
+    place = "" if event.batch_index is None else f" {batch_of(event.batch_index)}"
     where = f" on {event.device}" if event.device else ""
     evidence = [f"{event.rows} rows"]
     if event.predicted_bytes is not None:
@@ -182,13 +185,13 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
         evidence.append(f"measured {durable.human_bytes(event.measured_bytes)}")
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
-    begin = f"{event.rung or 'step'} in pass {event.model_pass + 1}{place}{where}"
+    begin = f"{event.rung or 'step'} in {pass_of(event.model_pass)}{place}{where}"
     return f"{begin}: {event.cause}; {event.action} ({', '.join(evidence)})"
 
 
 def _granted(event: ev.LeaseGranted) -> str:
     streamed = ", its layers streamed" if event.streamed else ""
-    place = f"{event.lease} granted: pass {event.model_pass + 1} {event.model}"
+    place = f"{event.lease} granted: {pass_of(event.model_pass)} {event.model}"
     work = f"{event.rows} rows in {event.batches} batches"
     return f"{place} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}, {work}"
 
@@ -215,29 +218,30 @@ def _pace(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     return f" in {event.seconds:.1f} s{several[0]} ({rate:.1f} rows/s{several[1]})"
 
 
-def progress(state: RunState) -> str:
-    """What is being done and how far it has come."""
-    number = state.current_pass
-    if state.status:
-        return ""
-    if not state.roster:
-        return "checking the models' files"
-    if not state.plans:
-        return "reading and tokenising chunks"
-    if number is None or number in state.passes_completed or number in state.failures:
-        return "writing files and points" if number is not None else "preparing the passes"
-    shares = [share for share in state.shares() if share.model_pass == number]
-    done, total = sum(share.rows_done for share in shares), sum(share.rows for share in shares)
-    batches, of = sum(share.batches_done for share in shares), sum(share.batches for share in shares)
-    seconds = sum(share.seconds for share in shares) * ev.timed(state.device_kind)
-    rate = done / seconds if seconds else 0.0
-    pace = sum(share.tokens_done for share in shares) / seconds if seconds else 0.0
-    tokens = sum(share.tokens - share.tokens_done for share in shares)
-    left = f", {durable.duration(tokens / pace)} left in this pass" if pace else ""
-    percent = f"{done / total:.0%}" if total else "0%"
-    place = f"pass {number + 1}/{len(state.roster)} {shares[0].model}"
-    pace_told = f", {rate:.1f} rows/s{left}" if seconds else ""
-    return f"{place} {percent} batch {batches}/{of}{pace_told} {_feigned(state.device_kind)}".rstrip()
+BEFORE = {
+    "starting": "checking the models' files",
+    "resolving": "checking the models' files",
+    "reading": "reading and tokenising chunks",
+    "planning": "preparing the passes",
+    "delivering": "writing files and points",
+}
+"""What is being done while no pass is at work."""
+
+
+def progress(snapshot: Snapshot) -> str:
+    """What is being done and how far it has come: the run as a whole, then the pass; nothing of a run that is over."""
+    if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
+        return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
+    now = snapshot.passes[snapshot.current_pass]
+    place = pass_of(now.model_pass, len(snapshot.passes))
+    told = [f"{percent(snapshot.share_done).strip()} of the run"]
+    told.append(f"{place} {now.model} {percent(now.share_done).strip()}")
+    told += [] if snapshot.batch_index is None else [batch_of(snapshot.batch_index, now.batches)]
+    if ev.timed(snapshot.device_kind) and now.rows_per_second and now.seconds_left is not None:
+        each = " each" if len(now.devices) > 1 else ""
+        told += [f"{now.rows_per_second:.1f} rows/s{each}", f"{durable.duration(now.seconds_left)} left in this pass"]
+        told.append(f"{durable.duration(snapshot.seconds_left() or 0.0)} in all")
+    return f"{', '.join(told)} {_feigned(snapshot.device_kind)}".rstrip()
 
 
 def _devices(event: ev.DevicesFound) -> str:
@@ -265,7 +269,7 @@ def _resumed(state: RunState) -> str:
 
 def _begins(state: RunState, event: ev.LeaseGranted) -> str:
     reused = sum(share.reused for share in state.shares() if share.model_pass == event.model_pass)
-    place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
+    place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     streamed = ", its layers streamed" if event.streamed else ""
     text = f"{place}: lease {event.lease} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, "
     text += f"{event.rows} rows in {event.batches} batches"
@@ -277,7 +281,7 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     lease = max(leases, key=lambda lease: lease.device_kind != "cpu", default=None)  # not that of a row gone to the CPU
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
     reused = sum(share.reused for share in shares)
-    place = f"pass {event.model_pass + 1}/{len(state.roster)} {event.model}"
+    place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
     text += _pace(event, ev.timed(state.device_kind))
     if "," in event.device + event.dtype:

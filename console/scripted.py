@@ -95,7 +95,7 @@ class Scripted:
         return seen if self.code is None else self.recorder.snapshot()
 
     def play_to(self, share: float) -> Snapshot:
-        """Skip to where this share of all tokens is done; 1 is the end."""
+        """Skip to where this share of all work is done; 1 is the end."""
         return self.play_until(lambda seen: seen.over if share >= 1 else seen.share_done >= share)
 
     def close(self) -> None:

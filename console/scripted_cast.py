@@ -41,6 +41,11 @@ class Part:
     def spec(self) -> ModelSpec:
         return REGISTRY[self.key]
 
+    @property
+    def cost(self) -> ev.Cost:
+        """Two operations for each parameter of two bytes, as of a model whose rows are short."""
+        return ev.Cost(per_token=float(self.weights), per_pair=0.0)
+
     def need(self) -> Need:
         """The least that it can work in."""
         row = self.per_token * 1024
@@ -153,6 +158,8 @@ def share_of(cells: Sequence[Cell], part: Part, shelf: Shelf) -> ev.PassPlanned:
         truncated=sum(length == full for cell in mine for length in cell.lengths),
         truncated_tokens=0,
         plan=digest(part.key, shelf.name)[:16],
+        flops=sum(part.cost.of(len(cell.lengths), cell.tokens + cell.padding) for cell in mine),
+        cost=part.cost,
     )
 
 

@@ -80,7 +80,7 @@ class Shot:
     to the screen."""
 
     name: str
-    share: float = 0.47
+    share: float = 0.65
     keys: tuple[str, ...] = ()
     heeded: tuple[str, str] | None = None
     pending: tuple[str, str] | None = None
@@ -94,13 +94,13 @@ SHOTS = (
     Shot("main"),
     Shot("ascii", ascii=True),
     Shot("daltonic", theme="daltonic"),
-    Shot("eight-devices", 0.6, devices=8),
-    Shot("shared", 0.3, heeded=("schedule", "shared")),
-    Shot("pending", 0.2, pending=("schedule", "shared")),
-    Shot("paused", 0.6, heeded=("pause", "yes")),
+    Shot("eight-devices", 0.73, devices=8),
+    Shot("shared", 0.52, heeded=("schedule", "shared")),
+    Shot("pending", 0.35, pending=("schedule", "shared")),
+    Shot("paused", 0.73, heeded=("pause", "yes")),
     Shot("events", keys=("4", "f", "z")),
     Shot("event", keys=("4", "f", "up", "up", "enter")),
-    Shot("exclusive", 0.3, keys=("x",)),
+    Shot("exclusive", 0.52, keys=("x",)),
     Shot("quit", keys=("q",)),
     Shot("help", keys=("question_mark",)),
     Shot("palette", keys=("ctrl+p",)),

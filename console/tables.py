@@ -126,6 +126,12 @@ def _pass(item: Item) -> str:
     return str(number + 1) if isinstance(number, int) else _text(number)
 
 
+def _batch(item: Item) -> str:
+    """Batches too."""
+    index = item.get("batch_index")
+    return str(index + 1) if isinstance(index, int) else _text(index)
+
+
 def _size(name: str) -> Callable[[Item], str]:
     return lambda item: f"{len(_list(item.get(name))):,}"
 
@@ -230,7 +236,7 @@ COLUMNS: Mapping[str, Mapping[str, Callable[[Item], str]]] = {
     },
     "mitigations": {
         "pass": _pass,
-        "batch": _field("batch_index"),
+        "batch": _batch,
         "rung": _field("rung"),
         "device": _field("device"),
         "cause": _field("cause"),

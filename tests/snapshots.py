@@ -126,6 +126,8 @@ def one_pass(
         reused=batches * 2,
         tokens=batches * 2000,
         tokens_done=done * 2000,
+        cost=batches * 2e15,
+        cost_done=done * 2e15,
         seconds=done * 0.5,
         devices=tuple(devices) if done else (),
         cells=tuple(reversed(cells)),

@@ -16,6 +16,7 @@ from engine.record import events as ev
 from engine.record.events import Entry
 from engine.record.fold import fold
 from engine.record.safe import safe
+from engine.record.snapshot import snapshot
 from engine.record.state import RunState
 
 EVENTS = get_args(ev.AnyEvent)
@@ -93,7 +94,7 @@ def test_GIVEN_an_event_of_any_kind_WHEN_nobody_sees_a_screen_THEN_its_line_is_t
     if kind is not ev.BatchesLost:
         fold(state, entry(0, event))
     assert bool(line_of(event, lambda read: read(state))) == (kind not in UNTOLD)
-    assert isinstance(progress(state), str)
+    assert isinstance(progress(snapshot(state, 0)), str)
 
 
 def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_said():
@@ -110,7 +111,7 @@ def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_sa
         measured_bytes=GIB,
     )
     told = (
-        "split in pass 2 batch 118 on cuda:0: out of memory at 64 rows; the batch is halved "
+        "split in pass 2 batch 119 on cuda:0: out of memory at 64 rows; the batch is halved "
         "(64 rows, predicted 2.0 GiB, measured 1.0 GiB, cost 0.41 s)"
     )
     assert texts(event) == [f"warning mitigation {told}"]

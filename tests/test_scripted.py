@@ -239,7 +239,7 @@ def test_GIVEN_a_stop_WHEN_asked_for_THEN_leases_are_released_and_the_run_is_clo
 def test_GIVEN_a_stopped_run_WHEN_told_again_THEN_it_resumes_with_what_was_committed(tmp_path):
     controls = Controls()
     first = scripted(tmp_path, controls=controls)
-    first.play_to(0.5)
+    first.play_to(0.6)
     controls.code = ExitCode.TERMINATED
     assert first.go() == ExitCode.TERMINATED
     kept = sum(cells(first).values())

@@ -420,7 +420,7 @@ def test_GIVEN_a_summary_WHEN_shown_as_text_THEN_its_lists_are_tables():
     assert [line for line in said.splitlines() if line in tables.OVERVIEW] == [
         "collections", "passes", "leases", "mitigations", "devices", "exports",
     ]  # fmt: skip
-    assert "   2    118  split  cuda:0  out of memory  halved    32     1.5" in said
+    assert "   2    119  split  cuda:0  out of memory  halved    32     1.5" in said
     assert "L001   " in said and "13.0 GiB" in said
 
 

@@ -96,14 +96,16 @@ def _where(snapshot: Snapshot) -> list[Field]:
     """How far, in which pass, which batch and whose."""
     fields = []
     if snapshot.passes:
-        share = words.percent(snapshot.share_done, over=snapshot.over or snapshot.phase == "delivering")
-        fields.append(Field(2, share, "bold"))
+        fields.append(Field(2, words.percent(snapshot.share_done), "bold"))
     number = snapshot.current_pass
     if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
-        fields.append(Field(10, f"pass {number + 1}/{len(snapshot.passes)}"))
-        fields.append(Field(25, snapshot.passes[number].model, least=14))
+        now, passes = snapshot.passes[number], len(snapshot.passes)
+        fields.append(Field(10, words.pass_of(number, passes)))
+        if passes > 1:
+            fields.append(Field(13, words.percent(now.share_done).strip(), "dim"))
+        fields.append(Field(25, now.model, least=14))
         if snapshot.batch_index is not None:
-            fields.append(Field(30, f"batch ({number}, {snapshot.batch_index})", "dim"))
+            fields.append(Field(30, words.batch_of(snapshot.batch_index, now.batches), "dim"))
     if snapshot.collection:
         fields.append(Field(50, snapshot.collection, "dim", least=14))
     return fields

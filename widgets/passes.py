@@ -12,7 +12,7 @@ from engine.record.snapshot import CollectionView, PassView, Snapshot
 from widgets import cache, glyphs
 from widgets.pane import Pane
 from widgets.text import Row, Span, fit, fitted, kept, width_of
-from widgets.words import devices_of, percent, several, tally, trouble
+from widgets.words import batch_of, devices_of, percent, several, tally, trouble
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
@@ -135,8 +135,7 @@ def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int],
 
 
 def _percent(each: PassView, snapshot: Snapshot) -> str:
-    share = each.batches_done / each.batches if each.batches else float(each.word == "reused")
-    return percent(share, over=True)
+    return percent(each.share_done)
 
 
 def _batches(each: PassView, snapshot: Snapshot) -> str:
@@ -149,10 +148,9 @@ def _word(each: PassView, snapshot: Snapshot) -> str:
 
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
-    devices = max(1, len(each.devices))
-    if each.word in ("running", "waiting") and each.tokens_done and not snapshot.over:
-        return duration((each.tokens - each.tokens_done) * each.seconds / each.tokens_done / devices) + " left"
-    return duration(each.seconds / devices) if each.seconds else ""
+    if each.word in ("running", "waiting") and each.seconds_left is not None and not snapshot.over:
+        return duration(each.seconds_left) + " left"
+    return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""
 
 
 def _trouble(each: PassView, snapshot: Snapshot) -> str:
@@ -160,9 +158,10 @@ def _trouble(each: PassView, snapshot: Snapshot) -> str:
 
 
 def _cell(each: PassView, snapshot: Snapshot) -> str:
-    """The batch committed last, as the journal names it."""
-    latest = each.model_pass == snapshot.current_pass and snapshot.batch_index is not None and not snapshot.over
-    return f"({each.model_pass}, {snapshot.batch_index})" if latest else ""
+    """The batch committed last."""
+    if each.model_pass != snapshot.current_pass or snapshot.batch_index is None or snapshot.over:
+        return ""
+    return batch_of(snapshot.batch_index)
 
 
 def _devices(each: PassView, snapshot: Snapshot) -> str:

@@ -16,9 +16,23 @@ def gib(size: float) -> str:
     return "<0.1" if 0 < size < 0.05 * GIB else f"{size / GIB:.1f}"
 
 
-def percent(share: float, *, over: bool = False) -> str:
+def pass_of(model_pass: int, passes: int = 0) -> str:
+    """`pass 2/3`: counted from 1, as people count, where files count from 0; without a total that is not known."""
+    return f"pass {_counted(model_pass, passes)}"
+
+
+def batch_of(batch_index: int, batches: int = 0) -> str:
+    """`batch 14/22`, counted from 1 too."""
+    return f"batch {_counted(batch_index, batches)}"
+
+
+def _counted(index: int, total: int) -> str:
+    return f"{index + 1}/{total}" if total else str(index + 1)
+
+
+def percent(share: float) -> str:
     """In four cells; 100 % is said of nothing that is not finished."""
-    whole = 100 if over and share >= 1 else min(99, int(share * 100 + 1e-9))
+    whole = 100 if share >= 1 else min(99, int(share * 100 + 1e-9))
     return f"{max(0, whole):>3}%"
 
 
@@ -58,9 +72,9 @@ def devices_of(names: Sequence[str]) -> str:
 
 
 def rates(snapshot: Snapshot) -> tuple[float, float]:
-    """Rows and tokens a second: of the latest whole seconds, or of the whole run once it is over."""
+    """Rows and tokens a second: of the latest whole seconds; once the run is over, the mean of its batches."""
     if snapshot.over:
-        seconds = snapshot.elapsed or 1.0
+        seconds = sum(each.seconds for each in snapshot.passes) or 1.0
         return sum(each.rows_done for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
     return recent(snapshot.pace.rows), recent(snapshot.pace.tokens)
 

@@ -13,6 +13,7 @@ from engine.gpu.memory import Calibration, Law
 from engine.intake.corpus import Rows
 from engine.intake.tokens import TokenStore
 from engine.models.card import ModelCard
+from engine.models.cost import cost_of
 from engine.models.network import filling
 from engine.passes.batches import Batch, plan
 from engine.passes.encoder import computed_tokens
@@ -73,11 +74,12 @@ def lay_out(
 ) -> Layout:
     """One pass over `corpus`, without the texts that are `reused` [texts]."""
     lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
-    layout = Layout(card)
+    layout, cost = Layout(card), cost_of(card.config)
     for rows in corpus:
         own = np.arange(rows.first_text, rows.first_text + rows.own_texts, dtype=np.int64)
         todo = own[~reused[own]]
         made = plan(todo, lengths[todo], card.batch_tokens)
+        flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
         layout.shares.append(
             PassPlanned(
                 model_pass=model_pass,
@@ -92,6 +94,8 @@ def lay_out(
                 truncated=int((over[own] > 0).sum()),
                 truncated_tokens=int(over[own].sum()),
                 plan=made.digest(),
+                flops=flops,
+                cost=cost,
             )
         )
         layout.batches.extend(made.batches)

@@ -198,8 +198,21 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
     seconds: float
 
 
+class Cost(Struct, frozen=True, kw_only=True):
+    """Floating-point operations that a model is predicted to need for each token, and for each pair of tokens of one
+    row."""
+
+    per_token: float
+    per_pair: float
+
+    def of(self, rows: int, tokens: int) -> float:
+        """Predict the operations for `tokens` tokens, padding included, in `rows` rows of nearly one length."""
+        return (self.per_token + self.per_pair * tokens / max(1, rows)) * tokens
+
+
 class PassPlanned(Event, frozen=True, tag="pass_planned"):
-    """What one model will do for one collection; `batches` of the pass begin at `first_batch`."""
+    """What one model will do for one collection; `batches` of the pass begin at `first_batch`. `flops` is what all of
+    them are predicted to cost, each by `cost`; 0 and None where that is not known, as in older journals."""
 
     model_pass: int
     model: str
@@ -213,6 +226,8 @@ class PassPlanned(Event, frozen=True, tag="pass_planned"):
     truncated: int
     truncated_tokens: int
     plan: str
+    flops: float = 0.0
+    cost: Cost | None = None
 
 
 class BatchesLost(Event, frozen=True, tag="batches_lost"):

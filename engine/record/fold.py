@@ -137,7 +137,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.BatchesLost():
             _lose(state, event)
         case ev.LeaseGranted():
-            state.current_pass = event.model_pass
+            if state.current_pass != event.model_pass:
+                state.current_pass, state.latest_batch = event.model_pass, None
             state.leases[event.lease] = Lease(
                 event.lease,
                 event.model_pass,
@@ -206,6 +207,21 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
             event.truncated,
             event.truncated_tokens,
         )
+    _price(state, shares[event.model_pass], event)
+
+
+def _price(state: RunState, share: Share, event: ev.PassPlanned) -> None:
+    """What the share costs; where only this session can tell, what was done of it before counts too."""
+    if share.cost == event.cost:
+        return
+    share.cost, share.flops = event.cost, event.flops
+    done = state.committed.get(share.model_pass, {})
+    mine = range(share.first_batch, share.first_batch + share.batches)
+    share.flops_done = sum(_flops(share, done[index]) for index in mine if index in done)
+
+
+def _flops(share: Share, batch: ev.BatchCommitted) -> float:
+    return share.cost.of(batch.rows, batch.tokens + batch.padding) if share.cost else 0.0
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
@@ -235,6 +251,7 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.rows_done += sign * batch.rows
     share.tokens_done += sign * batch.tokens
     share.seconds += sign * batch.seconds
+    share.flops_done += sign * _flops(share, batch)
     if not batch.parts:
         dtype = batch.dtype or (state.roster[share.model_pass].dtype if state.roster else "")
         share.computed[batch.device, dtype] += sign * batch.rows

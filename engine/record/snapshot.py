@@ -11,6 +11,7 @@ from itertools import islice
 from engine.record import events as ev
 from engine.record.state import Control, Lease, Pace, RunState
 
+NEARLY = 1 - 1e-9
 LEASES = 64
 """The latest leases that are shown."""
 
@@ -51,6 +52,28 @@ class PassView:
     mitigations: int
     parked: int
     failure: str
+    cost: float = 0.0
+    """Of all its batches, in predicted operations; in tokens where not every pass has a prediction."""
+    cost_done: float = 0.0
+
+    @property
+    def share_done(self) -> float:
+        """Of its cost, 0 to 1; 1 only where every batch is committed, or nothing was left to do."""
+        if self.batches_done >= self.batches:
+            return float(self.batches > 0 or self.word == "reused")
+        return min(NEARLY, self.cost_done / self.cost) if self.cost else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until its last batch, at the pace of those that were committed; None before any was."""
+        if not self.cost_done or self.failure:
+            return None
+        return max(0.0, self.cost - self.cost_done) * self.seconds / self.cost_done / max(1, len(self.devices))
+
+    @property
+    def rows_per_second(self) -> float:
+        """Of its batches, as the summary has it; 0 before there were any."""
+        return self.rows_done / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -132,28 +155,35 @@ class Snapshot:
 
     @property
     def share_done(self) -> float:
-        """Of the tokens of all passes, 0 to 1."""
-        return self.tokens_done / self.tokens if self.tokens else float(self.over)
+        """Of the predicted cost of all passes, 0 to 1: the one measure of progress. What was reused costs nothing."""
+        if self.passes and all(each.share_done >= 1 for each in self.passes):
+            return 1.0
+        cost = sum(each.cost for each in self.passes)
+        done = sum(each.cost_done for each in self.passes)
+        return min(NEARLY, done / cost) if cost else 0.0
 
     @property
     def mitigations(self) -> int:
         return sum(each.mitigations for each in self.passes)
 
     def seconds_left(self) -> float | None:
-        """Until the last batch, at the pace of what was committed; None before anything was."""
-        if self.over or not self.tokens_done:
+        """Until the last batch, by cost: at a model's own pace where it has begun, else at that of the others; None
+        before anything was committed."""
+        done = sum(each.cost_done for each in self.passes)
+        if self.over or not done:
             return None
         working = max(1, len({name for each in self.passes if each.word == "running" for name in each.devices}))
-        known = {each.model_pass: each.seconds / each.tokens_done for each in self.passes if each.tokens_done}
-        usual = sum(each.seconds for each in self.passes) / self.tokens_done
-        left = sum((each.tokens - each.tokens_done) * known.get(each.model_pass, usual) for each in self.passes)
-        return left / working
+        usual = sum(each.seconds for each in self.passes) / done
+        paces = [(each, each.seconds / each.cost_done if each.cost_done else usual) for each in self.passes]
+        return sum(max(0.0, each.cost - each.cost_done) * pace for each, pace in paces if not each.failure) / working
 
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """What the state says now, where `seq` is that of the entry folded last."""
     started = state.started
     held = [lease for lease in state.leases.values() if lease.held]
+    shares = (share for each in state.collections.values() for share in each.shares.values())
+    priced = all(share.flops for share in shares if share.batches)
     latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
     return Snapshot(
         seq=seq,
@@ -173,7 +203,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         batch_index=state.latest_batch,
         collection=_current(state),
         devices=tuple(_device(state, name, held) for name in state.devices),
-        passes=tuple(_pass(state, number, held) for number in range(len(state.roster))) if state.plans else (),
+        passes=tuple(_pass(state, number, held, priced) for number in range(len(state.roster))) if state.plans else (),
         leases=tuple(replace(lease) for lease in latest),
         leases_in_all=len(state.leases),
         collections=tuple(_collection(state, name) for name in state.collections),
@@ -222,7 +252,7 @@ def _device(state: RunState, name: str, held: Sequence[Lease]) -> DeviceView:
     )
 
 
-def _pass(state: RunState, number: int, held: Sequence[Lease]) -> PassView:
+def _pass(state: RunState, number: int, held: Sequence[Lease], priced: bool) -> PassView:
     entry, shares = state.roster[number], state.shares_of(number)
     failed = state.failures.get(number)
     view = PassView(
@@ -243,6 +273,8 @@ def _pass(state: RunState, number: int, held: Sequence[Lease]) -> PassView:
         mitigations=state.mitigated[number],
         parked=len(state.parked.get(number, ())),
         failure=failed.reason if failed else "",
+        cost=sum(share.flops if priced else share.tokens for share in shares),
+        cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
     )
     return replace(view, word=_word(state, view, held))
 

@@ -27,6 +27,9 @@ class Share:
     rows_done: int = 0
     tokens_done: int = 0
     batches_done: int = 0
+    cost: ev.Cost | None = None
+    flops: float = 0.0
+    flops_done: float = 0.0
     seconds: float = 0.0
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""

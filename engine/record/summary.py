@@ -64,7 +64,7 @@ class ComputedSummary(Part):
 class PassSummary(Part):
     """One model over the distinct texts of one collection, as it ran in all sessions together."""
 
-    model_pass: int
+    model_pass: int = Field(description="place of the model in the roster, from 0; people are told it from 1")
     model: str
     commit: str | None = Field(description="commit sha of the model's repository; null when it has none")
     fingerprint: str
@@ -133,7 +133,9 @@ class Mitigation(Part):
     """A step taken because something fell short, with its cause and cost."""
 
     model_pass: int
-    batch_index: int | None = Field(description="null where it concerns a whole lease")
+    batch_index: int | None = Field(
+        description="batch of the pass, from 0; people are told it from 1; null where it concerns a whole lease"
+    )
     rung: str = Field(description="replan, split, stream, chunk, relocate, cpu or park")
     device: str
     cause: str

@@ -1,0 +1,48 @@
+"""What a forward pass costs, predicted from a model's configuration: a pure function.
+
+Counted are the matrices of the layers, for each token, and attention's two products, for each pair of tokens of one
+row; a multiplication with its addition is two operations. Embeddings, norms and poolers are small beside these and left
+out. Where a pass runs, and in which precision, changes its pace and not its cost.
+"""
+
+from collections.abc import Mapping
+
+from engine.record.events import Cost
+
+GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gated")
+GATED_TYPES = ("modernbert", "new", "gemma")
+"""Architectures whose feed-forward has a third matrix though their activation does not say so."""
+MOST = 1 << 31
+"""No dimension of a model is as large."""
+
+
+def cost_of(config: Mapping[str, object]) -> Cost | None:
+    """Predict what a token and a pair of tokens cost by a parsed `config.json`.
+
+    None where it does not say how wide and how deep the model is.
+    """
+    inside = config.get("text_config")
+    config = {**config, **inside} if isinstance(inside, Mapping) else config
+    width = _whole(config, "hidden_size", "n_embd", "d_model")
+    depth = _whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if width is None or depth is None:
+        return None
+    heads = _whole(config, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    size = _whole(config, "head_dim", "d_kv") or max(1, width // heads)
+    shared = _whole(config, "num_key_value_heads") or heads
+    inner = _whole(config, "intermediate_size", "n_inner", "d_ff") or 4 * width
+    attention = 2 * width * size * (heads + shared)
+    feed_forward = (3 if _gated(config) else 2) * width * inner
+    return Cost(per_token=2.0 * depth * (attention + feed_forward), per_pair=4.0 * depth * heads * size)
+
+
+def _gated(config: Mapping[str, object]) -> bool:
+    names = ("hidden_act", "hidden_activation", "activation_function", "feed_forward_proj")
+    activation = next((str(config[name]) for name in names if config.get(name)), "")
+    return activation.startswith(GATED_ACTIVATIONS) or str(config.get("model_type", "")).startswith(GATED_TYPES)
+
+
+def _whole(config: Mapping[str, object], *names: str) -> int | None:
+    """The first of these settings that is a size."""
+    found = [value for name in names if isinstance(value := config.get(name), int) and not isinstance(value, bool)]
+    return next((value for value in found if 0 < value < MOST), None)

@@ -1,0 +1,192 @@
+"""How far a run is, by predicted cost: one number, the same in the header, the panes and the lines."""
+
+import json
+import re
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from console.lines import progress
+from engine.config import load
+from engine.errors import ExitCode
+from engine.models.cost import cost_of
+from engine.passes.controls import Controls
+from engine.record import events as ev
+from engine.record.fold import fold
+from engine.record.snapshot import Snapshot, snapshot
+from engine.record.state import RunState
+from engine.run import Run
+from tests.architectures import ARCHITECTURES
+from tests.builders import corpus, entries, events_of, sentences, tiny_model, toml
+from widgets import header, passes, words
+from widgets.text import plain
+
+CHEAP = {"width": 32, "layers": 1, "heads": 4}
+DEAR = {"width": 256, "layers": 6, "heads": 8}
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory) -> tuple[Path, list[Path]]:
+    """A finished run of a cheap and a dear model, and their directories."""
+    place = tmp_path_factory.mktemp("progress")
+    models = [tiny_model(place / "cheap", **CHEAP), tiny_model(place / "dear", seed=1, **DEAR)]
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(80)}, "More": {"b_chunks.json": ["x", "y z"]}})
+    file = toml(place / "models.toml", {path.name: {"source": str(path), "batch_tokens": 96} for path in models})
+    flags = {"out": str(place / "runs"), "roster": "cheap,dear", "devices": "cpu"}
+    run = Run(root, load(flags, {}, file), Controls())
+    assert run.go() == ExitCode.COMPLETED
+    return run.directory.path, models
+
+
+def moments(run: Path) -> list[Snapshot]:
+    """How the run stood after each of its batches."""
+    state, found = RunState(), []
+    for entry in entries(run):
+        fold(state, entry)
+        if isinstance(entry.body, ev.BatchCommitted):
+            found.append(snapshot(state, entry.seq))
+    return found
+
+
+def shown(now: Snapshot) -> dict[str, tuple[int, int]]:
+    """The percent of the run and that of its pass as each place that tells them says."""
+    number = now.current_pass or 0
+    (head,) = plain(header.rows(now, 140))
+    (small,) = plain(header.one_line(now, 60))
+    row = plain(passes.rows(now, 100, 10))[number]
+    line = progress(now)
+    places = {
+        "header": re.search(r"(\d+)%  pass \d/2  +(\d+)%", head),
+        "one line": re.search(r"(\d+)%  pass \d/2  +(\d+)%", small),
+        "line": re.search(r"(\d+)% of the run, pass \d/2 \w+ (\d+)%", line),
+    }
+    told = {name: (int(found[1]), int(found[2])) for name, found in places.items() if found}
+    assert told.keys() == places.keys(), (head, small, line)
+    pane = re.search(r"(\d+)%", row)
+    assert pane, row
+    return {**told, "pane": (told["header"][0], int(pane[1]))}
+
+
+def operations(model: Path, tokens: int, rows: int) -> float:
+    """Of a forward of BERT, from its configuration: two for each number of the layers' matrices and token, and two for
+    each of attention's two products."""
+    config = json.loads((model / "config.json").read_text())
+    width, inner, depth = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    matrices = depth * (4 * width**2 + 2 * width * inner)
+    return 2 * matrices * tokens + 2 * 2 * depth * width * tokens * (tokens / rows)
+
+
+def test_header_panes_and_lines_of_unlike_models_say_the_same_share_and_it_is_that_of_their_cost(unlike):
+    run, models = unlike
+    batches = events_of(run, ev.BatchCommitted)
+    costs = [operations(models[each.model_pass], each.tokens + each.padding, each.rows) for each in batches]
+    by_pass = [sum(cost for cost, each in zip(costs, batches, strict=True) if each.model_pass == k) for k in (0, 1)]
+    assert by_pass[1] > 50 * by_pass[0]  # by tokens both are half of the run
+    pairs = zip(moments(run), batches, accumulate(costs), strict=True)
+    for now, batch, done in pairs:
+        whole = done / sum(costs)
+        own = (done - by_pass[0] * batch.model_pass) / by_pass[batch.model_pass]
+        for name, (of_run, of_pass) in shown(now).items():
+            assert of_run == min(int(whole * 100 + 1e-6), 100 if now.batches_done == now.batches else 99), name
+            assert of_pass == int(own * 100 + 1e-6), name
+
+
+def test_pass_and_batch_are_counted_from_1_wherever_people_read_them(unlike):
+    run, _ = unlike
+    now = next(now for now in moments(run) if now.current_pass == 1)
+    of = now.passes[1].batches
+    (head,) = plain(header.rows(now, 140))
+    assert "pass 2/2" in head and f"batch 1/{of}" in head
+    assert "pass 2/2 dear" in progress(now) and f"batch 1/{of}" in progress(now)
+    assert any("batch 1" in row for row in plain(passes.rows(now, 180, 10)))
+    first = events_of(run, ev.BatchCommitted)[0]
+    assert (first.model_pass, first.batch_index) == (0, 0)  # in files from 0
+
+
+def test_rates_of_a_pass_are_one_number_in_line_pane_and_summary(unlike):
+    run, _ = unlike
+    now = next(now for now in moments(run) if now.current_pass == 1 and now.passes[1].batches_done == 3)
+    view = now.passes[1]
+    done = [each for each in events_of(run, ev.BatchCommitted) if each.model_pass == 1][:3]
+    rate = sum(each.rows for each in done) / sum(each.seconds for each in done)
+    assert view.rows_per_second == pytest.approx(rate)
+    assert f"{rate:.1f} rows/s" in progress(now)
+
+
+def test_an_over_run_of_one_pass_has_the_rate_that_its_pass_has(unlike):
+    state = RunState()
+    for entry in entries(unlike[0]):
+        fold(state, entry)
+    now = snapshot(state, 0)
+    mine = events_of(unlike[0], ev.BatchCommitted)
+    mean = sum(each.rows for each in mine) / sum(each.seconds for each in mine)
+    assert words.rates(now)[0] == pytest.approx(mean)
+
+
+def test_the_time_left_of_a_model_that_has_not_begun_is_told_by_its_cost(unlike):
+    run, _ = unlike
+    now = next(now for now in moments(run) if now.passes[0].batches_done == now.passes[0].batches)
+    cheap, dear = now.passes
+    pace = cheap.seconds / cheap.cost
+    assert now.seconds_left() == pytest.approx(dear.cost * pace)
+    assert dear.cost > 50 * cheap.cost
+
+
+def test_a_journal_without_costs_falls_back_to_tokens_and_has_its_costs_once_it_is_planned_again(unlike):
+    run, _ = unlike
+    old, state, told = RunState(), RunState(), 0
+    for entry in entries(run):
+        if isinstance(entry.body, ev.BatchCommitted):
+            told += 1
+            if told > 5:
+                break
+        fold(state, entry)
+        plain_one = msgspec.to_builtins(entry)
+        for name in ("flops", "cost"):
+            plain_one["body"].pop(name, None)
+        fold(old, msgspec.convert(plain_one, ev.Entry))
+    now = snapshot(old, 0)
+    tokens = events_of(run, ev.BatchCommitted)[:5]
+    share = sum(each.tokens for each in tokens) / sum(each.tokens for each in events_of(run, ev.PassPlanned))
+    assert now.share_done == pytest.approx(share)
+    for number, event in enumerate(events_of(run, ev.PassPlanned)):
+        fold(old, ev.Entry(seq=number, at=0.0, session=1, elapsed=0.0, device_kind="cpu", body=event))
+    assert snapshot(old, 0).share_done == pytest.approx(snapshot(state, 0).share_done)
+
+
+def test_a_lost_batch_is_no_progress_any_more(unlike):
+    run, _ = unlike
+    state = RunState()
+    for entry in entries(run):
+        fold(state, entry)
+        if isinstance(entry.body, ev.BatchCommitted):
+            break
+    lost = ev.BatchesLost(model_pass=0, batches=[entry.body.batch_index])
+    fold(state, ev.Entry(seq=0, at=0.0, session=1, elapsed=0.0, device_kind="cpu", body=lost))
+    assert snapshot(state, 0).share_done == 0.0
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_cost_of_a_token_is_twice_the_numbers_in_the_matrices_of_its_layers(name):
+    from transformers import AutoConfig, AutoModel
+
+    config = dict(ARCHITECTURES[name])
+    made = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModel.from_config(made)
+    outside = ("embed", "pooler", "relative_attention_bias")
+    inside = [part for path, part in model.named_parameters() if not any(word in path for word in outside)]
+    cost = cost_of(config)
+    assert cost is not None
+    assert cost.per_token == 2 * sum(part.numel() for part in inside if part.dim() == 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"hidden_size": 8}, {"hidden_size": True, "num_hidden_layers": 2}, {"hidden_size": 10**30, "n_layer": 1}],
+)
+def test_a_configuration_that_does_not_say_its_size_has_no_cost(config):
+    assert cost_of(config) is None
