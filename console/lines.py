@@ -7,7 +7,7 @@ from engine.record import durable
 from engine.record import events as ev
 from engine.record.snapshot import Snapshot
 from engine.record.state import RunState
-from widgets.words import batch_of, pass_of, percent
+from widgets.words import batch_of, pass_of, percent, several
 
 Look = Callable[[Callable[[RunState], str]], str]
 
@@ -151,7 +151,7 @@ def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
 def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
     match event:
         case ev.LeaseGranted():
-            predicted, budget = durable.human_bytes(event.predicted_bytes), durable.human_bytes(event.budget_bytes)
+            predicted, budget = durable.told_apart(event.predicted_bytes, event.budget_bytes)
             return f"{_granted(event)}, {predicted} predicted of {budget}"
         case ev.ModelAttached():
             how = "layers streamed" if event.streamed else durable.human_bytes(event.bytes)
@@ -163,7 +163,7 @@ def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
             return f"{event.lease} released: {pass_of(event.model_pass)} {event.model}{held}{receipts}"
         case ev.ResidueFound():
-            size, left = durable.human_bytes(event.bytes), durable.human_bytes(event.left_bytes)
+            size, left = durable.told_apart(event.bytes, event.left_bytes)
             return f"lease {event.lease} left {size} behind on {event.device}: {event.action}; {left} are left"
         case ev.MemoryCalibrated():
             place = f"{pass_of(event.model_pass)} on {event.device}"
@@ -178,11 +178,10 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
     place = "" if event.batch_index is None else f" {batch_of(event.batch_index)}"
     where = f" on {event.device}" if event.device else ""
-    evidence = [f"{event.rows} rows"]
-    if event.predicted_bytes is not None:
-        evidence.append(f"predicted {durable.human_bytes(event.predicted_bytes)}")
-    if event.measured_bytes is not None:
-        evidence.append(f"measured {durable.human_bytes(event.measured_bytes)}")
+    evidence = [several(event.rows, "row")]
+    if event.predicted_bytes is not None and event.free is not None:
+        sizes = "needs {}, {} free".format(*durable.told_apart(event.predicted_bytes, event.free))
+        evidence += [sizes] * (sizes not in event.cause)
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
     begin = f"{event.rung or 'step'} in {pass_of(event.model_pass)}{place}{where}"
@@ -192,8 +191,13 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
 def _granted(event: ev.LeaseGranted) -> str:
     streamed = ", its layers streamed" if event.streamed else ""
     place = f"{event.lease} granted: {pass_of(event.model_pass)} {event.model}"
-    work = f"{event.rows} rows in {event.batches} batches"
-    return f"{place} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}, {work}"
+    where = f"{_feigned(event.device_kind)}{','.join(event.devices)}{streamed}"
+    return f"{place} on {where}, {event.schedule}, {_work(event)}"
+
+
+def _work(event: ev.LeaseGranted) -> str:
+    """What a lease was opened for."""
+    return f"{several(event.rows, 'row')} in {event.batches} {'batch' if event.batches == 1 else 'batches'}"
 
 
 def _receipt(receipt: ev.Receipt) -> str:
@@ -272,8 +276,7 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
     place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     streamed = ", its layers streamed" if event.streamed else ""
     text = f"{place}: lease {event.lease} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, "
-    text += f"{event.rows} rows in {event.batches} batches"
-    return text + (f", {reused} reused" if reused else "")
+    return text + _work(event) + (f", {reused} reused" if reused else "")
 
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
@@ -284,8 +287,9 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
     text += _pace(event, ev.timed(state.device_kind))
-    if "," in event.device + event.dtype:
-        text += f", {event.device} in {event.dtype}"
+    planned = state.roster[event.model_pass].dtype if state.roster else event.dtype
+    if event.dtype != planned or not {*event.device.split(",")} <= {*(lease.devices if lease else ())}:
+        text += f", computed on {event.device} in {event.dtype}" if event.device else ""
     for receipt in lease.receipts if lease else ():
         peak, residue = durable.human_bytes(receipt.peak.occupied), durable.human_bytes(receipt.residue_bytes)
         text += f", {receipt.device} peak {peak}, residue {residue}"

@@ -236,7 +236,7 @@ def mitigated(device: str, cell: Cell, mishap: Mishap, step: Step, evidence: Evi
         rung=step.rung,
         device=device,
         predicted_bytes=None if refused else evidence.predicted,
-        measured_bytes=None if refused else evidence.room,
+        free_bytes=None if refused else evidence.room,
     )
 
 

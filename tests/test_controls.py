@@ -104,3 +104,38 @@ def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_
     assert [name for name in granted if "Lease" in name][2:4] == ["LeaseGranted", "LeaseGranted"]
     rows = {share["model"]: share["rows"] for share in summary_of(run.directory.path)["collections"][0]["passes"]}
     assert set(rows.values()) == {60}
+
+
+def test_a_switch_that_leaves_the_last_model_where_it_is_ends_no_lease(run_of):
+    controls, asked = Controls(), []
+    run = run_of(controls, devices="cpu")
+    emit = run.recorder.emit
+
+    def watched(event: ev.AnyEvent):
+        if isinstance(event, ev.BatchCommitted) and event.model_pass == 1 and not asked:
+            asked.append(controls.ask("schedule", "shared", "ada"))
+        return emit(event)
+
+    run._emit = watched
+    assert run.go() == ExitCode.COMPLETED
+    assert [(control.value, control.refused) for control in run.recorder.look(lambda state: state.controls)] == [
+        ("shared", "")
+    ]
+    assert [lease.model_pass for lease in events_of(run.directory.path, ev.LeaseGranted)] == [0, 1]
+
+
+def test_what_is_refused_while_a_run_works_is_answered_when_it_is_asked(run_of):
+    controls, answers = Controls(), []
+    run = run_of(controls, devices="cpu")
+    emit = run.recorder.emit
+
+    def watched(event: ev.AnyEvent):
+        if isinstance(event, ev.ModelAttached) and not answers:
+            answers.append(controls.ask("cpu_fallback", "no", "ada"))
+            answers.append(run.recorder.look(lambda state: [control.refused for control in state.controls]))
+        return emit(event)
+
+    run._emit = watched
+    assert run.go() == ExitCode.COMPLETED
+    assert "no GPU" in answers[0]
+    assert answers[1] == [answers[0]]

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from console.lines import text_of
 from engine.config import load
 from engine.errors import ExitCode
 from engine.passes.controls import Controls
 from engine.passes.encoder import encoder_for
 from engine.record import events as ev
+from engine.record.durable import told_apart
 from engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
@@ -154,3 +156,48 @@ def test_the_seconds_of_models_side_by_side_are_each_model_s_own(desk):
     own = desk.witness.seconds
     for end in events_of(run, ev.EnsemblePassCompleted):
         assert own[end.model] <= end.seconds + 0.01 < own.total()
+
+
+def test_a_lease_opened_for_one_row_says_one_row(desk):
+    _, run = desk.run(devices="sim:T4", faults=",".join(f"oom:{k}" for k in range(120, 170)), roster="one")
+    computed = desk.witness.rows("one")["cpu", "float32"]
+    (first, *_) = [lease for lease in events_of(run, ev.LeaseGranted) if lease.devices == ["cpu"]]
+    assert computed
+    assert (first.batches, first.rows) == (1, 1)
+    assert first.predicted_bytes < first.budget_bytes
+
+
+@pytest.mark.parametrize("faults", ["oom:120", ""])
+def test_only_a_shortage_that_happened_is_told_as_one_that_did(desk, faults):
+    """Without a fault, the ceiling is what is foreseen: nothing larger is tried."""
+    tight = {} if faults else {"ceiling": f"{(364 << 10) + 900}KiB"}
+    _, run = desk.run(devices="sim:T4", faults=faults, roster="one", **tight)
+    steps = [step for step in events_of(run, ev.Mitigated) if step.batch_index is not None]
+    assert steps
+    for step in steps:
+        assert step.foreseen == (not faults)
+        assert step.cause.startswith("too large for the free memory" if step.foreseen else "out of memory")
+        assert step.foreseen <= (step.predicted_bytes > step.free_bytes)
+        assert "measured" not in text_of(step)
+    told = [step for each in summary_of(run)["collections"] for step in each["mitigations"]]
+    assert [step["free_bytes"] for step in told] == [step.free_bytes for step in events_of(run, ev.Mitigated)]
+
+
+def test_what_a_device_lost_under_a_batch_is_told_with_the_rows_of_that_batch(desk):
+    _, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:200", roster="one")
+    (step,) = [step for step in events_of(run, ev.Mitigated) if step.rung == "relocate"]
+    assert 0 < step.rows < len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((1034 << 20, 1024 << 20), ["1,034 MiB", "1,024 MiB"]),
+        ((2 << 30, 1 << 30), ["2.0 GiB", "1.0 GiB"]),
+        (((1 << 30) + 1, 1 << 30), ["1,073,741,825 B", "1,073,741,824 B"]),
+        ((1 << 30, 1 << 30), ["1.0 GiB", "1.0 GiB"]),
+        ((0, 0), ["0 B", "0 B"]),
+    ],
+)
+def test_sizes_that_differ_are_told_so_that_they_do(sizes, told):
+    assert told_apart(*sizes) == told

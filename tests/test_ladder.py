@@ -286,12 +286,17 @@ def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_
     [
         (
             short(rows=64, longest=512, tokens=32_768, allowed=9000),
-            "64 rows of at most 512 tokens ran out of memory: 1.5 GiB were foreseen, 1.0 GiB were free; "
+            "out of memory (64 rows of at most 512 tokens: needs 1.5 GiB, 1.0 GiB free); "
             "now at most 9,000 of its 32,768 tokens at a time",
         ),
         (
             short(rows=1, longest=8192, tokens=8192),
-            "a row of 8,192 tokens ran out of memory: 1.5 GiB were foreseen, 1.0 GiB were free; nothing is left to try",
+            "out of memory (1 row of 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); nothing is left to try",
+        ),
+        (
+            replace(short(rows=1, longest=8192, tokens=8192), foreseen=True),
+            "too large for the free memory (1 row of 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); "
+            "nothing is left to try",
         ),
         (
             seen(Cause.LOST, [10] * 3, padded=True),
@@ -299,7 +304,7 @@ def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_
         ),
         (
             seen(Cause.NOT_FINITE, [10], padded=True),
-            "a row of 10 tokens came out zero or not finite; now once more, alone",
+            "1 row of 10 tokens came out zero or not finite; now once more, alone",
         ),
     ],
 )

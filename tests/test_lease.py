@@ -64,7 +64,8 @@ def test_GIVEN_a_released_lease_WHEN_another_model_asks_THEN_it_is_granted_under
 
 
 def test_GIVEN_a_prediction_above_the_ceiling_WHEN_asked_THEN_model_and_sizes_are_named(desk):
-    with pytest.raises(UnavailableError, match=r"^a needs 1\.0 GiB and may have 1\.0 GiB on cpu: raise --ceiling"):
+    said = r"^a needs 1,073,741,825 B, 1,073,741,824 B available on cpu: raise --ceiling"
+    with pytest.raises(UnavailableError, match=said):
         desk.lease(predicted=(1 << 30) + 1).__enter__()
     assert desk.ended == []
 
@@ -272,7 +273,7 @@ def test_GIVEN_a_ceiling_too_low_for_a_model_WHEN_run_THEN_it_exits_5_before_any
     command = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--run-id", "one", "--no-ui"]
     said = interlock(*command, "--ceiling", "64KiB", check=5).stderr
     assert "tiny-a needs" in said
-    assert "may have 64.0 KiB" in said
+    assert "64.0 KiB available" in said
     assert not (tmp_path / "runs" / "one").exists()
 
 
@@ -281,4 +282,4 @@ def test_GIVEN_a_ceiling_of_10_MiB_WHEN_the_real_minilm_runs_THEN_it_exits_5_nam
     command = ["run", chunks, "--roster", "all-minilm-l6", "--out", tmp_path / "runs", "--offline", "--no-ui"]
     said = interlock(*command, "--ceiling", "10MiB", check=5).stderr
     assert "all-minilm-l6 needs" in said
-    assert "may have 10.0 MiB" in said
+    assert "10.0 MiB available" in said

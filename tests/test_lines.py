@@ -108,11 +108,11 @@ def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_sa
         rung="split",
         device="cuda:0",
         predicted_bytes=2 * GIB,
-        measured_bytes=GIB,
+        free_bytes=GIB,
     )
     told = (
         "split in pass 2 batch 119 on cuda:0: out of memory at 64 rows; the batch is halved "
-        "(64 rows, predicted 2.0 GiB, measured 1.0 GiB, cost 0.41 s)"
+        "(64 rows, needs 2.0 GiB, 1.0 GiB free, cost 0.41 s)"
     )
     assert texts(event) == [f"warning mitigation {told}"]
     assert line_of(event, lambda read: read(RunState(device_kind="cuda"))) == f"mitigation: {told}"

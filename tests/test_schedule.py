@@ -274,15 +274,15 @@ def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_the
         (
             [gpu(0, 4 * MIB), gpu(1, -MIB), host(6 * MIB)],
             True,
-            "model needs 8.0 MiB (5.0 MiB streamed) and may have 4.0 MiB on cuda:0, 0 B on cuda:1 "
-            "and needs 7.0 MiB and may have 6.0 MiB on cpu",
+            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0, 0 B available on cuda:1 "
+            "and needs 7.0 MiB, 6.0 MiB available on cpu",
         ),
         (
             [gpu(0, 4 * MIB), host(9 * MIB)],
             False,
-            "model needs 8.0 MiB (5.0 MiB streamed) and may have 4.0 MiB on cuda:0 and may not go to the CPU",
+            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0 and may not go to the CPU",
         ),
-        ([host(6 * MIB)], True, "model needs 7.0 MiB and may have 6.0 MiB on cpu"),
+        ([host(6 * MIB)], True, "model needs 7.0 MiB, 6.0 MiB available on cpu"),
         ([], True, "model has no GPU and may not go to the CPU"),
     ],
 )

@@ -164,7 +164,7 @@ def test_GIVEN_the_folding_of_a_prefix_WHEN_folded_on_THEN_it_equals_folding_all
         (
             [read(), planned(), parked(), committed(0), committed(1)],
             "incomplete",
-            "1 rows have no vector of m0: it is not finite",
+            "1 row has no vector of m0: it is not finite",
         ),
         ([read(chunks=0, refused=2)], "skipped", "none of its records can be embedded"),
         ([read(chunks=0)], "skipped", "it holds no chunk files"),

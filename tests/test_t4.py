@@ -86,7 +86,7 @@ def test_GIVEN_a_chunk_of_8k_tokens_WHEN_its_batch_does_not_fit_THEN_it_is_plann
     (collection,) = summarise(large.state).collections
     (step,) = collection.mitigations
     assert (step.model_pass, step.batch_index, step.rung) == (0, 0, "replan")
-    assert step.predicted_bytes > CEILING > step.measured_bytes
+    assert step.predicted_bytes > CEILING > step.free_bytes
     (batch,) = [each for each in large.of(ev.BatchCommitted) if (each.model_pass, each.batch_index) == (0, 0)]
     assert batch.forwards == 2
     assert {lease.model: lease.devices for lease in collection.leases} == {

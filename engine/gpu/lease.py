@@ -70,7 +70,7 @@ class Lease:
             grown = receipt.peak.occupied - receipt.before.occupied
             budget = self.budgets[receipt.device]
             if grown > budget and not self.shared:
-                over = f"took {durable.human_bytes(grown)} of {durable.human_bytes(budget)} granted"
+                over = "took {} of {} granted".format(*durable.told_apart(grown, budget))
                 said.append(f"{self.holder} {over} on {receipt.device}")
         return said
 
@@ -143,9 +143,10 @@ class Lessor:
         """The budget that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
+            needs, free = durable.told_apart(predicted, max(0, budget))
             raise UnavailableError(
-                f"{holder} needs {durable.human_bytes(predicted)} and may have {durable.human_bytes(max(0, budget))} "
-                f"on {device.name}: raise --ceiling, free memory, or leave it out of --roster"
+                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling, free memory, or leave it "
+                "out of --roster"
             )
         return budget
 

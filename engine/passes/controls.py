@@ -6,8 +6,9 @@ with who asked.
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
-from engine.errors import ExitCode
+from engine.errors import ExitCode, InterlockError
 from engine.passes.schedule import Round, Schedule
 from engine.record.events import AnyEvent, ControlApplied, ControlRefused
 
@@ -32,9 +33,13 @@ class Controls:
         self.cpu_fallback = True
         self.paused = False
         self.orders = 0
-        """How often the order of the remaining cells was changed."""
+        """How often the order of the remaining cells was changed: what is leased is given back then."""
         self.foresee: Callable[[Schedule], Round | None] | None = None
         """What another schedule would lease next, while there are cells left to walk."""
+        self.stays: Callable[[Schedule], bool] = lambda _: False
+        """Whether what is leased now serves another schedule just as it is."""
+        self.tell: Callable[[AnyEvent], object] | None = None
+        """Where refusals go that are known when something is asked; None: they wait until it is heeded."""
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
         self._lock = threading.Lock()
@@ -57,16 +62,23 @@ class Controls:
     def end(self, tell: Callable[[AnyEvent], object]) -> None:
         """Nothing is left that a control could change."""
         self.foresee = None
+        with self._lock:
+            self.tell = None
         for control in VALUES:
             self.refuse(control, "nothing is left to compute")
         self.settle(tell)
 
     def ask(self, control: str, value: str, who: str) -> str:
-        """Ask for `control` to become `value`; empty, or why that cannot be."""
+        """Ask for `control` to become `value`; empty, or why that cannot be, which is told at once."""
         if value not in VALUES.get(control, ()):
             return f"{control} cannot be {value!r}; it can be: {', '.join(VALUES.get(control, ('nothing',)))}"
+        asked = ControlApplied(control=control, value=value, who=who)
         with self._lock:
-            self._asked.append(ControlApplied(control=control, value=value, who=who))
+            if self.tell and (reason := self.refusal(control)):
+                with suppress(InterlockError):  # a journal that cannot be written ends the run where it is written next
+                    self.tell(self._answer(asked))
+                return reason
+            self._asked.append(asked)
         return ""
 
     def pending(self) -> list[ControlApplied]:
@@ -99,8 +111,9 @@ class Controls:
     def _apply(self, asked: ControlApplied) -> None:
         match asked.control:
             case "schedule":
-                self.orders += asked.value != self.schedule
-                self.schedule = Schedule(asked.value)
+                wanted = Schedule(asked.value)
+                self.orders += wanted != self.schedule and not self.stays(wanted)
+                self.schedule = wanted
             case "cpu_fallback":
                 self.cpu_fallback = asked.value == YES
             case "pause":

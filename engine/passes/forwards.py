@@ -20,7 +20,7 @@ from engine.passes.grid import Cells
 from engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from engine.passes.seat import Seat, Shortfall
 from engine.passes.vectors import gate
-from engine.record.durable import human_bytes
+from engine.record.durable import told_apart
 from engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
 
 Places = npt.NDArray[np.int64]
@@ -39,8 +39,9 @@ class Elsewhere(Protocol):
     def other(self, seat: Seat) -> Seat | None:
         """The same model on another healthy device of its lease."""
 
-    def host(self) -> Seat | None:
-        """The same model on the CPU in float32, attached when it is first asked for; None where it cannot be."""
+    def host(self, lengths: Sequence[int]) -> Seat | None:
+        """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths; None
+        where it cannot be."""
 
     def host_possible(self) -> bool:
         """Whether `host` may be asked: the fallback is allowed, and host memory suffices."""
@@ -115,10 +116,11 @@ class Forwards:
         if len(pieces) > 1 and not self._pressed:
             self._pressed = True
             predicted, room = self._foreseen(tokens, max(lengths)), max(0, self._seat.room())
-            cause = f"{tokens:,} tokens would take {human_bytes(predicted)}, {human_bytes(room)} are free"
+            needs, free = told_apart(predicted, room)
+            cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
             action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
-            short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0)
-            self._told(Rung.REPLAN, cause, action, len(lengths), short, 0.0)
+            short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
+            self._told(Rung.REPLAN, cause, action, self._seat, len(lengths), short, 0.0)
         return pieces
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
@@ -144,7 +146,7 @@ class Forwards:
             return None
         lengths = self._lengths(piece)
         predicted, room = self._foreseen(seat.tokens(lengths), max(lengths), seat), max(0, seat.room())
-        return Shortfall(Trouble.MEMORY, "foreseen", predicted, room, 0.0) if predicted > room else None
+        return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True) if predicted > room else None
 
     def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
         """Take the next rung; the pieces that come of it."""
@@ -157,6 +159,7 @@ class Forwards:
             predicted=short.predicted,
             room=short.room,
             allowed_tokens=seat.most_tokens(max(lengths)),
+            foreseen=short.foreseen,
         )
         step = next_step(piece.effort, evidence, self._means(seat))
         if step.rung is Rung.PARK:
@@ -167,7 +170,7 @@ class Forwards:
         what, _, action = step.reason.partition("; ")
         if cause is Cause.NOT_FINITE:
             what = f"a vector was refused: {short.message}"
-        self._told(step.rung, what, action, len(lengths), short, time.monotonic() - began)
+        self._told(step.rung, what, action, seat, len(lengths), short, time.monotonic() - began)
         cuts = step.pieces(lengths, seat.encoder.padded)
         return [_Piece(piece.places[cut], step.effort, target) for cut in cuts]
 
@@ -196,7 +199,7 @@ class Forwards:
                 if seat:
                     seat.like(step.effort.tried)
             case Rung.CPU:
-                seat = self._elsewhere.host()
+                seat = self._elsewhere.host(self._lengths(piece))
         if seat is None:
             raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.seat.device.name}")
         return seat
@@ -216,7 +219,9 @@ class Forwards:
         seat = seat or self._seat
         return seat.calibration.activations(seat.law, tokens, longest)
 
-    def _told(self, rung: Rung, cause: str, action: str, rows: int, short: Shortfall, seconds: float) -> None:
+    def _told(
+        self, rung: Rung, cause: str, action: str, seat: Seat, rows: int, short: Shortfall, seconds: float
+    ) -> None:
         of_memory = short.predicted > 0
         self._emit(
             Mitigated(
@@ -227,9 +232,10 @@ class Forwards:
                 rows=rows,
                 cost_seconds=round(short.seconds + seconds, 6),
                 rung=rung,
-                device=self._seat.device.name,
+                device=seat.device.name,
                 predicted_bytes=short.predicted if of_memory else None,
-                measured_bytes=short.room if of_memory else None,
+                free_bytes=short.room if of_memory else None,
+                foreseen=short.foreseen,
             )
         )
 

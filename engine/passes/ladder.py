@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from engine.record.durable import human_bytes
+from engine.record.durable import told_apart
 
 MOST_REPLANS = 2
 """How often one piece is planned anew before it is split without asking the law."""
@@ -71,6 +71,8 @@ class Evidence:
     """Bytes that were free for it when it failed, after clearing."""
     allowed_tokens: int
     """The most tokens that the corrected law allows in that room now."""
+    foreseen: bool = False
+    """The shortage was predicted, and no allocation failed."""
 
 
 @dataclass(frozen=True)
@@ -219,11 +221,12 @@ def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: i
 
 def _what_happened(evidence: Evidence) -> str:
     longest = f"{evidence.longest:,} tokens"
-    rows = f"a row of {longest}" if evidence.rows == 1 else f"{evidence.rows:,} rows of at most {longest}"
+    rows = f"1 row of {longest}" if evidence.rows == 1 else f"{evidence.rows:,} rows of at most {longest}"
     match evidence.cause:
         case Cause.MEMORY:
-            sizes = f"{human_bytes(evidence.predicted)} were foreseen, {human_bytes(evidence.room)} were free"
-            return f"{rows} ran out of memory: {sizes}"
+            needs, free = told_apart(evidence.predicted, evidence.room)
+            what = "too large for the free memory" if evidence.foreseen else "out of memory"
+            return f"{what} ({rows}: needs {needs}, {free} free)"
         case Cause.LOST:
             return f"the device was lost under {rows}"
         case Cause.NOT_FINITE:

@@ -34,6 +34,7 @@ class Rounds:
         self._lost: set[str] = set()
         self._lock = RLock()
         self._last: int | None = None
+        self._turns: Sequence[Turn] = ()
         self._queues: list[Queue] = []
         self._free: Sequence[Place] = ()
         self._needs = Needs(crew.devices, crew.host, crew.laws)
@@ -41,7 +42,7 @@ class Rounds:
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         controls = self._crew.controls
-        controls.foresee = self.foresee
+        controls.foresee, controls.stays, controls.tell = self.foresee, self.stays, self._crew.emit
         if self._crew.devices[0] is self._crew.host:
             controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
         if len(self._grid) == 1:
@@ -57,6 +58,20 @@ class Rounds:
             for number, batches in enumerate(self._left)
         ]
         return self._next(schedule, left, self._free)
+
+    def stays(self, schedule: Schedule) -> bool:
+        """Whether another schedule would have the same models go on with the same batches where they are."""
+        then = self.foresee(schedule)
+        return (
+            then is not None
+            and not then.refused
+            and len(then.turns) == len(self._turns)
+            and all(
+                (turn.model_pass, turn.devices, turn.streamed) == (now.model_pass, now.devices, now.streamed)
+                and set(queue.left()) <= set(turn.batches) <= set(now.batches)
+                for turn, now, queue in zip(then.turns, self._turns, self._queues, strict=True)
+            )
+        )
 
     def _walk(self) -> None:
         while any(self._left):
@@ -103,7 +118,7 @@ class Rounds:
         sittings: list[Sitting] = []
         for turn, most in zip(now.turns, self._split(now), strict=True):
             sittings.append(self._sit(turn, stack, most, may_wait=any(sitting.seats for sitting in sittings)))
-        self._queues = [sitting.queue for sitting in sittings]
+        self._turns, self._queues = now.turns, [sitting.queue for sitting in sittings]
         self._prefetch(now)
         posts: dict[str, list[Post]] = {}
         for sitting in sittings:

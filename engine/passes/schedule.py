@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.record.durable import human_bytes
+from engine.record.durable import told_apart
 
 
 class Schedule(StrEnum):
@@ -162,13 +162,13 @@ def _refusal(need: Need, usable: Sequence[Place]) -> str:
     """Why a model fits nowhere, for who can make room."""
     gpus = [place for place in usable if _is_gpu(place)]
     hosts = [place for place in usable if not _is_gpu(place)]
-    streamed = f" ({human_bytes(need.streamed)} streamed)" if need.streamed else ""
-    on_gpu = _lack(human_bytes(need.whole) + streamed, gpus) if gpus else "has no GPU"
-    on_host = _lack(human_bytes(need.host), hosts) if hosts else "may not go to the CPU"
+    on_gpu = _lack(need.whole, need.streamed, gpus) if gpus else "has no GPU"
+    on_host = _lack(need.host, 0, hosts) if hosts else "may not go to the CPU"
     lacks = on_host if hosts and not gpus else f"{on_gpu} and {on_host}"
     return f"{need.model} {lacks}: raise --ceiling, free memory, or leave it out of --roster"
 
 
-def _lack(size: str, places: Sequence[Place]) -> str:
-    rooms = ", ".join(f"{human_bytes(max(0, place.room))} on {place.name}" for place in places)
-    return f"needs {size} and may have {rooms}"
+def _lack(size: int, streamed: int, places: Sequence[Place]) -> str:
+    needs, less, *free = told_apart(size, streamed, *(max(0, place.room) for place in places))
+    rooms = ", ".join(f"{room} available on {place.name}" for room, place in zip(free, places, strict=True))
+    return f"needs {needs}{f' ({less} streamed)' if streamed else ''}, {rooms}"

@@ -28,6 +28,8 @@ class Shortfall:
     predicted: int
     room: int
     seconds: float
+    foreseen: bool = False
+    """It was not tried: the memory law said so."""
 
 
 def first_calibration(device: Device) -> Calibration:

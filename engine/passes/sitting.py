@@ -20,14 +20,14 @@ from engine.models.masters import Masters
 from engine.models.trace import law_for
 from engine.models.weights import Attached, Master, Replica, attach_to_host
 from engine.passes.controls import Controls
-from engine.passes.encoder import Encoder, encoder_for
+from engine.passes.encoder import Encoder, computed_tokens, encoder_for
 from engine.passes.grid import Cells
 from engine.passes.ladder import Rung
 from engine.passes.needs import Laws, Needs
 from engine.passes.schedule import Turn
 from engine.passes.seat import Seat
 from engine.passes.worker import Queue
-from engine.record.durable import human_bytes
+from engine.record.durable import told_apart
 from engine.record.events import AnyEvent, LeaseGranted, LeaseReleased, Mitigated, ModelAttached, ResidueFound, Warned
 
 TRIES = 2
@@ -47,6 +47,15 @@ class Crew:
     sync: Callable[[], None]
     laws: Laws = law_for
     encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a lease is opened for, and the bytes that it is predicted to take on a device."""
+
+    batches: int
+    rows: int
+    predicted: int
 
 
 class Sitting:
@@ -87,7 +96,7 @@ class Sitting:
         if not devices:
             self._sit_on_host(f"no room is left on {', '.join(self._turn.devices)}")
             return
-        self.lease = self._leased(devices, streamed=self._turn.streamed)
+        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._turn.streamed)
         if devices[0] is crew.host:
             self.seats = [self._seat_on_host(self.lease)]
             return
@@ -107,7 +116,7 @@ class Sitting:
         """A device of this turn was lost in the middle of it."""
         if device.name in self._turn.devices:
             action = "what it had not committed is computed on what is left"
-            self._told(Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None)
+            self._told(Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None, self.queue.returned)
 
     def lose(self, seat: Seat, reason: str) -> None:
         """A device was lost under a piece that had come there from another one."""
@@ -125,11 +134,14 @@ class Sitting:
             return False
         return self._host is not None or self._needs.of(cells.layout).host <= crew.lessor.budget(crew.host)
 
-    def host(self) -> Seat | None:
-        """The same model on the CPU in float32, attached when it is first asked for."""
+    def host(self, lengths: Sequence[int]) -> Seat | None:
+        """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths."""
+        return self._on_host(self._piece(lengths))
+
+    def _on_host(self, work: _Work) -> Seat | None:
         with self._lock:
             if self._host is None and self.host_possible():
-                self._host = self._seat_on_host(self._leased([self._crew.host], streamed=False))
+                self._host = self._seat_on_host(self._leased([self._crew.host], work, streamed=False))
             return self._host
 
     def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
@@ -140,21 +152,34 @@ class Sitting:
         if short == [self._crew.host]:
             return list(devices)  # the lease says what it lacks
         for device in short:
-            of = f"{human_bytes(max(0, room[device.name]))} of {human_bytes(needed[device.name])}"
+            needs, free = told_apart(needed[device.name], max(0, room[device.name]))
             action = f"{device.name} is left out of this lease"
-            self._told(Rung.RELOCATE, f"{of} are left on {device.name}", action, device, None)
+            self._told(Rung.RELOCATE, f"needs {needs}, {free} free on {device.name}", action, device, None)
         return [device for device in devices if device not in short]
 
     def _sit_on_host(self, cause: str) -> None:
         """No GPU takes it. Raises UnavailableError where the host may not either."""
-        seat = self.host() if self.host_possible() else None
+        seat = self._on_host(self._whole(self._crew.host)) if self.host_possible() else None
         if seat is None:
             key = self._cells.card.key
             raise UnavailableError(f"{key}: {cause}, and not on the CPU: free memory, or leave it out of --roster")
         self._told(Rung.CPU, cause, "computed on the CPU in float32", seat.device, None)
         self.seats = [seat]
 
-    def _leased(self, devices: Sequence[Device], *, streamed: bool) -> Lease:
+    def _whole(self, device: Device) -> _Work:
+        """What the turn has left."""
+        cells, batches = self._cells, self._turn.batches
+        rows = sum(len(cells.batches[index].rows) for index in batches)
+        return _Work(len(batches), rows, self._needs.widest(cells.layout, device))
+
+    def _piece(self, lengths: Sequence[int]) -> _Work:
+        """Rows of one batch that go to the host."""
+        card, host = self._cells.card, self._crew.host
+        law, known = self._needs.law(card, host), self._needs.calibration(self._cells.model_pass, host)
+        tokens = computed_tokens(lengths, padded=not card.packed)
+        return _Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths)))
+
+    def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
         crew, cells = self._crew, self._cells
         needs = {device.name: self._needs.least(self._cells.layout, self._turn, device.name) for device in devices}
         shared = bool(self._most) or (devices[0] is crew.host and devices[0] is not crew.devices[0])
@@ -169,9 +194,9 @@ class Sitting:
                 devices=[device.name for device in devices],
                 device_kind=devices[0].kind,
                 budget_bytes=lease.budget,
-                predicted_bytes=min(self._needs.widest(cells.layout, devices[0]), lease.budget),
-                batches=len(self._turn.batches),
-                rows=sum(len(cells.batches[index].rows) for index in self._turn.batches),
+                predicted_bytes=min(work.predicted, lease.budget),
+                batches=work.batches,
+                rows=work.rows,
                 budgets=dict(lease.budgets),
                 schedule=crew.controls.schedule,
                 streamed=streamed,
@@ -259,14 +284,17 @@ class Sitting:
         calibration = self._needs.calibration(cells.model_pass, device)
         return Seat(device, attached, encoder, dtype, law, calibration, lease, crew.lessor)
 
-    def _told(self, rung: Rung, cause: str, action: str, device: Device, began: float | None) -> None:
+    def _told(
+        self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None
+    ) -> None:
+        """Tell of a step that concerns all rows of the turn, or so many of them."""
         self._crew.emit(
             Mitigated(
                 model_pass=self._cells.model_pass,
                 batch_index=None,
                 cause=cause,
                 action=action,
-                rows=sum(len(self._cells.batches[index].rows) for index in self._turn.batches),
+                rows=self._whole(device).rows if rows is None else rows,
                 cost_seconds=round(time.monotonic() - began, 6) if began else 0.0,
                 rung=rung,
                 device=device.name,

@@ -32,6 +32,8 @@ class Queue:
         self.cells = cells
         self.failed: Exception | None = None
         self.committed: list[BatchCommitted] = []
+        self.returned = 0
+        """Rows of the batches that were put back."""
         self._left = deque(batches)
 
     def __bool__(self) -> bool:
@@ -44,9 +46,14 @@ class Queue:
         except IndexError:
             return None
 
+    def left(self) -> list[int]:
+        """The batches that nobody has taken yet."""
+        return list(self._left)
+
     def put_back(self, index: int) -> None:
         """What was taken is still to be done."""
         self._left.appendleft(index)
+        self.returned += len(self.cells.batches[index].rows)
 
 
 class Post:

@@ -86,6 +86,16 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
+def told_apart(*counts: float) -> list[str]:
+    """Write sizes that are compared so that different ones look different: '1,088 MiB' and '1,024 MiB'."""
+    told = [human_bytes(count) for count in counts]
+    power = next((power for power in range(len(UNITS)) if max(counts) < 1024 ** (power + 1)), len(UNITS) - 1)
+    while power and len(set(told)) < len(set(counts)):
+        power -= 1
+        told = [f"{count / 1024**power:,.0f} {UNITS[power]}" for count in counts]
+    return told
+
+
 def parse_bytes(text: str) -> int:
     """A size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())

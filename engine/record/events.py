@@ -238,6 +238,9 @@ class BatchesLost(Event, frozen=True, tag="batches_lost"):
 
 
 class LeaseGranted(Event, frozen=True, tag="lease_granted"):
+    """`rows` and `batches` are what the lease was opened for: what its turn has left, or the rows of one batch that
+    fall back to the CPU, where others may follow."""
+
     lease: str
     model_pass: int
     model: str
@@ -305,7 +308,9 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
 
 class Mitigated(Event, frozen=True, tag="mitigated"):
     """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; `cost_seconds` is what the
-    failure and the step cost. `batch_index` is None where it concerns the whole lease."""
+    failure and the step cost. `batch_index` is None where it concerns the whole lease. The work needed
+    `predicted_bytes` where `free_bytes` were free (`measured_bytes` in older journals); `foreseen`: that was known
+    beforehand, and nothing failed. `device` is where it fell short."""
 
     model_pass: int
     batch_index: int | None
@@ -317,6 +322,13 @@ class Mitigated(Event, frozen=True, tag="mitigated"):
     device: str = ""
     predicted_bytes: int | None = None
     measured_bytes: int | None = None
+    free_bytes: int | None = None
+    foreseen: bool = False
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that were free for what fell short, by whichever name the journal has them."""
+        return self.measured_bytes if self.free_bytes is None else self.free_bytes
 
 
 class PressurePassed(Event, frozen=True, tag="pressure_passed"):

@@ -137,12 +137,14 @@ class Mitigation(Part):
         description="batch of the pass, from 0; people are told it from 1; null where it concerns a whole lease"
     )
     rung: str = Field(description="replan, split, stream, chunk, relocate, cpu or park")
-    device: str
+    device: str = Field(description="where it fell short")
     cause: str
     action: str
     rows: int
     predicted_bytes: int | None = Field(description="what the forward was predicted to take beside the weights")
-    measured_bytes: int | None = Field(description="what was free for it when it failed")
+    measured_bytes: int | None = Field(description="the same as free_bytes, which it was called at first")
+    free_bytes: int | None = Field(default=None, description="what was free for it then")
+    foreseen: bool = Field(default=False, description="it was known beforehand, and nothing failed")
     cost_seconds: float | None = Field(description="of the failure and the step; null when the device is simulated")
 
 
@@ -398,7 +400,7 @@ def _device(gauge: Gauge) -> DeviceSummary:
 
 
 def _mitigation(state: RunState, step: Mitigated) -> Mitigation:
-    summary = Mitigation.model_validate(step)
+    summary = Mitigation.model_validate(step).model_copy(update={"measured_bytes": step.free, "free_bytes": step.free})
     return summary if _timed(state) else summary.model_copy(update={"cost_seconds": None})
 
 

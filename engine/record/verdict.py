@@ -3,7 +3,7 @@
 A collection is completed only when every model saw every row; anything less says what is missing.
 """
 
-from engine.record.events import Status
+from engine.record.events import RowParked, Status
 from engine.record.state import RunState
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")
@@ -48,7 +48,10 @@ def of_run(state: RunState) -> tuple[Status, str]:
 
 def _parked(state: RunState, name: str) -> str:
     rows = [parked for by_row in state.parked.values() for parked in by_row.values() if parked.collection == name]
-    counts = {
-        model: sum(parked.model == model for parked in rows) for model in sorted({parked.model for parked in rows})
-    }
-    return "; ".join(f"{count} rows have no vector of {model}: {rows[0].reason}" for model, count in counts.items())
+    by_model: dict[str, list[RowParked]] = {}
+    for parked in rows:
+        by_model.setdefault(parked.model, []).append(parked)
+    return "; ".join(
+        f"{len(mine)} {'row has' if len(mine) == 1 else 'rows have'} no vector of {model}: {mine[0].reason}"
+        for model, mine in sorted(by_model.items())
+    )
