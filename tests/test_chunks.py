@@ -81,6 +81,37 @@ def test_GIVEN_metadata_WHEN_read_THEN_the_payload_is_the_object_as_it_stood_in_
     assert chunk.payload == payload
 
 
+def test_other_fields_of_a_record_are_kept_beside_its_metadata(tmp_path):
+    data = b'{"id": 7, "text": "a", "score": 1.50, "metadata": {"page": 3}, "tags": ["x", {"y": null}]}\n{"text": "b"}'
+    with_others, without = chunks(raw(tmp_path, data, "a.jsonl"))
+    assert (with_others.payload, without.payload) == (b'{"page": 3}', b"{}")
+    assert json.loads(with_others.record) == {"id": 7, "score": 1.5, "tags": ["x", {"y": None}]}
+    assert json.loads(with_others.whole_payload) == {"page": 3, "record": json.loads(with_others.record)}
+    assert (without.record, without.whole_payload) == (b"", b"{}")
+
+
+def test_metadata_with_a_field_called_record_loses_nothing_to_other_fields(tmp_path):
+    (chunk,) = chunks(raw(tmp_path, b'[{"text": "a", "metadata": {"record": 1}, "id": 7}]'))
+    assert json.loads(chunk.whole_payload) == {"record": 1, "record_": {"id": 7}}
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("[" * 200 + "]" * 200, "nested too deeply"),
+        ("1e400", "out of range"),
+        (r'"\udfff"', "surrogate"),
+        ("NaN", "malformed"),
+        ("9" * 5000, ""),
+    ],
+)
+def test_other_fields_that_cannot_be_delivered_are_refused_with_their_record_alone(tmp_path, other, reason):
+    data = '{"text": "a"}\n{"text": "b", "x": ' + other + '}\n{"text": "c"}'
+    first, refusal, last = reader(raw(tmp_path, data.encode(), "a.jsonl"))
+    assert (first.text, refusal.record, last.text) == ("a", 2, "c")
+    assert reason in refusal.reason
+
+
 @pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {}}])
 def test_GIVEN_no_metadata_WHEN_read_THEN_the_payload_is_an_empty_object(tmp_path, metadata):
     (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [{"text": "a", **metadata}]}}))

@@ -1,8 +1,13 @@
 """Which directories are collections, what Qdrant will call them, and which names are never followed."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import tempfile
+import unicodedata
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -85,28 +90,21 @@ def test_GIVEN_a_directory_name_WHEN_mapped_THEN_it_is_what_qdrant_takes(name, m
 
 
 @given(st.text())
-def test_GIVEN_any_name_WHEN_mapped_THEN_it_fits_qdrant_or_is_refused(name):
-    try:
-        mapped = qdrant_name(name)
-    except UsageError:
-        return
+def test_a_name_in_any_script_becomes_one_that_qdrant_takes_and_that_stays(name):
+    mapped = qdrant_name(name)
     assert 1 <= len(mapped) <= 200
     assert set(mapped) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
-
-
-@given(st.text())
-def test_GIVEN_a_mapped_name_WHEN_mapped_again_THEN_it_stays(name):
-    try:
-        mapped = qdrant_name(name)
-    except UsageError:
-        return
     assert qdrant_name(mapped) == mapped.strip("_-")
 
 
-@pytest.mark.parametrize("name", ["", "日本語", "___", "!!!"])
-def test_GIVEN_a_name_of_which_nothing_is_left_WHEN_mapped_THEN_renaming_is_advised(name):
-    with pytest.raises(UsageError, match="rename the directory"):
-        qdrant_name(name)
+@pytest.mark.parametrize(
+    ("name", "mapped"),
+    [("日本語", "collection-77710aed"), ("Документы", "collection-"), ("___", "collection-"), ("ガ", "collection-")],
+)
+def test_a_name_of_which_nothing_is_left_is_known_by_its_hash(name, mapped):
+    assert qdrant_name(name).startswith(mapped)
+    assert qdrant_name(name) == f"collection-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    assert qdrant_name(unicodedata.normalize("NFD", name)) == qdrant_name(name)
 
 
 def test_GIVEN_two_directories_of_one_qdrant_name_WHEN_discovered_THEN_both_are_named(tmp_path):
@@ -234,3 +232,74 @@ def test_GIVEN_refusals_WHEN_discovered_twice_THEN_their_order_is_the_same(root)
     (found,) = discover(root)
     assert [refusal.file for refusal in found.refusals] == ["a.._chunks.json", "b.._chunks.json", "c.._chunks.json"]
     assert all(isinstance(refusal, Refusal) and refusal.record is None for refusal in found.refusals)
+
+
+@pytest.fixture
+def nobody():
+    """A directory that everybody may read, and from here on a user who may read nothing else."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@contextmanager
+def unprivileged():
+    """As a user for whom permissions count."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o711])
+def test_a_root_that_may_not_be_read_is_refused_as_that(nobody, mode):
+    root = corpus(nobody / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    root.chmod(mode)
+    with unprivileged(), pytest.raises(UsageError, match="in cannot be read: Permission denied"):
+        discover(root)
+    root.chmod(0o755)
+
+
+def test_a_root_below_a_closed_directory_is_refused_and_no_traceback(nobody):
+    root = corpus(nobody / "closed" / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    (nobody / "closed").chmod(0)
+    with unprivileged(), pytest.raises(UsageError, match="in cannot be read: Permission denied"):
+        discover(root)
+    (nobody / "closed").chmod(0o755)
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o000])
+def test_a_collection_that_may_not_be_read_is_refused_and_its_neighbour_kept(nobody, mode):
+    root = corpus(nobody / "in", {"Closed": {"a_chunks.json": ["a"]}, "Docs": {"a_chunks.json": ["a"]}})
+    (root / "Closed").chmod(mode)
+    with unprivileged():
+        closed, docs = discover(root)
+    (root / "Closed").chmod(0o755)
+    assert (closed.files, docs.files) == ((), ("a_chunks.json",))
+    assert [each.reason.endswith("cannot be read: Permission denied") for each in closed.refusals] == [True]
+
+
+def test_a_path_beyond_what_the_system_takes_is_refused_alone(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"]}})
+    here = os.open(root / "Docs", os.O_RDONLY)
+    for _ in range(16):  # 16 * 255 bytes and the root's own are just short of the limit for a file, or beyond it
+        os.mkdir("d" * 254, dir_fd=here)
+        here, before = os.open("d" * 254, os.O_RDONLY, dir_fd=here), here
+        os.close(before)
+        os.close(os.open("b_chunks.json", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.close(os.open("n" * 240 + "_chunks.json", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.symlink("nowhere", "l" * 250, dir_fd=here)
+    os.close(here)
+    (found,) = discover(root)
+    assert "a_chunks.json" in found.files
+    assert any("File name too long" in each.reason for each in found.refusals)
+    subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+def test_a_link_to_itself_beside_the_collections_hurts_none(tmp_path):
+    root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"]}})
+    (root / "loop").symlink_to("loop")
+    assert [each.name for each in discover(root)] == ["Docs"]

@@ -14,6 +14,7 @@ from engine.intake.collections import discover
 from engine.intake.corpus import read_corpus
 from engine.outlet import files
 from engine.outlet.fusion import Fusion
+from engine.outlet.qdrant import Store
 from engine.outlet.windows import Delivery, Source
 from engine.passes.controls import Controls
 from engine.run import Run
@@ -76,6 +77,22 @@ def test_GIVEN_a_collection_WHEN_exported_THEN_rows_stand_in_the_order_in_which_
     assert table["id"].to_pylist() == [chunk.point_id for chunk in chunks]
     assert table["chunk_id"].to_pylist() == [chunk.chunk_id for chunk in chunks]
     assert table["source"].to_pylist()[:2] == ["a.jsonl", "guide.md"]
+
+
+def test_other_fields_of_a_record_are_delivered_under_record_in_the_table_and_in_the_store(tmp_path, tiny_a):
+    records = [
+        {"text": "with", "metadata": {"page": 3}, "id": 7, "tags": ["a", None]},
+        {"text": "without", "metadata": {}},
+    ]
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": records}})
+    run = embed(root, tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
+    table = pq.read_table(run / "exports" / "Docs" / "points.parquet").to_pydict()
+    others = {"id": 7, "tags": ["a", None]}
+    assert [json.loads(each) for each in table["payload"]] == [{"page": 3, "record": others}, {}]
+    with Store.open_for_read(tmp_path / "store", "docs") as store:
+        first, second = sorted(store.retrieve(table["id"]), key=lambda point: point.payload["text"])
+    assert (first.payload["metadata"], first.payload["record"]) == ({"page": 3}, others)
+    assert set(second.payload) == {"text", "chunk_id", "source", "metadata"}
 
 
 def test_GIVEN_metadata_WHEN_exported_THEN_the_payload_is_that_object_as_json(table):

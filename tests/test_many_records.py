@@ -17,10 +17,10 @@ from tests.builders import corpus, events_of, summary_of
 from tests.test_changing_input import reading
 
 GROWTH = (
-    "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
     "from engine.intake.corpus import read_corpus\n"
+    "before = peak()\n"
     "(rows,) = read_corpus(discover(Path(sys.argv[1])), lambda _: None).rows\n"
-    "print(len(rows.refusals), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    "print(len(rows.refusals), peak() - before)"
 )
 
 

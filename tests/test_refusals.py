@@ -48,11 +48,12 @@ def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any
     assert not (tmp_path / "o" / "two").exists()
 
 
-def test_GIVEN_a_name_that_qdrant_cannot_have_WHEN_another_collection_is_chosen_THEN_it_runs(tmp_path, chunks, tiny_a):
-    corpus(chunks, {"日本語": {"a_chunks.json": ["a text"]}})
-    common = ["run", chunks, "--out", tmp_path / "o", "--roster", tiny_a]
-    assert "日本語" in interlock(*common, check=2).stderr
-    interlock(*common, "--collections", "Docs")
+def test_a_collection_named_in_another_script_is_embedded_and_found_by_its_qdrant_name(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"日本語": {"a_chunks.json": ["a text"]}, "Docs": {"a_chunks.json": ["another"]}})
+    args = ["run", root, "--out", tmp_path / "o", "--roster", tiny_a, "--qdrant", tmp_path / "store"]
+    assert "-> collection-77710aed" in interlock(*args).stderr
+    said = interlock("search", tmp_path / "store", "a", "--collection", "collection-77710aed").stdout
+    assert "a text" in said
 
 
 def test_GIVEN_a_model_without_a_name_WHEN_fetched_THEN_it_says_what_is_missing():

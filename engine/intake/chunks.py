@@ -14,6 +14,8 @@ from engine.intake.collections import Collection, Refusal
 from engine.intake.records import TOO_DEEP, depth_of, records
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
+RECORD = "record"
+"""The name in a payload under which a record's other fields are kept."""
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 
 T = TypeVar("T")
@@ -21,18 +23,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One text with its payload (a JSON object, as it stood in the file) and its identity."""
+    """One text with its payload (its metadata, a JSON object as it stood in the file) and its identity.
+
+    `record` is a JSON object of the record's other fields; empty where it has none.
+    """
 
     text: str
     payload: bytes
     chunk_id: str
     source: str
     point_id: str
+    record: bytes = b""
+
+    @property
+    def whole_payload(self) -> bytes:
+        """The payload with the other fields in it under `record`, or `record_` where the metadata has that name."""
+        if not self.record:
+            return self.payload
+        held, name = msgspec.json.decode(self.payload, type=dict[str, Raw]), RECORD
+        while name in held:
+            name += "_"
+        return msgspec.json.encode(held | {name: Raw(self.record)})
 
 
 class _Record(Struct):
     text: str
     metadata: Raw | UnsetType = UNSET
+
+
+class _Plain(_Record, forbid_unknown_fields=True):
+    """A record without other fields, as most are."""
 
 
 class _Known(Struct):
@@ -71,13 +91,17 @@ class ChunkReader:
             return Refusal(file, number, str(refused))
 
     def _chunk(self, file: str, data: bytes) -> Chunk:
-        record = _decode(data, _Record)
+        record, others = _record(data)
         if not record.text.strip():
             raise _Refused("the text is empty")
-        payload, known = _payload(record)
+        payload = _metadata(record)
+        known = _decode(payload, _Known)
+        _check_readable(payload)
+        if others:
+            _check_readable(others)
         source = known.source_path or known.source_file or known.filename or file
         chunk_id, point_id = self._identity(source, known.chunk_id, record.text)
-        return Chunk(record.text, payload, chunk_id, source, point_id)
+        return Chunk(record.text, payload, chunk_id, source, point_id, others)
 
     def _identity(self, source: str, given: str | int | None, text: str) -> tuple[str, str]:
         """The chunk's own id, else a hash of its text, numbered where one source repeats a text."""
@@ -122,14 +146,28 @@ def _decode(data: bytes, kind: type[T]) -> T:
         raise _Refused(str(error).split(";")[0]) from None
 
 
-def _payload(record: _Record) -> tuple[bytes, _Known]:
-    """The metadata as it stands in the file, once it is known that every reader can take it."""
+def _record(data: bytes) -> tuple[_Record, bytes]:
+    """The record, and its fields other than text and metadata as a JSON object; nothing where there are none."""
+    try:
+        return msgspec.json.decode(data, type=_Plain), b""
+    except (ValueError, RecursionError):
+        record = _decode(data, _Record)
+    held = _decode(data, dict[str, Raw])
+    others = {key: value for key, value in held.items() if key not in _Record.__struct_fields__}
+    return record, msgspec.json.encode(others) if others else b""
+
+
+def _metadata(record: _Record) -> bytes:
+    """The metadata as it stands in the file."""
     data = b"{}" if record.metadata is UNSET else bytes(record.metadata)
     data = b"{}" if data == b"null" else data
     if not data.startswith(b"{"):
         raise _Refused("the metadata is not an object")
-    known = _decode(data, _Known)
+    return data
+
+
+def _check_readable(data: bytes) -> None:
+    """Refuse what not every reader of a delivered payload could take."""
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and depth_of(data) > MAX_DEPTH:
         raise _Refused(TOO_DEEP)
     _decode(data, dict)
-    return data, known

@@ -4,10 +4,12 @@
 named after itself. Nothing outside the root is ever read: a link that leaves it is refused by name.
 """
 
+import hashlib
 import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -41,15 +43,12 @@ def qdrant_name(name: str) -> str:
     """The Qdrant collection of a directory: lower case, accents dropped, every run of other signs than
     letters, digits, `-` and `_` becomes one `_`, at most 200 characters.
 
-    Raises UsageError where nothing is left.
+    Where nothing is left, as of a name in another script: `collection-` and 8 hex digits of the SHA-256 of its NFC.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     mapped = re.sub(r"[^a-z0-9_-]+", "_", plain).strip("_-")[:LONGEST_NAME]
-    if not mapped:
-        raise UsageError(
-            f"collection {name!r} has no letter or digit that a Qdrant name can keep: rename the directory"
-        )
-    return mapped
+    whole = unicodedata.normalize("NFC", name).encode(errors="backslashreplace")
+    return mapped or f"collection-{hashlib.sha256(whole).hexdigest()[:8]}"
 
 
 def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
@@ -58,11 +57,14 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     Raises UsageError for a root that is missing or holds no chunk files, for a wanted name that is not
     there, and for two directories that would share one Qdrant name.
     """
-    if not root.is_dir():
-        raise UsageError(f"{root} is not a directory of chunk files")
     if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
         raise UsageError(f"{printable(str(root))}: a path that is not UTF-8 cannot be recorded; rename it")
-    found = _collections(root.resolve())
+    try:
+        found = _collections(root.resolve())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{root} is not a directory of chunk files") from None
+    except OSError as error:
+        raise UsageError(f"{root} cannot be read: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         raise UsageError(f"{root} holds no chunk files (*_chunks.json or *.jsonl, at any depth)")
     _check_wanted(wanted, found)
@@ -78,13 +80,21 @@ def _named(collection: Collection) -> Collection:
 
 
 def _collections(root: Path) -> list[Collection]:
-    if any(entry.name.endswith(SUFFIXES) for entry in os.scandir(root) if not entry.is_dir()):
+    with os.scandir(root) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
+    if any(entry.name.endswith(SUFFIXES) and not _is_directory(entry) for entry in entries):
         return [_collection(root, root)]
     return [
         _collection(Path(entry.path), root)
-        for entry in sorted(os.scandir(root), key=lambda entry: entry.name)
-        if entry.is_dir() and not entry.name.startswith(".")
+        for entry in entries
+        if _is_directory(entry) and not entry.name.startswith(".")
     ]
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link that cannot be followed
+        return entry.is_dir()
+    return False
 
 
 def _collection(directory: Path, root: Path) -> Collection:
@@ -113,8 +123,10 @@ def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(directory, onerror=refuse):
         for name in folders:
-            if (path := Path(folder, name)).is_symlink():
-                yield path
+            path = Path(folder, name)
+            with suppress(OSError):  # beyond the system's limits; the walk itself refuses it
+                if path.is_symlink():
+                    yield path
         for name in names:
             if name.endswith(SUFFIXES):
                 yield Path(folder, name)
@@ -127,9 +139,12 @@ def _refuse_path(path: Path, root: Path) -> str | None:
         return "its name holds '..'"
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
         return "its name holds a control character or is not UTF-8"
-    if path.is_symlink() and (reason := _refuse_link(path, root)):
-        return reason
-    return None if path.is_file() or path.is_dir() else "it is not a regular file"
+    try:
+        if path.is_symlink() and (reason := _refuse_link(path, root)):
+            return reason
+        return None if path.is_file() or path.is_dir() else "it is not a regular file"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
 
 
 def _refuse_link(path: Path, root: Path) -> str | None:

@@ -124,7 +124,7 @@ class Parquet:
                     pa.array([chunk.chunk_id for chunk in window.chunks]),
                     pa.array([chunk.source for chunk in window.chunks]),
                     pa.array([chunk.text for chunk in window.chunks]),
-                    pa.array([chunk.payload.decode() for chunk in window.chunks]),
+                    pa.array([chunk.whole_payload.decode() for chunk in window.chunks]),
                     *(_column(window.vectors[name]) for name in self.widths),
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))

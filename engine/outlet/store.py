@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from engine.intake.chunks import RECORD
 from engine.outlet.qdrant import Point, Store, Vector, Verification, verify
 from engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
 
@@ -35,6 +36,7 @@ def _points(window: Window) -> Iterator[Point]:
             "chunk_id": chunk.chunk_id,
             "source": chunk.source,
             "metadata": json.loads(chunk.payload),
+            **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
         }
         yield Point(
             chunk.point_id, payload, {name: window.vectors[name][place] for name in there if there[name][place]}
