@@ -286,7 +286,7 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     reused = sum(share.reused for share in shares)
     place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
-    text += _pace(event, ev.timed(state.device_kind))
+    text += _pace(event, state.timed)
     planned = state.roster[event.model_pass].dtype if state.roster else event.dtype
     if event.dtype != planned or not {*event.device.split(",")} <= {*(lease.devices if lease else ())}:
         text += f", computed on {event.device} in {event.dtype}" if event.device else ""

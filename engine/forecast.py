@@ -178,7 +178,7 @@ def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads(path.read_text())
             for each in (each for found in told["collections"] for each in found["passes"]):
-                if told["device_kind"] == kind and each["seconds"]:
+                if told["device_kind"] == kind and each["seconds"] and each["status"] == "completed":
                     known[each["model"], each["dtype"]] = each["tokens"] / each["seconds"]
     return known
 

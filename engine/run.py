@@ -189,7 +189,11 @@ class Run:
         started = self._started(versions)
         self._emit(
             ev.RunResumed(
-                versions=versions, chunks=started.chunks, config=started.config, environment=started.environment
+                versions=versions,
+                chunks=started.chunks,
+                config=started.config,
+                environment=started.environment,
+                schedule=started.schedule,
             )
         )
         self._emit(self._found())
@@ -270,7 +274,20 @@ class Run:
                     f"start a new run with --reuse {self.directory.path}"
                 )
             self._emit(share)
+            self._warn_of_truncation(share, card)
         return Cells(model_pass, layout, tokens, file)
+
+    def _warn_of_truncation(self, share: ev.PassPlanned, card: ModelCard) -> None:
+        """Say once in a run what a model does not see of a collection."""
+        if not share.truncated:
+            return
+        are = "is longer than its {} tokens and is" if share.truncated == 1 else "are longer than its {} tokens and are"
+        message = (
+            f"{card.key}: {share.truncated:,} of {share.rows + share.reused:,} texts of {share.collection} "
+            f"{are.format(card.max_tokens)} truncated ({share.truncated_tokens:,} tokens not embedded)"
+        )
+        if message not in self.recorder.look(lambda state: state.collections[share.collection].warnings):
+            self._emit(ev.Warned(message=message, collection=share.collection))
 
     def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
         """The batches that earlier sessions committed and whose vectors are still what was committed."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from console.lines import text_of
 from engine.config import load
@@ -201,3 +202,28 @@ def test_what_a_device_lost_under_a_batch_is_told_with_the_rows_of_that_batch(de
 )
 def test_sizes_that_differ_are_told_so_that_they_do(sizes, told):
     assert told_apart(*sizes) == told
+
+
+def test_a_model_that_does_not_see_whole_texts_is_warned_of_once_for_each_collection(desk, models):
+    lengths = [len(Tokenizer.from_file(str(models["one"] / "tokenizer.json")).encode(text).ids) for text in TEXTS[20:]]
+    over = [length - 128 for length in lengths if length > 128]
+    assert over
+    _, run = desk.run(devices="cpu", run_id="r", stop_after=3, roster="one")
+    desk.run(devices="cpu", run_id="r", resume="yes", roster="one")
+    (warned,) = events_of(run, ev.Warned)
+    assert warned.message.startswith(f"one: {len(over)} of {len(lengths)} texts of More")
+    assert warned.message.endswith(f"longer than its 128 tokens and is truncated ({sum(over):,} tokens not embedded)")
+    assert [each["warnings"] for each in summary_of(run)["collections"]] == [[], [warned.message]]
+
+
+def test_pressure_that_has_passed_is_in_the_summary(desk):
+    _, run = desk.run(devices="sim:T4", faults="oom:120", roster="one")
+    told = [passed for each in summary_of(run)["collections"] for passed in each["pressure_passed"]]
+    assert [(passed["model_pass"], passed["device"]) for passed in told] == [(0, "cuda:0")]
+
+
+def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
+    _, run = desk.run(devices="sim:T4", faults="lose:1", roster="one")
+    leases = [lease for each in summary_of(run)["collections"] for lease in each["leases"]]
+    assert "cpu" in {lease["device_kind"] for lease in leases}
+    assert {lease[name] for lease in leases for name in ("held_seconds", "attach_seconds")} == {None}

@@ -130,7 +130,8 @@ def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_i
     )
     docs = state.collections["Docs"]
     assert (state.status, state.reason, state.exit_code) == (None, "", None)
-    assert (state.failures, state.warnings, docs.refusals, docs.artefacts, docs.warnings) == ({}, [], [], {}, [])
+    assert (state.failures, docs.refusals, docs.artefacts) == ({}, [], {})
+    assert (state.warnings, docs.warnings) == (["w"], ["v"])
     assert docs.status is None
     assert state.versions == {"torch": "2"}
 
@@ -211,3 +212,56 @@ def test_GIVEN_closed_collections_WHEN_the_run_is_judged_THEN_the_worst_counts(s
         for body in (read(name), ev.CollectionClosed(collection=name, status=each, reason=each))
     ]
     assert verdict.of_run(folded(*bodies))[0] == status
+
+
+def test_a_row_parked_in_a_batch_that_was_never_committed_is_forgotten_when_the_run_goes_on():
+    state = folded(read(), planned(), committed(0), parked_in(1, 3))
+    folded(RESUMED, committed(1), state=state, session=1)
+    assert verdict.of_collection(state, "Docs") == ("completed", "")
+
+
+def test_a_row_parked_in_a_committed_batch_stays_so():
+    state = folded(read(), planned(), committed(0), parked_in(1, 3), committed(1))
+    folded(RESUMED, state=state, session=1)
+    assert verdict.of_collection(state, "Docs")[0] == "incomplete"
+
+
+def test_rows_parked_by_two_models_are_told_with_the_reason_of_each():
+    state = folded(
+        read(),
+        planned(),
+        committed(0),
+        committed(1),
+        parked_in(1, 3),
+        parked_in(1, 2),
+        parked_in(1, 3, model_pass=1, why="cold"),
+    )
+    assert verdict.of_collection(state, "Docs")[1] == (
+        "2 rows have no vector of m0: hot; 1 row has no vector of m1: cold"
+    )
+
+
+def test_a_lost_batch_takes_its_seconds_and_its_rows_with_it():
+    state = folded(read(), planned(), committed(0), committed(1))
+    folded(ev.BatchesLost(model_pass=0, batches=[0]), committed(0), state=state)
+    (share,) = state.shares()
+    assert (share.seconds, share.computed) == (1.0, {("cpu", ""): 4})
+
+
+def test_the_schedule_of_a_resumed_run_is_what_its_last_session_was_called_with():
+    state = folded(read(), ev.ControlApplied(control="schedule", value="shared", who="ada"))
+    folded(msgspec.structs.replace(RESUMED, schedule="exclusive"), state=state, session=1)
+    assert state.schedule == "exclusive"
+
+
+def test_a_run_that_was_simulated_in_any_session_has_no_figure_of_time():
+    state = RunState()
+    for session, kind in enumerate(["sim", "cpu"]):
+        fold(state, Entry(seq=session, at=1, session=session, elapsed=1, device_kind=kind, body=read()))
+    assert not state.timed
+
+
+def parked_in(batch, row, model_pass=0, why="hot"):
+    return ev.RowParked(
+        model_pass=model_pass, model=f"m{model_pass}", collection="Docs", row=row, reason=why, batch_index=batch
+    )

@@ -1,7 +1,8 @@
 """Every fact of a run as one small frozen type; journal, state and summary are folds of these.
 
 An event says what happened and never how it is shown. Sizes are bytes, durations are seconds, and a
-`row` is the place of a distinct text in the run. Types are only ever extended by optional fields.
+`row` is the place of a distinct text in the run; only a file that was delivered has a row for every chunk.
+Types are only ever extended by optional fields.
 """
 
 from collections.abc import Iterable
@@ -99,6 +100,7 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
     chunks: str
     config: dict[str, Setting]
     environment: dict[str, str]
+    schedule: str = ""
 
 
 class DevicesFound(Event, frozen=True, tag="devices_found"):
@@ -389,6 +391,8 @@ class PassFailed(Event, frozen=True, tag="pass_failed"):
 
 
 class ArtefactWritten(Event, frozen=True, tag="artefact_written"):
+    """A file that was delivered; its `rows` are chunks: a text that stands in several is in several rows of it."""
+
     """A file of a collection; `verified`: it was read back, and every row of it is what was planned."""
 
     collection: str

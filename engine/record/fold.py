@@ -19,6 +19,7 @@ def fold(state: RunState, entry: Entry) -> None:
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
         state.pace.begin()
+        state.kinds.add(entry.device_kind)
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
     match entry.body:
@@ -93,12 +94,20 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         lease.left = lease.held_seconds is None
     state.models.clear()
     state.tokenised.clear()
-    state.warnings.clear()
+    state.schedule = event.schedule or state.schedule
+    _forget_parked(state)
     for collection in state.collections.values():
         collection.status, collection.reason, collection.verification = None, "", None
         collection.refusals.clear()
         collection.artefacts.clear()
-        collection.warnings.clear()
+
+
+def _forget_parked(state: RunState) -> None:
+    """A row was parked with its batch; where the process died before that was committed, it is done again."""
+    for model_pass, rows in state.parked.items():
+        done = state.committed.get(model_pass, {})
+        for key in [key for key, row in rows.items() if row.batch_index is not None and row.batch_index not in done]:
+            del rows[key]
 
 
 def _fallback(config: Mapping[str, ev.Setting]) -> bool:
@@ -124,10 +133,10 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
         case ev.CollectionClosed():
             collection = _collection(state, event.collection)
             collection.status, collection.reason = event.status, event.reason
-        case ev.Warned(collection=None):
-            state.warnings.append(event.message)
-        case ev.Warned(collection=str(name)):
-            _collection(state, name).warnings.append(event.message)
+        case ev.Warned():
+            warnings = state.warnings if event.collection is None else _collection(state, event.collection).warnings
+            if event.message not in warnings:  # a session that goes on may warn of the same again
+                warnings.append(event.message)
 
 
 def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
@@ -170,6 +179,9 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.mitigated[event.model_pass] += 1
             for collection in _concerned(state, event):
                 collection.mitigations.append(event)
+        case ev.PressurePassed():
+            if found := state.share_of(event.model_pass, event.batch_index):
+                found[0].pressure_passed.append(event)
         case ev.RowParked():
             state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
         case ev.EnsemblePassCompleted():

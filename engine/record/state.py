@@ -67,6 +67,7 @@ class Collection:
     reasons: dict[str, int] = field(default_factory=dict)
     shares: dict[int, Share] = field(default_factory=dict)
     mitigations: list[ev.Mitigated] = field(default_factory=list)
+    pressure_passed: list[ev.PressurePassed] = field(default_factory=list)
     artefacts: dict[str, ev.ArtefactWritten] = field(default_factory=dict)
     verification: ev.StoreVerified | None = None
     warnings: list[str] = field(default_factory=list)
@@ -145,6 +146,8 @@ class RunState:
     began_at: float = 0.0
     latest_at: float = 0.0
     device_kind: str = ""
+    kinds: set[str] = field(default_factory=set)
+    """Of the devices of all sessions."""
     session: int = 0
     seconds_of_session: dict[int, float] = field(default_factory=dict)
     batches_lost: int = 0
@@ -175,6 +178,11 @@ class RunState:
     status: Status | None = None
     reason: str = ""
     exit_code: int | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run's seconds say anything: those of devices that are not there do not."""
+        return all(ev.timed(kind) for kind in self.kinds or {self.device_kind})
 
     @property
     def elapsed(self) -> float:

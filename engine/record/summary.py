@@ -34,7 +34,7 @@ class Refusal(Part):
 
 class Artefact(Part):
     path: str = Field(description="relative to the run directory")
-    rows: int
+    rows: int = Field(description="chunks: a text that stands in several chunks is in several rows of the file")
     bytes: int
     sha256: str
     verified: bool = Field(False, description="it was read back, and every row of it is what was planned")
@@ -79,10 +79,10 @@ class PassSummary(Part):
     batches: int
     rows: int = Field(description="distinct texts encoded in this run, without those that are parked")
     rows_reused: int = Field(description="distinct texts taken over from an earlier run")
-    tokens: int
-    padding: int
-    truncated_rows: int
-    truncated_tokens: int
+    tokens: int = Field(description="of all batches as planned, computed or not; reused texts have none")
+    padding: int = Field(description="tokens that batches compute for nothing, as planned")
+    truncated_rows: int = Field(description="distinct texts longer than the model takes, reused ones included")
+    truncated_tokens: int = Field(description="tokens of theirs that the model does not see")
     seconds: float | None = Field(
         description="wall time of its batches added up, so that two devices at work for 10 s are 20 s; of batches that "
         "were lost and done again, the last time counts; null when the device is simulated"
@@ -140,12 +140,20 @@ class Mitigation(Part):
     device: str = Field(description="where it fell short")
     cause: str
     action: str
-    rows: int
+    rows: int = Field(description="distinct texts that the step concerned")
     predicted_bytes: int | None = Field(description="what the forward was predicted to take beside the weights")
     measured_bytes: int | None = Field(description="the same as free_bytes, which it was called at first")
     free_bytes: int | None = Field(default=None, description="what was free for it then")
     foreseen: bool = Field(default=False, description="it was known beforehand, and nothing failed")
     cost_seconds: float | None = Field(description="of the failure and the step; null when the device is simulated")
+
+
+class PressurePassedSummary(Part):
+    """A device that was short of memory computes whole batches again."""
+
+    model_pass: int
+    batch_index: int
+    device: str
 
 
 class CalibrationSummary(Part):
@@ -194,7 +202,7 @@ class ControlSummary(Part):
 class ParkedRow(Part):
     model_pass: int
     model: str
-    row: int
+    row: int = Field(description="place of the distinct text in the run, from 0")
     reason: str
 
 
@@ -223,11 +231,14 @@ class CollectionSummary(Part):
     qdrant_collection: str
     verification: Verification | None
     passes: list[PassSummary]
-    leases: list[LeaseSummary]
+    leases: list[LeaseSummary] = Field(
+        description="of the passes that this collection has a share in; one lease serves all collections of its pass"
+    )
     mitigations: list[Mitigation]
+    pressure_passed: list[PressurePassedSummary] = Field(default=[], description="how pressure ended")
     parked: list[ParkedRow]
     cache: list[CacheEvent]
-    warnings: list[str]
+    warnings: list[str] = Field(description="of all sessions, each once; texts that a model truncates are among them")
 
 
 class SettingSummary(Part):
@@ -349,8 +360,9 @@ def _collection(state: RunState, collection: Collection) -> CollectionSummary:
         qdrant_collection=collection.qdrant_collection,
         verification=Verification.model_validate(collection.verification) if collection.verification else None,
         passes=[_pass(state, share) for share in shares],
-        leases=[_lease(lease) for lease in state.leases.values() if lease.model_pass in passes],
+        leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in passes],
         mitigations=[_mitigation(state, step) for step in collection.mitigations],
+        pressure_passed=[PressurePassedSummary.model_validate(each) for each in collection.pressure_passed],
         parked=_parked(state, collection),
         cache=_cache(state),
         warnings=collection.warnings,
@@ -383,12 +395,12 @@ def _pass(state: RunState, share: Share) -> PassSummary:
         truncated_tokens=share.truncated_tokens,
         seconds=round(share.seconds, 3) if timed else None,
         rows_per_second=round(encoded / share.seconds, 2) if timed and share.seconds else None,
-        reason=failure.reason if failure else "",
+        reason=failure.reason if failure and not whole else "",
     )
 
 
 def _timed(state: RunState) -> bool:
-    return timed(state.device_kind)
+    return state.timed
 
 
 def _control(asked: Control) -> ControlSummary:
@@ -404,9 +416,9 @@ def _mitigation(state: RunState, step: Mitigated) -> Mitigation:
     return summary if _timed(state) else summary.model_copy(update={"cost_seconds": None})
 
 
-def _lease(lease: Lease) -> LeaseSummary:
+def _lease(state: RunState, lease: Lease) -> LeaseSummary:
     summary = LeaseSummary.model_validate(lease)
-    if timed(lease.device_kind):
+    if _timed(state) and timed(lease.device_kind):
         return summary
     return summary.model_copy(update={"attach_seconds": None, "held_seconds": None})
 
