@@ -7,7 +7,7 @@ from engine.record import durable
 from engine.record import events as ev
 from engine.record.snapshot import Snapshot
 from engine.record.state import RunState
-from widgets.words import batch_of, pass_of, percent, several
+from widgets.words import batch_of, batches_of, pass_of, percent, several
 
 Look = Callable[[Callable[[RunState], str]], str]
 
@@ -240,7 +240,7 @@ def progress(snapshot: Snapshot) -> str:
     place = pass_of(now.model_pass, len(snapshot.passes))
     told = [f"{percent(snapshot.share_done).strip()} of the run"]
     told.append(f"{place} {now.model} {percent(now.share_done).strip()}")
-    told += [] if snapshot.batch_index is None else [batch_of(snapshot.batch_index, now.batches)]
+    told += [batches_of(now)] if now.batches_done else []
     if ev.timed(snapshot.device_kind) and now.rows_per_second and now.seconds_left is not None:
         each = " each" if len(now.devices) > 1 else ""
         told += [f"{now.rows_per_second:.1f} rows/s{each}", f"{durable.duration(now.seconds_left)} left in this pass"]

@@ -69,7 +69,7 @@ class Work:
 
     def run(self) -> Waits:
         """Walk everything that is left. Raises Stopped between two batches when asked to."""
-        self.controls.foresee = self._foresee
+        self.controls.foresee, self.controls.stays = self._foresee, self._stays
         while any(self.left):
             yield from self._heed()
             if self.controls():
@@ -81,6 +81,12 @@ class Work:
     def _foresee(self, schedule: Schedule) -> Round | None:
         """What another schedule would lease next."""
         return self._next(schedule, {sitting.turn.model_pass: sitting.committed for sitting in self.sittings})
+
+    def _stays(self, schedule: Schedule) -> bool:
+        """Whether another schedule would have the same models go on where they are."""
+        then = self._foresee(schedule)
+        now = [(sitting.turn.model_pass, sitting.turn.devices) for sitting in self.sittings]
+        return then is not None and [(turn.model_pass, turn.devices) for turn in then.turns] == now
 
     def _next(self, schedule: Schedule, done: Mapping[int, Sequence[int]] = {}) -> Round | None:
         """What would be leased now, under a schedule; `done` are cells of the present round, by pass."""

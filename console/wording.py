@@ -19,12 +19,6 @@ def foreseen(wanted: Schedule, then: Round | None, snapshot: Snapshot) -> list[s
     if then is None or not then.turns:
         return ["Nothing is left to compute: no cell would change its place."]
     names = {each.model_pass: each.model for each in snapshot.passes}
-    if unmoved(then, snapshot):
-        running = " and ".join(names.get(turn.model_pass, "it") for turn in then.turns)
-        return [
-            f"Nothing changes now: {running} would stay where it is, and no lease ends.",
-            "It counts from the next lease on, for models that fit beside each other then.",
-        ]
     lines = ["The leases that are held end after their batches; then:"]
     for turn in then.turns:
         model, batches = names.get(turn.model_pass, f"pass {turn.model_pass}"), len(turn.batches)
@@ -32,14 +26,17 @@ def foreseen(wanted: Schedule, then: Round | None, snapshot: Snapshot) -> list[s
         lines.append(f"  {model}: {batches:,} batches on {', '.join(turn.devices)}{streamed}")
     if wanted is Schedule.SHARED and len(then.turns) == 1:
         lines.append("No other model fits beside it now.")
-    lines.append("Each model that moves is attached anew; no committed batch is done again.")
+    lines.append("Models that move are attached anew; no committed batch is redone.")
     return lines
 
 
-def unmoved(then: Round, snapshot: Snapshot) -> bool:
-    """Whether what would be leased is what is leased now."""
-    held = {(lease.model_pass, tuple(lease.devices)) for lease in snapshot.leases if lease.held}
-    return {(turn.model_pass, turn.devices) for turn in then.turns} == held
+def staying(snapshot: Snapshot) -> list[str]:
+    """What another schedule does for which everything that is leased stays where it is."""
+    held = {lease.model_pass: lease.model for lease in snapshot.leases if lease.held}
+    return [
+        f"Nothing changes now: {' and '.join(held.values()) or 'what is leased'} would stay where it is,",
+        "and no lease ends. It counts from the next lease on.",
+    ]
 
 
 def no_other(snapshot: Snapshot) -> str:
@@ -53,10 +50,10 @@ def no_other(snapshot: Snapshot) -> str:
 def no_fallback(snapshot: Snapshot) -> list[str]:
     """What forbidding the CPU means."""
     lines = [
-        "A model that fits on no GPU is then refused, and a row that does not is parked:",
-        "the run will be incomplete (exit code 1).",
+        "A model that fits on no GPU is then refused, a row that does not",
+        "is parked, and the run will be incomplete (exit code 1).",
     ]
-    if any(lease.held and lease.device_kind == "cpu" for lease in snapshot.leases):
+    if any(lease.held and "cpu" in lease.devices for lease in snapshot.leases):
         lines.append("What is on the CPU now ends its turn there.")
     return [*lines, f"{snapshot.batches - snapshot.batches_done:,} of {snapshot.batches:,} batches are left."]
 

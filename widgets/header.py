@@ -100,12 +100,11 @@ def _where(snapshot: Snapshot) -> list[Field]:
     number = snapshot.current_pass
     if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
         now, passes = snapshot.passes[number], len(snapshot.passes)
-        fields.append(Field(10, words.pass_of(number, passes)))
-        if passes > 1:
-            fields.append(Field(13, words.percent(now.share_done).strip(), "dim"))
+        own = f" at {words.percent(now.share_done).strip()}" if passes > 1 else ""
+        fields.append(Field(10, words.pass_of(number, passes) + own))
         fields.append(Field(25, now.model, least=14))
-        if snapshot.batch_index is not None:
-            fields.append(Field(30, words.batch_of(snapshot.batch_index, now.batches), "dim"))
+        if told := words.batches_of(now):
+            fields.append(Field(30, told, "dim"))
     if snapshot.collection:
         fields.append(Field(50, snapshot.collection, "dim", least=14))
     return fields

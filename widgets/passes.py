@@ -12,7 +12,7 @@ from engine.record.snapshot import CollectionView, PassView, Snapshot
 from widgets import cache, glyphs
 from widgets.pane import Pane
 from widgets.text import Row, Span, fit, fitted, kept, width_of
-from widgets.words import batch_of, devices_of, percent, several, tally, trouble
+from widgets.words import devices_of, percent, several, tally, trouble
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
@@ -157,13 +157,6 @@ def _trouble(each: PassView, snapshot: Snapshot) -> str:
     return trouble(each.mitigations, each.parked)
 
 
-def _cell(each: PassView, snapshot: Snapshot) -> str:
-    """The batch committed last."""
-    if each.model_pass != snapshot.current_pass or snapshot.batch_index is None or snapshot.over:
-        return ""
-    return batch_of(snapshot.batch_index)
-
-
 def _devices(each: PassView, snapshot: Snapshot) -> str:
     return devices_of(each.devices)
 
@@ -180,8 +173,7 @@ COLUMNS = (
     Column(3, _time, right=True),
     Column(4, _trouble, style="warn"),
     Column(6, _devices, style="dim"),
-    Column(7, _cell, style="dim"),
-    Column(8, _weight, style="dim"),
+    Column(7, _weight, style="dim"),
 )
 """In their order on the screen."""
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from engine.record.snapshot import Snapshot
+from engine.record.snapshot import PassView, Snapshot
 
 GIB = 2**30
 RECENT = 10
@@ -18,16 +18,17 @@ def gib(size: float) -> str:
 
 def pass_of(model_pass: int, passes: int = 0) -> str:
     """`pass 2/3`: counted from 1, as people count, where files count from 0; without a total that is not known."""
-    return f"pass {_counted(model_pass, passes)}"
+    return f"pass {model_pass + 1}" + (f"/{passes}" if passes else "")
 
 
-def batch_of(batch_index: int, batches: int = 0) -> str:
-    """`batch 14/22`, counted from 1 too."""
-    return f"batch {_counted(batch_index, batches)}"
+def batch_of(batch_index: int) -> str:
+    """`batch 14`: which one, counted from 1 too."""
+    return f"batch {batch_index + 1}"
 
 
-def _counted(index: int, total: int) -> str:
-    return f"{index + 1}/{total}" if total else str(index + 1)
+def batches_of(each: PassView) -> str:
+    """`batch 14/22`: how many of a pass are committed, whichever they are; nothing before there is one."""
+    return f"batch {each.batches_done}/{each.batches}" if each.batches_done else ""
 
 
 def percent(share: float) -> str:
