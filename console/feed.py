@@ -143,6 +143,7 @@ _KINDS: dict[type[ev.Event], Kind | None] = {
     ev.CollectionRead: Kind("note", "collection"),
     ev.CorpusTokenised: Kind("note", "tokens"),
     ev.PassPlanned: Kind("note", "cache"),
+    ev.RowsReused: Kind("note", "cache"),
     ev.BatchesLost: Kind("warning", "pass"),
     ev.LeaseGranted: Kind("notice", "lease"),
     ev.ModelAttached: Kind("note", "lease"),

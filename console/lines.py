@@ -40,6 +40,7 @@ UNTOLD = (
     ev.ModelAttached,
     ev.PassPlanned,
     ev.RosterResolved,
+    ev.RowsReused,
 )
 """Events that make no line of their own: they are many, or a later line says more."""
 
@@ -128,6 +129,8 @@ def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
         case ev.PassPlanned():
             place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
             return f"{place}: {event.reused} of {event.reused + event.rows} vectors reused"
+        case ev.RowsReused():
+            return f"pass {event.model_pass + 1} {event.model}: {event.rows} vectors taken over from {event.source}"
         case ev.BatchesLost():
             lost = f"{len(event.batches)} batches that were committed did not survive"
             named = ", ".join(str(index + 1) for index in event.batches[:20])

@@ -154,7 +154,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
 def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
     mask = np.zeros(len(corpus.digests), np.bool_)
     earlier = reuse.check(run) if run else None
-    for rows, _ in reuse.available(earlier, as_input(entry_of(card, 1.0, card.dim)), corpus.digests):
+    for rows, _ in reuse.available(earlier, as_input(entry_of(card, 1.0, card.dim)), corpus.digests, lambda _: None):
         mask[rows] = True
     return mask
 

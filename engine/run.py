@@ -262,17 +262,22 @@ class Run:
     def _plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
         """The cells of one pass, without what is taken over from an earlier run."""
         path = self.directory.vectors(model_pass, card.key)
+        kept, begun = self.recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
+        if kept and not path.exists():
+            raise self._not_reused(kept, kept.rows)
         file = VectorFile(path, len(corpus.digests), card.dim)
-        entry = self.directory.inputs()["roster"][model_pass]
-        taken = reuse.take_over(self._earlier, entry, corpus.digests, file, path.with_name("reused.npy"))
-        layout = lay_out(model_pass, card, tokens, corpus.rows, taken)
-        begun = self.recorder.look(lambda state: dict(state.plans))
+        if kept and (damaged := reuse.damaged(kept, file)):
+            raise self._not_reused(kept, damaged)
+        if not kept and all(planned != model_pass for planned, _ in begun):
+            kept = self._take_over(model_pass, corpus, file)
+        layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
+        if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.shares):
+            raise UsageError(
+                f"run {self.directory.id} was planned by another version of interlock: "
+                f"start a new run with --reuse {self.directory.path}"
+            )
+        reuse.keep_order(path, layout.batches)
         for share in layout.shares:
-            if begun.get((model_pass, share.collection), share.plan) != share.plan:
-                raise UsageError(
-                    f"run {self.directory.id} was planned by another version of interlock: "
-                    f"start a new run with --reuse {self.directory.path}"
-                )
             self._emit(share)
             self._warn_of_truncation(share, card)
         return Cells(model_pass, layout, tokens, file)
@@ -288,6 +293,24 @@ class Run:
         )
         if message not in self.recorder.look(lambda state: state.collections[share.collection].warnings):
             self._emit(ev.Warned(message=message, collection=share.collection))
+
+    def _take_over(self, model_pass: int, corpus: Corpus, file: VectorFile) -> ev.RowsReused | None:
+        """What an earlier run has of one pass, told with its checksums; and what is damaged there."""
+        entry, damaged = self.directory.inputs()["roster"][model_pass], list[int]()
+        found = reuse.take_over(self._earlier, entry, model_pass, corpus.digests, file, damaged.append)
+        if found:
+            self._emit(found)
+        if damaged:
+            message = f"--reuse {self.settings.reuse}: {sum(damaged)} rows of {entry['model']} are damaged there"
+            self._emit(ev.Warned(message=f"{message} and are computed anew"))
+        return found
+
+    def _not_reused(self, kept: ev.RowsReused, damaged: int) -> UsageError:
+        """What was taken over cannot be computed by this run, whose plan is without it."""
+        return UsageError(
+            f"run {self.directory.id}: of {kept.rows} rows of {kept.model} that it took over from {kept.source}, up to "
+            f"{damaged} are damaged; start a new run with --reuse {self.directory.path} (what is intact costs nothing)"
+        )
 
     def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
         """The batches that earlier sessions committed and whose vectors are still what was committed."""

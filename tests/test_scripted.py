@@ -82,7 +82,7 @@ def test_GIVEN_a_whole_run_WHEN_told_THEN_every_cell_is_committed_once_and_every
 def test_GIVEN_a_whole_run_WHEN_told_THEN_every_rung_and_every_kind_of_event_of_one_session_is_seen(whole):
     assert {step.rung for step in of(ev.Mitigated, whole)} == set(Rung) - {Rung.PARK}
     assert [parked.collection for parked in of(ev.RowParked, whole)] == ["Source-Code"]
-    other_stories = {ev.RunResumed, ev.BatchesLost, ev.DeviceLost, ev.PassFailed, ev.Warned}
+    other_stories = {ev.RunResumed, ev.RowsReused, ev.BatchesLost, ev.DeviceLost, ev.PassFailed, ev.Warned}
     asked_for = {ev.ControlApplied, ev.ControlRefused}
     assert set(ev.AnyEvent.__args__) - {type(entry.body) for entry in told(whole)} == other_stories | asked_for
 

@@ -5,7 +5,7 @@ same lengths and budget always give the same batches, and `Plan.digest` names th
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +44,16 @@ class Plan:
 
     def digest(self) -> str:
         """SHA-256 of every row in its batch."""
-        digest = hashlib.sha256()
-        for batch in self.batches:
-            digest.update(len(batch.rows).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(batch.rows, np.int64).tobytes())
-        return digest.hexdigest()
+        return digest_of(batch.rows for batch in self.batches)
+
+
+def digest_of(batches: Iterable[Rows]) -> str:
+    """SHA-256 of every row in its batch."""
+    digest = hashlib.sha256()
+    for rows in batches:
+        digest.update(len(rows).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> Plan:

@@ -1,12 +1,15 @@
 """Vectors taken over from an earlier run: every row whose text and model are the same is paid for only once.
 
-A row counts as there when it is a unit vector: files begin as NaN, so a row that an earlier run never finished cannot
-be mistaken for one that it did, nor one that was damaged beyond its length. A file that is not what that run wrote is
-refused by name.
+The earlier run's own journal says which rows it has and what their bytes were: a batch, or what that run had taken over
+itself, is taken only where its CRC-32 still holds. What is taken is told with checksums of its own, so that the journal
+of a run speaks of every vector in its directory. A file that is not what the earlier run wrote is refused by name.
 """
 
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,69 +18,175 @@ import numpy.typing as npt
 
 from engine.errors import InterlockError, UsageError
 from engine.intake.corpus import DIGEST, Digests
-from engine.passes.batches import Rows
-from engine.passes.vectors import VectorFile, Vectors
-from engine.record import durable
+from engine.passes.batches import Batch, Rows, digest_of
+from engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
+from engine.record import durable, journal
+from engine.record.events import RowsReused
+from engine.record.fold import fold
 from engine.record.rundir import RUN, RunDirectory
+from engine.record.state import RunState
 
-SAME = ("fingerprint", "dtype", "max_tokens", "document_prompt")
-NEEDED = {"model", "dim", *SAME}
+SAME = ("fingerprint", "max_tokens", "document_prompt")
+NEEDED = {"model", "dim", "dtype", *SAME}
+ORDER = "order.npy"
 UNIT_TOLERANCE = 1e-2
-WINDOW = 4096
+WINDOW = 512
+"""Rows taken over that share a checksum."""
 Mask = npt.NDArray[np.bool_]
+Tell = Callable[[int], object]
 
 
-def check(run: Path) -> RunDirectory:
+@dataclass(frozen=True)
+class Earlier:
+    """A run to take vectors from: its files, the digests of its texts, and what its journal says."""
+
+    directory: RunDirectory
+    roster: Sequence[Mapping[str, Any]]
+    digests: Digests
+    state: RunState
+
+
+def check(run: Path) -> Earlier:
     """The run to take vectors from. Raises UsageError for a directory that is none, or whose files are damaged."""
     directory = RunDirectory(run)
     with _damage_of(directory.path / RUN):
         begun = directory.inputs()
-        if not begun or not directory.digests.exists():
+        if not begun or not directory.digests.exists() or not directory.journal.exists():
             raise UsageError(f"--reuse {run} is not a run directory with vectors in it")
-        _roster_of(begun)
-    _digests_of(directory)
-    return directory
+        roster = _roster_of(begun)
+    state = RunState()
+    with _damage_of(directory.journal):
+        for entry in journal.read(directory.journal):
+            fold(state, entry)
+    return Earlier(directory, roster, _digests_of(directory), state)
 
 
 def take_over(
-    earlier: RunDirectory | None, entry: Mapping[str, object], digests: Digests, file: VectorFile, mask: Path
-) -> Mask:
-    """Copy into `file` what `earlier` has of the model `entry` (as in run.json); which rows [texts] that were.
+    earlier: Earlier | None,
+    entry: Mapping[str, object],
+    model_pass: int,
+    digests: Digests,
+    file: VectorFile,
+    tell: Tell,
+) -> RowsReused | None:
+    """Copy into `file` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
 
-    The answer is kept in `mask`, so that a resumed run plans as it did before.
+    `tell` is told of rows that are damaged there, by their number.
     """
-    if mask.exists() and not file.fresh:
-        kept: Mask = np.load(mask)
-        return kept
     taken = np.zeros(len(digests), np.bool_)
-    for rows, vectors in available(earlier, entry, digests):
+    for rows, vectors in available(earlier, entry, digests, tell):
         if earlier and vectors.shape[1] != (dim := file.array.shape[1]):
             raise UsageError(
-                f"{earlier.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: leave out --reuse"
+                f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: "
+                "leave out --reuse"
             )
         file.put(rows, vectors)
         taken[rows] = True
+    if not earlier or not taken.any():
+        return None
     file.sync()
-    with durable.replacing(mask) as partial, partial.open("wb") as handle:
-        np.save(handle, taken)
-    return taken
+    crcs = [file.crc(rows) for rows in _windows(np.flatnonzero(taken))]
+    return RowsReused(
+        model_pass=model_pass,
+        model=str(entry["model"]),
+        source=str(earlier.directory.path.resolve()),
+        rows=int(taken.sum()),
+        mask=zlib.compress(np.packbits(taken).tobytes()),
+        crcs=crcs,
+    )
+
+
+def mask_of(reused: RowsReused | None, texts: int) -> Mask:
+    """Which of so many texts were taken over."""
+    if reused is None:
+        return np.zeros(texts, np.bool_)
+    bits = np.frombuffer(zlib.decompress(reused.mask), np.uint8)
+    return np.unpackbits(bits, count=texts).astype(np.bool_)
+
+
+def damaged(reused: RowsReused, file: VectorFile) -> int:
+    """How many of the rows taken over share a checksum that does not hold any more."""
+    windows = _windows(np.flatnonzero(mask_of(reused, len(file.array))))
+    return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if file.crc(rows) != crc)
+
+
+def keep_order(vectors: Path, batches: Sequence[Batch]) -> None:
+    """Keep beside a pass's `vectors` which rows its batches have: with it, another run can check what it takes."""
+    rows = [batch.rows for batch in batches]
+    order = np.concatenate([np.empty(0, np.int64), *rows])
+    firsts = np.cumsum([0, *(len(each) for each in rows)])[:-1]
+    order[firsts] = ~order[firsts]  # a negative number begins a batch
+    path, data = vectors.with_name(ORDER), BytesIO()
+    np.save(data, order.astype(np.int32))
+    if not path.is_file() or path.read_bytes() != data.getvalue():
+        durable.write_bytes(path, data.getvalue())
 
 
 def available(
-    earlier: RunDirectory | None, entry: Mapping[str, object], digests: Digests
+    earlier: Earlier | None, entry: Mapping[str, object], digests: Digests, tell: Tell
 ) -> Iterator[tuple[Rows, Vectors]]:
-    """Rows with their vectors in `earlier`, a window at a time. Raises UsageError naming a damaged file."""
-    if earlier is None:
+    """Rows with their vectors in `earlier`, checked against its journal; `tell` is told how many there are damaged.
+
+    Raises UsageError naming a file that is not what that run wrote.
+    """
+    model_pass = _pass_of(earlier, entry)
+    if earlier is None or model_pass is None:
         return
-    others = _digests_of(earlier)
-    vectors = _vectors_of(earlier, entry, len(others))
-    if vectors is None:
-        return
-    rows, places = _matches(digests, others)
-    for start in range(0, len(rows), WINDOW):
-        window = vectors[places[start : start + WINDOW]]
-        whole = _are_unit(window)
-        yield rows[start : start + WINDOW][whole], window[whole]
+    path, texts = earlier.directory.vectors(model_pass, earlier.roster[model_pass]["model"]), len(earlier.digests)
+    groups = list(_groups(earlier, model_pass, path, str(entry["dtype"])))
+    vectors = _load(path, texts, earlier.roster[model_pass]["dim"]) if path.exists() else None
+    places = _places(digests, earlier.digests)
+    for rows, crc in groups:
+        here = places[rows]
+        if not (here >= 0).any():
+            continue
+        window = None if vectors is None else vectors[rows]
+        if window is None or crc_of(window) != crc:
+            tell(len(rows))
+            continue
+        good = (here >= 0) & _are_unit(window)  # a parked row has no vector
+        yield here[good], window[good]
+
+
+def _pass_of(earlier: Earlier | None, entry: Mapping[str, object]) -> int | None:
+    """The earlier run's pass of the same model under the same conditions."""
+    roster = earlier.roster if earlier else ()
+    same = (number for number, other in enumerate(roster) if all(other[name] == entry[name] for name in SAME))
+    return next(same, None)
+
+
+def _groups(earlier: Earlier, model_pass: int, vectors: Path, dtype: str) -> Iterator[tuple[Rows, int]]:
+    """Rows of a pass that were computed in this precision and have a checksum in the journal, with it."""
+    state, usual = earlier.state, earlier.roster[model_pass]["dtype"]
+    reused, committed = state.reused.get(model_pass), state.committed.get(model_pass, {})
+    if reused and usual == dtype:
+        yield from zip(_windows(np.flatnonzero(mask_of(reused, len(earlier.digests)))), reused.crcs, strict=True)
+    if committed:
+        batches = _batches_of(earlier, model_pass, vectors.with_name(ORDER))
+        yield from ((batches[index], each.crc) for index, each in committed.items() if (each.dtype or usual) == dtype)
+
+
+def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
+    """The rows of each batch of an earlier run's pass, once they are known to be those that its journal speaks of."""
+    if not path.exists():
+        raise UsageError(
+            f"{path} is missing, without which the vectors of {earlier.directory.path} cannot be checked (a run of an "
+            "older version has none until it is resumed): leave out --reuse, or reuse another run"
+        )
+    with _damage_of(path):
+        with path.open("rb") as handle:
+            order = np.lib.format.read_array(handle)
+        if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
+            raise ValueError(f"it holds {order.dtype} {order.shape}, which is no order of rows")
+        rows = np.where(order < 0, ~order, order).astype(np.int64)
+        batches = np.split(rows, np.flatnonzero(order < 0)[1:])
+        for collection in earlier.state.collections.values():
+            share = collection.shares.get(model_pass)
+            if share and share.batches:
+                told = batches[share.first_batch : share.first_batch + share.batches]
+                if digest_of(told) != earlier.state.plans[model_pass, collection.name]:
+                    raise ValueError("its rows are not those that the journal speaks of")
+    return batches
 
 
 def _roster_of(begun: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -90,44 +199,35 @@ def _roster_of(begun: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _digests_of(earlier: RunDirectory) -> Digests:
     """What the rows of an earlier run's vectors are the vectors of."""
-    with _damage_of(earlier.digests):
-        found = np.load(earlier.digests)
+    with _damage_of(earlier.digests), earlier.digests.open("rb") as handle:
+        found = np.lib.format.read_array(handle)
         if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
             raise ValueError(f"it holds {found.dtype} {found.shape}, not {DIGEST.itemsize} bytes a text")
         digests: Digests = np.ascontiguousarray(found).reshape(-1).view(DIGEST)
         return digests
 
 
-def _vectors_of(earlier: RunDirectory, entry: Mapping[str, object], texts: int) -> Vectors | None:
-    """The earlier run's vectors [texts, dim] of the same model under the same conditions; None where it has none."""
-    with _damage_of(earlier.path / RUN):
-        roster = _roster_of(earlier.inputs())
-    for model_pass, other in enumerate(roster):
-        if all(other[name] == entry[name] for name in SAME):
-            path = earlier.vectors(model_pass, other["model"])
-            return _load(path, texts, other["dim"]) if path.exists() else None
-    return None
-
-
 def _load(path: Path, texts: int, least: int) -> Vectors:
     """A pass's vectors; its model may be wider than the `least` dimensions that were delivered of it."""
     with _damage_of(path):
-        vectors: Vectors = np.load(path, mmap_mode="r")
-        if vectors.dtype != np.float32 or vectors.ndim != 2 or len(vectors) != texts or vectors.shape[1] < least:
-            raise ValueError(
-                f"it holds {vectors.dtype} {vectors.shape}, the run has {texts} texts of {least} dimensions"
-            )
+        dtype, shape, _ = header_of(path)
+        if dtype != np.float32 or len(shape) != 2 or shape[0] != texts or shape[1] < least:
+            raise ValueError(f"it holds {dtype} {shape}, the run has {texts} texts of {least} dimensions")
+        vectors: Vectors = np.lib.format.open_memmap(path, mode="r")
         return vectors
 
 
 @contextmanager
 def _damage_of(path: Path) -> Iterator[None]:
-    """Whatever reading `path` raises, as a UsageError that names it."""
+    """Whatever reading `path` raises, as a UsageError that names it, and says whether it is damaged or out of reach."""
     try:
         yield
     except UsageError:
         raise
-    except (InterlockError, OSError, ValueError, TypeError, EOFError) as error:
+    except OSError as error:
+        what = f"cannot be read ({error.strerror or error}): mend that"
+        raise UsageError(f"{path} {what}, leave out --reuse, or reuse another run") from error
+    except (InterlockError, *NOT_AN_ARRAY) as error:
         raise UsageError(f"{path} is damaged ({error}): leave out --reuse, or reuse another run") from error
 
 
@@ -138,9 +238,11 @@ def _are_unit(window: Vectors) -> Mask:
     return unit
 
 
-def _matches(digests: Digests, others: Digests) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows here and their places there, of the texts that both have."""
-    place = {digest.tobytes(): index for index, digest in enumerate(others)}
-    pairs = [(row, place[key]) for row, digest in enumerate(digests) if (key := digest.tobytes()) in place]
-    both = np.asarray(pairs, np.int64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+def _places(digests: Digests, others: Digests) -> Rows:
+    """For each text there its row here, or -1."""
+    here = {digest: row for row, digest in enumerate(digests.tolist())}
+    return np.fromiter((here.get(digest, -1) for digest in others.tolist()), np.int64, len(others))
+
+
+def _windows(rows: Rows) -> Iterable[Rows]:
+    return (rows[start : start + WINDOW] for start in range(0, len(rows), WINDOW))

@@ -4,7 +4,11 @@ Every row is gated before it is written. A batch is committed in the journal wit
 a resumed run knows which rows survived whatever killed it.
 """
 
+import errno
+import math
 import mmap
+import os
+import tokenize
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +21,8 @@ from engine.passes.batches import Rows
 from engine.record import durable
 
 Vectors = npt.NDArray[np.float32]
+NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
+"""What numpy raises for a file that is not, or is no longer, a `.npy`."""
 
 
 def gate(vectors: Vectors, dim: int) -> dict[int, str]:
@@ -26,6 +32,26 @@ def gate(vectors: Vectors, dim: int) -> dict[int, str]:
     reasons = {int(place): "its norm is zero" for place in np.flatnonzero(~vectors.any(axis=1))}
     reasons |= {int(place): "it is not finite" for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
     return reasons
+
+
+def crc_of(vectors: Vectors) -> int:
+    """The CRC-32 of the vectors' bytes, row by row."""
+    return zlib.crc32(np.ascontiguousarray(vectors).data)
+
+
+def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
+    """The type and shape of the array in a `.npy` file, and the bytes that the file must have.
+
+    Raises one of NOT_AN_ARRAY where it is none, or not the `whole` of it is there; OSError where it cannot be read.
+    """
+    with path.open("rb") as handle:
+        if np.lib.format.read_magic(handle) != (1, 0):
+            raise ValueError("it is of another version of the format")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
+        size = handle.tell() + math.prod(shape) * dtype.itemsize
+        if fortran or dtype.hasobject or (whole and os.fstat(handle.fileno()).st_size < size):
+            raise ValueError("it is not as long as its header says" if whole else "its header is not ours")
+    return dtype, shape, size
 
 
 class VectorFile:
@@ -38,26 +64,39 @@ class VectorFile:
         if self.fresh:
             _create(path, texts, dim)
         try:
-            self.array: Vectors = np.load(path, mmap_mode="r+")
-        except (OSError, ValueError) as error:
-            raise InterlockError(f"{path} is damaged: {error}; start a new run") from error
-        if self.array.shape != (texts, dim):
-            raise InterlockError(f"{path} holds {self.array.shape} vectors, the run has {(texts, dim)}")
+            dtype, shape, size = header_of(path, whole=False)
+            if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
+                raise InterlockError(f"{path} holds {shape} vectors of {dtype}, the run has {(texts, dim)}")
+            durable.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
+            self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
+        except NOT_AN_ARRAY as error:
+            raise InterlockError(
+                f"{path} is damaged ({error}): remove it and --resume, which computes it anew"
+            ) from error
+        except OSError as error:
+            raise InterlockError(f"{path} cannot be opened: {error.strerror or error}; {_advice(error)}") from error
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
         """Write the vectors of `rows`; the CRC-32 of their bytes."""
         self.array[rows] = vectors
-        return zlib.crc32(np.ascontiguousarray(vectors).tobytes())
+        return crc_of(vectors)
 
     def crc(self, rows: Rows) -> int:
         """The CRC-32 of what stands in `rows` now."""
-        return zlib.crc32(np.ascontiguousarray(self.array[rows]).tobytes())
+        return crc_of(self.array[rows])
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut, and let go of the pages."""
         if isinstance(self.array, np.memmap):
             self.array.flush()
             release(self.array)
+
+
+def _advice(error: OSError) -> str:
+    """What to do about a file that is there and cannot be opened."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit of open files (ulimit -n) and --resume"
+    return "mend that and --resume"
 
 
 def _create(path: Path, texts: int, dim: int) -> None:

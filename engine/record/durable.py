@@ -55,11 +55,11 @@ def write_bytes(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
-def take_blocks(path: Path) -> None:
-    """Give every byte of a file a block of its own: a full disk is an OSError now, not a dead process at the first
-    write through a mapping."""
+def take_blocks(path: Path, size: int = 0) -> None:
+    """Give every byte of a file, and of one shorter than `size` as many, a block of its own: a full disk is an OSError
+    now, not a dead process at the first write through a mapping."""
     with path.open("rb+") as handle:
-        os.posix_fallocate(handle.fileno(), 0, path.stat().st_size)
+        os.posix_fallocate(handle.fileno(), 0, max(size, path.stat().st_size, 1))
 
 
 def sync_directory(directory: Path) -> None:

@@ -232,6 +232,18 @@ class PassPlanned(Event, frozen=True, tag="pass_planned"):
     cost: Cost | None = None
 
 
+class RowsReused(Event, frozen=True, tag="rows_reused"):
+    """Rows of a pass that were taken over from the run in `source`, before the rest was planned. `mask` is which: a bit
+    for each text, packed and deflated; `crcs` are the CRC-32 of each 512 of them in their order, the last of fewer."""
+
+    model_pass: int
+    model: str
+    source: str
+    rows: int
+    mask: bytes
+    crcs: list[int]
+
+
 class BatchesLost(Event, frozen=True, tag="batches_lost"):
     """Batches that an earlier session committed but whose vectors did not survive; they are done again."""
 
@@ -449,6 +461,7 @@ AnyEvent = (
     | RecordRefused
     | CollectionRead
     | CorpusTokenised
+    | RowsReused
     | PassPlanned
     | BatchesLost
     | LeaseGranted

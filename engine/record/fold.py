@@ -143,6 +143,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
     match event:
         case ev.PassPlanned():
             _plan(state, event)
+        case ev.RowsReused():
+            state.reused[event.model_pass] = event
         case ev.BatchesLost():
             _lose(state, event)
         case ev.LeaseGranted():

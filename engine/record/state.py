@@ -170,6 +170,7 @@ class RunState:
     leases: dict[str, Lease] = field(default_factory=dict)
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
     parked: dict[int, dict[tuple[str, int], ev.RowParked]] = field(default_factory=dict)
+    reused: dict[int, ev.RowsReused] = field(default_factory=dict)
     plans: dict[tuple[int, str], str] = field(default_factory=dict)
     passes_completed: set[int] = field(default_factory=set)
     failures: dict[int, ev.PassFailed] = field(default_factory=dict)
