@@ -31,7 +31,18 @@ def run(options: argparse.Namespace) -> int:
     from console import headless
 
     headless.check_outputs(options.events, options.summary)
-    return _embed(options.chunks, configuration(options), options)
+    return _embed(options.chunks, _settings(options, options.chunks), options)
+
+
+def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
+    """The settings of a run; where they cannot be, the summary that was asked for says so."""
+    try:
+        return configuration(options)
+    except UsageError as error:
+        from console.front_end import summarise_failure
+
+        summarise_failure(chunks, None, error, _outputs(options))
+        raise
 
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
@@ -43,7 +54,7 @@ def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -
 
         return Run(chunks, settings, controls)
 
-    return attend(make, settings, _outputs(options))
+    return attend(make, chunks, settings, _outputs(options))
 
 
 def _outputs(options: argparse.Namespace) -> "Outputs":
@@ -212,15 +223,16 @@ def demo(options: argparse.Namespace) -> int:
     from console.front_end import attend
 
     headless.check_outputs(options.events, options.summary)
+    chunks = Path("scripted" if options.scripted else "demo")
     if options.scripted:
-        return _scripted(configuration(options), options)
-    settings = corpus.with_store(configuration(options))
+        return _scripted(_settings(options, chunks), options)
+    settings = corpus.with_store(_settings(options, chunks))
     _limit_threads(settings)
 
     def make(controls: "Controls") -> "Work":
         return corpus.run(settings, controls, everything=options.all)
 
-    code = attend(make, settings, _outputs(options))
+    code = attend(make, chunks, settings, _outputs(options))
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
     return code
@@ -237,7 +249,7 @@ def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
         directory = rundir.choose(settings.settings.out, settings.settings.run_id, Path("scripted"), resume=False)
         return Scripted(directory, controls, began=time.time(), speed=options.speed)
 
-    return attend(make, settings, _outputs(options))
+    return attend(make, Path("scripted"), settings, _outputs(options))
 
 
 def search(options: argparse.Namespace) -> int:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from console.crash import told
 from console.headless import Headless, deliver_summary, say
 from console.session import Session, Work
 from console.terminal import quiet_descriptors, why_headless
 from engine.config import Configuration
-from engine.errors import ExitCode, UsageError
+from engine.errors import ExitCode, InterlockError, UsageError
 from engine.passes.controls import Controls
 from engine.record.safe import safe
 
@@ -31,9 +32,51 @@ class Outputs:
     quiet: bool = False
 
 
-def attend(make: Callable[[Controls], Work], configuration: Configuration, outputs: Outputs) -> ExitCode:
-    """Do a run under the front end that fits the terminal; how it ended. Raises what the run raises."""
+def attend(make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs) -> ExitCode:
+    """Do a run of `chunks` under the front end that fits the terminal; how it ended.
+
+    Raises InterlockError for whatever the run raises; a summary that was asked for says so too.
+    """
     session = Session(make)
+    try:
+        code = _attended(session, configuration, outputs)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        failure = told(error, session.work.directory.path if session.work else None)
+        summarise_failure(chunks, configuration, failure, outputs, session.work)
+        raise failure from error
+    if session.work:
+        if outputs.summary:
+            from engine.record.summary import dumps, summarise
+
+            deliver_summary(dumps(session.work.recorder.look(summarise)), outputs.summary)
+        if not outputs.quiet:
+            say(f"summary: {safe(session.work.directory.summary)}")
+    return code
+
+
+def summarise_failure(
+    chunks: Path,
+    configuration: Configuration | None,
+    failure: InterlockError,
+    outputs: Outputs,
+    work: Work | None = None,
+) -> None:
+    """Write the summary of a run that came to nothing, where one was asked for; what hinders that is told."""
+    if not outputs.summary:
+        return
+    from console.refusal import refused, summary_of
+    from engine.record.summary import dumps
+
+    try:
+        found = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
+        deliver_summary(dumps(found), outputs.summary)
+    except InterlockError as error:
+        say(f"interlock: {safe(error)}")
+
+
+def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> ExitCode:
     reason = why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary)
     if reason:
         if not outputs.no_ui and not outputs.quiet:
@@ -42,12 +85,7 @@ def attend(make: Callable[[Controls], Work], configuration: Configuration, outpu
         seen = -1
     else:
         seen = _console(session, configuration)
-    code = Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen).watch()
-    if session.work:
-        deliver_summary(session.work.directory.summary, outputs.summary)
-        if not outputs.quiet:
-            say(f"summary: {safe(session.work.directory.summary)}")
-    return code
+    return Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen).watch()
 
 
 def _console(session: Session, configuration: Configuration) -> int:

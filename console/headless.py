@@ -128,19 +128,19 @@ def _signals(stop: Controls) -> Callable[[], None]:
     return restore
 
 
-def deliver_summary(summary: Path, target: str | None) -> None:
-    """Copy the run's summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
+def deliver_summary(summary: bytes, target: str) -> None:
+    """Put a summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
 
     That nobody reads stdout any more changes nothing of how the run ended.
     """
-    if target == "-":
-        try:
-            sys.stdout.write(summary.read_text())
-            sys.stdout.flush()
-        except OSError:
-            silence(sys.stdout)
-    elif target:
-        durable.write_bytes(Path(target), summary.read_bytes())
+    if target != "-":
+        durable.write_bytes(Path(target), summary)
+        return
+    try:
+        sys.stdout.buffer.write(summary)
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
 
 
 def silence(stream: TextIO) -> None:

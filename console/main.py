@@ -6,8 +6,8 @@ Nothing heavy is imported before the command is known: `--help` loads neither to
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import engine
@@ -38,18 +38,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         return _call(options)
     except InterlockError as error:
-        for line in str(error).splitlines():
-            print(f"interlock: {safe(line)}", file=sys.stderr)
-        return error.exit_code
+        return _refuse(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.COMPLETED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except Exception:
-        for line in ["internal error; please report what follows:", *traceback.format_exc().splitlines()]:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
+        from console.crash import told
+
+        return _refuse(told(error))
+
+
+def _refuse(error: InterlockError) -> int:
+    """Say why; the exit code that says it too."""
+    for line in str(error).splitlines():
+        with suppress(OSError, ValueError):
             print(f"interlock: {safe(line)}", file=sys.stderr)
-        return ExitCode.FAILED
+    return error.exit_code
 
 
 def _call(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from console.table import render
 from console.tables import Table, overview
 from engine.errors import UsageError
 from engine.record.durable import duration, human_bytes
+from engine.record.rundir import beside
 from engine.record.safe import safe
 from widgets.nodes import No, Node, Step, differences, title, written
 
@@ -102,7 +103,7 @@ def _file(path: Path) -> Path:
         if path.is_dir():
             return _of_directory(path)
         if not path.exists():
-            raise UsageError(f"{path}: there is no such file or directory; give a {FILE} or the directory of a run")
+            raise UsageError(f"{path}: there is no such file or directory; {beside(path)}")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
     return path
@@ -115,7 +116,7 @@ def _of_directory(path: Path) -> Path:
         raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
     if runs := sorted(path.glob(f"*/{FILE}")):
         raise UsageError(f"{path}: a directory of {_counted(len(runs), 'run', 'runs')}; name one, as {runs[-1].parent}")
-    raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run")
+    raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run; {beside(path)}")
 
 
 def top(document: Document, other: Document | None = None) -> Node:

@@ -11,6 +11,8 @@ from engine.record.durable import duration, human_bytes
 from widgets.nodes import Step, written
 
 NOTHING = "-"
+MOST = 1e15
+"""A rate beyond it was damaged, not measured."""
 Item = Mapping[str, object]
 Form = Callable[[object], str]
 
@@ -113,11 +115,13 @@ def _seconds(value: object) -> str:
     """Short times to the tenth, longer ones as a clock shows them."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return _text(value)
-    return f"{value:.1f}" if value < 60 else duration(value)
+    return f"{value:.1f}" if 0 <= value < 60 else duration(value)
 
 
 def _rate(value: object) -> str:
-    return f"{value:,.1f}" if isinstance(value, int | float) and not isinstance(value, bool) else _text(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return _text(value)
+    return f"{value:,.1f}" if abs(value) < MOST else "?"
 
 
 def _pass(item: Item) -> str:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from engine.errors import InterlockError, UsageError
 from engine.record import journal
 from engine.record.events import Entry
-from engine.record.rundir import JOURNAL
+from engine.record.rundir import JOURNAL, beside, runs_in
 
 CHUNK_BYTES = 256 << 10
 MARK = 64
@@ -20,21 +20,25 @@ LOCKS = Path("/proc/locks")
 
 
 def journal_at(path: Path) -> Path:
-    """The journal that a path means: a run's directory, or the file itself; it need not be there yet.
+    """The journal that a path means: a run's directory, or the file itself; it may be empty yet.
 
-    Raises UsageError for a directory of runs, and for what can be no journal.
+    Raises UsageError for a directory of runs, for what can be no journal, and where there is none, naming those
+    there are.
     """
-    if path.is_dir() and not (path / JOURNAL).exists():
-        if runs := sorted(path.glob(f"*/{JOURNAL}"), key=lambda found: found.stat().st_mtime_ns):
-            raise UsageError(f"{path} holds {len(runs)} runs: name one of them; the latest is {runs[-1].parent}")
-        return path / JOURNAL
-    if path.is_dir() or not (path.exists() or path.suffix):
-        return path / JOURNAL
-    return path
+    try:
+        found = path / JOURNAL if path.is_dir() else path
+        if found.exists():
+            return found
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if runs := runs_in(path):
+        raise UsageError(f"{path} holds {len(runs)} runs: name one of them; the latest is {runs[0]}")
+    wrong = "holds no journal" if path.is_dir() else "is not there"
+    raise UsageError(f"{path} {wrong}: give the directory of a run; {beside(path)}")
 
 
 class Tail:
-    """Reads whole lines as they are added to a journal, which may not be there yet, and may be cut back."""
+    """Reads whole lines as they are added to a journal, which may be empty yet, and may be cut back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -8,13 +8,17 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
 from engine.record.durable import parse_bytes
+from engine.record.events import Setting
 
+FROM_RUN = "from the run"
+"""The origin of what a continued run was begun with."""
+SIMULATED = "sim:"
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -69,6 +73,12 @@ def _path(text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def _store(text: str) -> Path | None:
+    if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
+        raise ValueError("a Qdrant server is not written to yet: give a directory for an embedded store")
+    return _path(text)
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -93,12 +103,15 @@ def _run_id(text: str) -> str:
     return text
 
 
-def knob(default: str, parse: Callable[[str], Any], metavar: str, text: str, *, screen: bool = False) -> Any:
+def knob(
+    default: str, parse: Callable[[str], Any], metavar: str, text: str, *, screen: bool = False, kept: str = ""
+) -> Any:
     """A field of `Settings`: its default as text, how text becomes a value, and its help; `screen` where it changes
-    only what an operator sees."""
+    only what an operator sees. A continued run has its `kept` ones from its beginning unless one of those that are kept
+    together, under the same word, is given."""
     return field(
         default_factory=lambda: parse(default),
-        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "screen": screen},
+        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "screen": screen, "kept": kept},
     )
 
 
@@ -111,45 +124,66 @@ class Settings:
         _roster,
         "NAME[=WEIGHT],...",
         "models in the order of their passes, with their weights in the fusion; the first is the primary",
+        kept="roster",
     )
-    collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections")
+    collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections", kept="collections")
     devices: str = knob(
         "auto",
         str,
         "auto|cpu|cuda[:N],...|sim:2xT4",
         "where to compute; auto takes every GPU, else the CPU; sim:2xT4 rehearses on GPUs that are not there",
+        kept="devices",
     )
     exclusive: bool = knob(
-        "yes", _flag, "", "one model at a time holds the devices; without, models stay resident side by side"
+        "yes",
+        _flag,
+        "",
+        "one model at a time holds the devices; without, models stay resident side by side",
+        kept="schedule",
     )
-    window: int = knob("0", _count, "N", "hand the devices to the next model after N batches; 0: after the whole pass")
-    cpu_fallback: bool = knob("yes", _flag, "", "what no GPU has room for is computed on the CPU, in float32")
+    window: int = knob(
+        "0",
+        _count,
+        "N",
+        "hand the devices to the next model after N batches; 0: after the whole pass",
+        kept="schedule",
+    )
+    cpu_fallback: bool = knob(
+        "yes", _flag, "", "what no GPU has room for is computed on the CPU, in float32", kept="cpu_fallback"
+    )
     warm: int = knob(
         "4GiB", parse_bytes, "SIZE", "host memory for weights that are kept between leases, so that attaching is a copy"
     )
     threads: int = knob("0", _count, "N", "processor threads; 0 takes every core")
-    ceiling: int = knob("12GiB", parse_bytes, "SIZE", "most memory that a run may occupy on one device")
+    ceiling: int = knob("12GiB", parse_bytes, "SIZE", "most memory that a run may occupy on one device", kept="ceiling")
     faults: tuple[str, ...] = knob(
-        "", _names, "FAULT,...", "what goes wrong on simulated devices, for a rehearsal: oom:40, lose@cuda:1:400"
+        "",
+        _names,
+        "FAULT,...",
+        "what goes wrong on simulated devices, for a rehearsal: oom:40, lose@cuda:1:400",
+        kept="faults",
     )
     fusion: str = knob(
         "concat",
         _one_of("concat", "named", "mean"),
         "concat|named|mean",
         "how the models' vectors become one",
+        kept="fusion",
     )
-    dim: int = knob("0", _count, "N", "cut the vectors of Matryoshka models to N dimensions; 0 keeps them whole")
+    dim: int = knob(
+        "0", _count, "N", "cut the vectors of Matryoshka models to N dimensions; 0 keeps them whole", kept="dim"
+    )
     export: tuple[str, ...] = knob(
-        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to write for each collection"
+        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to write for each collection", kept="export"
     )
-    qdrant: Path | None = knob("", _path, "DIR", "write an embedded Qdrant store that can be searched")
+    qdrant: Path | None = knob("", _store, "DIR", "write an embedded Qdrant store that can be searched", kept="qdrant")
     out: Path = knob("runs", lambda text: Path(text).expanduser(), "DIR", "directory of run directories")
     run_id: str = knob("", _run_id, "ID", "name of the run; default is the time it started")
     resume: bool = knob(
         "no",
         _flag,
         "",
-        "continue the run --run-id, or the newest run of these chunks; start one if there is none",
+        "continue the run --run-id, or the newest run of these chunks, as it was begun; start one if there is none",
     )
     reuse: Path | None = knob(
         "", _path, "RUN_DIR", "take over every vector of this run whose text and model are the same"
@@ -214,6 +248,36 @@ def load(
     return Configuration(Settings(**values), origins, models, keys)
 
 
+def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
+    """The settings of a run that is continued: as they were `begun`, but for what is given `now`.
+
+    Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
+    """
+    given = {item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default"}
+    kept = {
+        item.name: _parsed(item, begun[item.name].value, FROM_RUN)
+        for item in knobs()
+        if item.metadata["kept"] not in {"", *given} and item.name in begun
+    }
+    settings = replace(now.settings, **kept)
+    was = str(begun["devices"].value) if "devices" in begun else settings.devices
+    if was.startswith(SIMULATED) != settings.devices.startswith(SIMULATED):
+        raise UsageError(
+            f"the run was begun on {was}, and {now.origins['devices']} is {settings.devices}: "
+            "simulated and real devices do not mix in one run; leave out --devices, or start a new run"
+        )
+    return replace(now, settings=settings, origins={**now.origins, **dict.fromkeys(kept, FROM_RUN)})
+
+
+def recorded(configuration: Configuration) -> dict[str, Setting]:
+    """The settings as a run records them: all but those of the screen, each with its origin."""
+    return {
+        item.name: Setting(shown(getattr(configuration.settings, item.name)), configuration.origins[item.name])
+        for item in knobs()
+        if not item.metadata["screen"]
+    }
+
+
 def flag_of(name: str) -> str:
     """`run_id` -> `--run-id`."""
     return "--" + name.replace("_", "-")
@@ -236,9 +300,10 @@ def shown(value: Any) -> Any:
 def _parsed(item: Field[Any], text: Any, origin: str) -> Any:
     """A TOML value may be a list, a table (roster), a number or a boolean; everything else is text."""
     if isinstance(text, list):
-        text = ",".join(str(part) for part in text)
+        text = ",".join("=".join(map(str, part)) if isinstance(part, list) else str(part) for part in text)
     elif isinstance(text, dict):
         text = ",".join(f"{name}={weight}" for name, weight in text.items())
+    text = "" if text is None else text
     try:
         return item.metadata["parse"](str(text))
     except (ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: `~name` of nobody

@@ -4,6 +4,8 @@ Raised anywhere in the engine, rendered once by the front end. A message says wh
 (file, record, model, device) and what to do.
 """
 
+import errno
+import os
 from enum import IntEnum
 
 
@@ -56,3 +58,32 @@ class Stopped(InterlockError):
     """The operator stopped the run; it can be resumed."""
 
     exit_code = ExitCode.STOPPED
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room there and do it again",
+    errno.EDQUOT: "make room there and do it again",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and do it again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n) and do it again",
+    errno.ENFILE: "close other programs' files and do it again",
+    errno.ENOMEM: "free memory, or allow this process more, and do it again",
+    errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
+}
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def remedy(error: OSError) -> str:
+    """What to do about what the system says of a file."""
+    return _REMEDIES.get(error.errno or 0, "mend that, or write elsewhere")
+
+
+def limit(error: BaseException) -> str:
+    """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
+    if isinstance(error, MemoryError):
+        return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return f"no thread can be started; {_REMEDIES[errno.EAGAIN]}"
+    if not isinstance(error, OSError) or error.errno not in (*_REMEDIES, *_CLOSED):
+        return ""
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
+    return f"{where}{error.strerror}; {remedy(error)}"

@@ -1,12 +1,13 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from engine.config import Configuration, Settings
@@ -171,16 +172,42 @@ def _forecasts(
     return [replace(each, seconds=_seconds(each, known)) for each in found], rooms[0].room
 
 
+class _Pass(msgspec.Struct):
+    """What a summary says of a pass, as far as it matters here."""
+
+    model: str
+    dtype: str
+    status: str
+    tokens: int
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None
+
+
+class _Passes(msgspec.Struct):
+    passes: list[_Pass]
+
+
+class _Told(msgspec.Struct):
+    device_kind: str
+    collections: list[_Passes]
+
+
 def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     """Tokens a second by model and precision, as the latest of the runs in `out` had them on this kind of device."""
     known: dict[tuple[str, str], float] = {}
-    for path in sorted(out.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)[-RUNS_ASKED:]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(path.read_text())
-            for each in (each for found in told["collections"] for each in found["passes"]):
-                if told["device_kind"] == kind and each["seconds"] and each["status"] == "completed":
-                    known[each["model"], each["dtype"]] = each["tokens"] / each["seconds"]
+    for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
+        with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
+            told = msgspec.json.decode(path.read_bytes(), type=_Told)
+            for each in (each for found in told.collections for each in found.passes):
+                if told.device_kind == kind and each.status == "completed" and each.tokens > 0 and each.seconds:
+                    known[each.model, each.dtype] = each.tokens / each.seconds
     return known
+
+
+def _written(path: Path) -> float:
+    """When a file was written last; never, where nobody can tell."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> float | None:

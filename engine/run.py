@@ -8,16 +8,16 @@ import gc
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
-from engine.config import Configuration, Settings, knobs, shown
-from engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from engine.config import FROM_RUN, Configuration, Settings, continued, recorded
+from engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
 from engine.gpu.cpu import CpuDevice
 from engine.gpu.device import Device
 from engine.gpu.devices import choose as choose_devices
@@ -90,28 +90,48 @@ class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
     def __init__(self, chunks: Path, configuration: Configuration, controls: Controls) -> None:
-        """Find the collections, the devices and the run's directory. Raises before anything is computed."""
-        self.settings = configuration.settings
-        _refuse(self.settings, chunks)
-        self._configuration = configuration
+        """Find the run's directory, the collections and the devices. Raises before anything is computed."""
+        asked = configuration.settings
+        _refuse(asked, chunks)
         self._chunks = chunks
         self._stop = self.controls = controls
-        controls.begin(_schedule(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
-        self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
-        self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
-        self._collections = discover(chunks, self.settings.collections)
-        self._devices = choose_devices(self.settings.devices, self.settings.faults)
-        self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
-        self.directory = rundir.choose(self.settings.out, self.settings.run_id, chunks, self.settings.resume)
         self._working = False
-        self._fresh = not self.directory.journal.exists()
-        self._journal = Journal(self.directory.journal)
-        self.recorder = Recorder(self._journal, self._devices[0].kind)
-        self._emit = self.recorder.emit
-        leases_before = self.recorder.look(lambda state: len(state.leases))
-        self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
-        places = [device for device in self._devices if device is not self._host]
-        self._lessor = Lessor([*places, self._host], self.settings.ceiling, leases_before)
+        self._passed_over: list[str] = []
+        self.directory = rundir.choose(asked.out, asked.run_id, chunks, asked.resume, self._passed_over.append)
+        with ExitStack() as undo:
+            undo.callback(self.directory.unmake)
+            begun = self.directory.begun()
+            self._configuration = continued(begun.kept, configuration) if begun else configuration
+            self.settings = self._configuration.settings
+            _refuse(self.settings, chunks)
+            controls.begin(_schedule(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
+            self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
+            self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
+            self._collections = discover(chunks, self.settings.collections)
+            self._devices = self._choose_devices()
+            self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
+            there = self.directory.journal.exists()
+            self._journal = Journal(self.directory.journal)
+            self.recorder = Recorder(self._journal, self._devices[0].kind)
+            self._fresh = not there and self.recorder.first == 0
+            undo.callback(self._leave_no_trace)
+            self._emit = self.recorder.emit
+            leases_before = self.recorder.look(lambda state: len(state.leases))
+            self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
+            places = [device for device in self._devices if device is not self._host]
+            self._lessor = Lessor([*places, self._host], self.settings.ceiling, leases_before)
+            undo.pop_all()
+
+    def _choose_devices(self) -> list[Device]:
+        try:
+            return choose_devices(self.settings.devices, self.settings.faults)
+        except UnavailableError as error:
+            if self._configuration.origins["devices"] != FROM_RUN:
+                raise
+            raise UnavailableError(
+                f"run {self.directory.id} was begun on {self.settings.devices}: {error}; "
+                "to continue it on what is here, give --devices"
+            ) from None
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
@@ -119,17 +139,21 @@ class Run:
             status, reason = self._outcome()
         except BaseException as error:
             if self._working:
-                self._finish("failed", f"internal error: {error!r}")
+                self._finish("failed", limit(error) or f"internal error: {error!r}")
             else:
                 self._leave_no_trace()
+                self.directory.unmake()
             raise
         return self._finish(status, reason)
 
     def _finish(self, status: ev.Status, reason: str) -> ExitCode:
+        if lost := self._journal.lost:
+            status, reason = "failed", lost
         code = self._code(status)
         try:
             self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
-            summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+            if not lost:
+                summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         finally:
             self._journal.close()
         return code
@@ -185,8 +209,10 @@ class Run:
         if begun is None:
             self._emit(self._started(versions))
             self._emit(self._found())
+            self._warn(self._passed_over)
             return
         started = self._started(versions)
+        before = self.recorder.look(lambda state: state.started.config if state.started else {})
         self._emit(
             ev.RunResumed(
                 versions=versions,
@@ -197,8 +223,16 @@ class Run:
             )
         )
         self._emit(self._found())
+        self._warn(self._passed_over)
         for name in sorted(name for name in versions if begun.get(name) != versions[name]):
-            message = f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"
+            self._warn([f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"])
+        for name in ("devices", "ceiling"):
+            was, now = before.get(name), started.config[name]
+            if was and was.value != now.value and now.origin != FROM_RUN:
+                self._warn([f"{name} was {was.value}, is now {now.value} ({now.origin})"])
+
+    def _warn(self, messages: Sequence[str]) -> None:
+        for message in messages:
             self._emit(ev.Warned(message=message))
 
     def _found(self) -> ev.DevicesFound:
@@ -215,15 +249,10 @@ class Run:
         return ev.DevicesFound(devices=facts)
 
     def _started(self, versions: Mapping[str, str]) -> ev.RunStarted:
-        origins = self._configuration.origins
         return ev.RunStarted(
             run_id=self.directory.id,
             chunks=str(self._chunks),
-            config={
-                item.name: ev.Setting(shown(getattr(self.settings, item.name)), origins[item.name])
-                for item in knobs()
-                if not item.metadata["screen"]
-            },
+            config=recorded(self._configuration),
             fusion=self.settings.fusion,
             schedule=_schedule(self.settings),
             versions=dict(versions),

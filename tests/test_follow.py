@@ -113,6 +113,7 @@ class Clock:
 
 def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and_that_it_is_gone(tmp_path, closing):
     process = writer(tmp_path / "run")
+    until((tmp_path / "run" / "journal.jsonl").exists)
     source: Source = closing(Watched(tmp_path / "run"))
     until(lambda: source.snapshot().share_done > 0.2)
     assert not source.gone and source.note == "" and not source.over
@@ -130,6 +131,8 @@ def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and
 
 
 def test_GIVEN_a_run_in_another_process_WHEN_watched_from_before_it_began_THEN_all_is_seen(tmp_path, closing):
+    (tmp_path / "later" / "run").mkdir(parents=True)
+    (tmp_path / "later" / "run" / "journal.jsonl").touch()
     source = closing(Watched(tmp_path / "later" / "run"))
     assert source.snapshot().seq == -1 and "waiting for" in source.note
     process = writer(tmp_path / "later" / "run", speed=100.0)
@@ -229,7 +232,8 @@ def test_GIVEN_a_file_that_is_no_journal_WHEN_opened_THEN_it_is_refused_at_once(
 
 def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_directory_of_runs_is_refused(whole):
     assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
-    assert journal_at(whole.parent / "new") == whole.parent / "new" / "journal.jsonl"
+    with pytest.raises(UsageError, match=f"new is not there: .*the runs in {whole.parent} are {whole.name}"):
+        journal_at(whole.parent / "new")
     with pytest.raises(UsageError, match=f"holds 1 runs.*{whole.name}"):
         journal_at(whole.parent)
 

@@ -1,13 +1,16 @@
 """What the vectors of a store mean: the models, weights and prompts that a query must be encoded with."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from engine.errors import UsageError
-from engine.models.registry import Precision
-from engine.outlet.fusion import Fusion
+from engine.models.registry import Precision, check_key
+from engine.outlet.files import with_fused
+from engine.outlet.fusion import Fusion, fused_width
+from engine.record.compare import differences, few
 from engine.record.events import RosterEntry
 
 
@@ -15,11 +18,11 @@ class Member(Struct, frozen=True, kw_only=True):
     """A model as it has to be for a query: everything but where its files come from."""
 
     model: str
-    weight: float
+    weight: Annotated[float, Meta(gt=0, le=1)]
     fingerprint: str
-    dim: int
+    dim: Annotated[int, Meta(ge=1)]
     dtype: Precision
-    max_tokens: int
+    max_tokens: Annotated[int, Meta(ge=1)]
     query_prompt: str
     document_prompt: str
 
@@ -35,8 +38,8 @@ class Origin(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     schema_version: str
     collection: str
-    fusion: str
-    models: list[Member]
+    fusion: Fusion
+    models: Annotated[list[Member], Meta(min_length=1)]
     run: Origin
 
 
@@ -48,14 +51,36 @@ def manifest_of(collection: str, fusion: Fusion, roster: Sequence[RosterEntry], 
         sources={entry.model: entry.source for entry in roster},
         commits={entry.model: entry.commit for entry in roster},
     )
-    manifest = Manifest(schema_version="1", collection=collection, fusion=str(fusion), models=members, run=origin)
+    manifest = Manifest(schema_version="1", collection=collection, fusion=fusion, models=members, run=origin)
     plain: dict[str, object] = msgspec.to_builtins(manifest)
     return plain
 
 
-def read_manifest(plain: Mapping[str, object]) -> Manifest:
-    """The manifest of a store. Raises UsageError for one that this version cannot read."""
+def read_manifest(plain: Mapping[str, object], dims: Mapping[str, int]) -> Manifest:
+    """The manifest of a store whose vectors have these dimensions by name.
+
+    Raises UsageError for one that this version cannot read, that contradicts itself, or that is not of these vectors.
+    """
     try:
-        return msgspec.convert(plain, Manifest)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"the store's manifest cannot be read ({error}): was it written by another version?") from None
+        manifest = msgspec.convert(plain, Manifest)
+        _check(manifest, dims)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(
+            f"the store's manifest cannot be read ({error}): it is damaged or of another version; "
+            "put back a copy of it, or deliver again"
+        ) from None
+    return manifest
+
+
+def _check(manifest: Manifest, dims: Mapping[str, int]) -> None:
+    """Raises ValueError for what the types alone do not tell."""
+    widths = {member.model: member.dim for member in manifest.models}
+    if len(widths) < len(manifest.models):
+        raise ValueError("a model stands in it twice")
+    for name in widths:
+        check_key(name)
+        if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
+            raise ValueError(f"it does not say where {name} came from")
+    wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
+    if found := list(differences(dict(dims), wanted)):
+        raise ValueError(f"the store's vectors are others: {few(found)}")

@@ -33,6 +33,7 @@ from engine.outlet.shard import (
     write_manifest,
 )
 from engine.record.compare import few
+from engine.record.durable import sweep
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard, Filter
@@ -104,6 +105,7 @@ class Store:
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
         claim(path, wanted)
         shard = load(path, dims)
+        sweep(path)
         write_manifest(path, wanted)  # under the shard's lock: the "run" of whoever writes is the one kept
         return cls(path, shard, wanted, dict(dims))
 

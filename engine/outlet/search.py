@@ -12,7 +12,7 @@ from engine.models.assets import Policy, Snapshot, cached, resolve
 from engine.models.card import ModelCard, read_card
 from engine.models.registry import ModelSpec
 from engine.outlet import shard
-from engine.outlet.fusion import Fusion, fuse, truncate
+from engine.outlet.fusion import fuse, truncate
 from engine.outlet.manifest import Manifest, Member, read_manifest
 from engine.outlet.qdrant import Hit, Store
 from engine.passes.encoder import Vectors, encode_texts
@@ -33,12 +33,12 @@ def search(
     UsageError where a model here is not the one that the store was written with.
     """
     with Store.open_for_read(directory, collection or _only(directory)) as store:
-        manifest = read_manifest(store.manifest)
+        manifest = read_manifest(store.manifest, store.dims)
         vectors = {
             member.model: _encode(member, manifest, query, registry, policy, lessor) for member in manifest.models
         }
         weights = {member.model: member.weight for member in manifest.models}
-        fused = fuse(Fusion(manifest.fusion), list(vectors.values()), list(weights.values()))
+        fused = fuse(manifest.fusion, list(vectors.values()), list(weights.values()))
         if fused is not None:
             return store.search("fused", fused[0], limit)
         return store.search_named({name: vector[0] for name, vector in vectors.items()}, weights, limit)

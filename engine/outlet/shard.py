@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import InterlockError, UsageError
+from engine.errors import InterlockError, UsageError, remedy
 from engine.record.compare import differences, few
-from engine.record.durable import sync_directory, write_bytes
+from engine.record.durable import PARTIAL, sync_directory, write_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard
@@ -26,15 +26,22 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 CONFIG = "edge_config.json"  # the engine's own
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
-PARTIAL = f".{MANIFEST}.partial"  # what a killed write of the manifest leaves behind
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 
 
 def collections(directory: Path) -> list[str]:
-    """Names of the collections in an embedded store, sorted; none if the directory does not exist."""
-    return sorted(manifest.parent.name for manifest in directory.glob(f"*/{MANIFEST}"))
+    """Names of the collections in an embedded store, sorted; none if the directory does not exist.
+
+    Raises UsageError for a directory that is closed.
+    """
+    try:
+        return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"the store {directory} cannot be read: {error.strerror}; {remedy(error)}") from None
 
 
 def find(directory: Path, collection: str) -> Path:
@@ -145,7 +152,7 @@ def _is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
         if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
             raise UsageError(f"{path} holds vectors of another meaning: {few(found)}. {_elsewhere(path)}")
         return True
-    if path.is_dir() and any(child.name != PARTIAL for child in path.iterdir()):
+    if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
         raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
     return False
 

@@ -1,20 +1,25 @@
 """Files that are there whole or not at all: written under another name, synced, renamed into place.
 
 Every artefact of a run goes through `replacing`, so that a killed process or a full disk leaves the old
-file or none, never half of one.
+file or none, never half of one. The other name is new each time and made by the call itself, so that nothing
+that lies in its place, a link above all, is ever written through.
 """
 
-import errno
 import hashlib
+import math
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.errors import InterlockError
+from engine.errors import InterlockError, remedy
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+PARTIAL = ".*.partial"
+"""What matches the names of files that were never finished."""
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -24,29 +29,49 @@ def explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "make room there and do it again" if full else "mend that, or write elsewhere"
-        raise InterlockError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+        raise InterlockError(f"cannot write {path}: {error.strerror or error}; {remedy(error)}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the disk says of `path` into an InterlockError; that it is not there stays an error of its own."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise InterlockError(f"{path} cannot be read: {error.strerror or error}; {remedy(error)}") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success sync it and rename it to `path`.
+    """Yield an empty file beside `path` to be written; on success sync it and rename it to `path`.
 
     Raises InterlockError, naming the path, when the disk refuses.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(6)}.partial")
     try:
         with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(partial, _NEW, 0o666))
             yield partial
-            with partial.open("rb+") as handle:
-                os.fsync(handle.fileno())
+            handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
             partial.replace(path)
             sync_directory(path.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what killed processes left unfinished in `directory`; for whoever holds its lock."""
+    for left in directory.glob(PARTIAL):
+        with suppress(OSError):
+            left.unlink()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -78,7 +103,9 @@ def sha256_of(path: Path) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """`count` bytes as people read them: 1536 -> '1.5 KiB'."""
+    """`count` bytes as people read them: 1536 -> '1.5 KiB'; '?' for what is no number of bytes."""
+    if not _countable(count):
+        return "?"
     for unit in UNITS:
         if abs(count) < 1024 or unit == UNITS[-1]:
             break
@@ -105,7 +132,14 @@ def parse_bytes(text: str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `11:07`, `3:02:11`: minutes and seconds, with hours where there are any."""
-    whole = int(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    """`0:42`, `11:07`, `3:02:11`: minutes and seconds, with hours where there are any; '?' for what is no time."""
+    if not _countable(seconds):
+        return "?"
+    whole = abs(int(seconds))
+    hours, minutes, sign = whole // 3600, whole % 3600 // 60, "-" if seconds <= -1 else ""
+    return sign + (f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}")
+
+
+def _countable(number: float) -> bool:
+    """Whether a number, which a damaged file may have given, is one that people count with."""
+    return math.isfinite(number) if isinstance(number, float) else abs(number) < 1 << 1000

@@ -7,25 +7,29 @@ line damaged anywhere else is an error that names it. One process at a time may 
 import contextlib
 import errno
 import fcntl
+import io
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
-from engine.errors import InterlockError, UsageError
+from engine.errors import InterlockError, UsageError, remedy
 from engine.record.events import Entry
+from engine.record.safe import DELETE, unarmed
 
 _CRC = b',"crc":"%08x"}\n'
-_ENCODER = msgspec.json.Encoder()
+_json = msgspec.json.Encoder().encode
 _CRC_LENGTH = len(_CRC % 0)
 
 
 def encode(entry: Entry) -> bytes:
     """One journal line: the entry as a JSON object whose last member is the checksum of what stands before it."""
-    body = _ENCODER.encode(entry)[:-1]
-    return body + _CRC % zlib.crc32(body)
+    body = _json(entry)[:-1]
+    if not body.isascii() or DELETE in body:  # asked here: a call for each event costs more than the question
+        body = unarmed(body)
+    return body + _CRC % crc32(body)
 
 
 def decode(line: bytes) -> Entry | None:
@@ -34,7 +38,7 @@ def decode(line: bytes) -> Entry | None:
     Raises InterlockError for a whole line that this version does not understand.
     """
     body = line[:-_CRC_LENGTH]
-    if line[-_CRC_LENGTH:] != _CRC % zlib.crc32(body):
+    if line[-_CRC_LENGTH:] != _CRC % crc32(body):
         return None
     try:
         return msgspec.json.decode(body + b"}", type=Entry)
@@ -69,7 +73,7 @@ class Journal:
     """A journal open for appending; read it once with `replay` before the first `append`."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create `path` and lock it.
+        """Open or create `path` and lock it; a link in its place is not followed.
 
         Raises UsageError when another process holds it, InterlockError when it cannot be written.
         """
@@ -77,12 +81,12 @@ class Journal:
         self._begin = self._end = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = path.open("ab", buffering=0)
+            self._handle = io.FileIO(path, "ab", opener=_open)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{path.parent} is in use by another interlock process") from None
         except OSError as error:
-            raise InterlockError(f"cannot write {path}: {error.strerror}") from error
+            raise InterlockError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
     def replay(self) -> Iterator[Entry]:
         """The entries written by earlier sessions; a torn tail behind them is cut off."""
@@ -112,10 +116,33 @@ class Journal:
         self._end += len(line)
 
     def sync(self) -> None:
-        """Make every line written so far survive a power cut."""
-        os.fdatasync(self._handle.fileno())
+        """Make every line written so far survive a power cut. Raises InterlockError where that cannot be."""
+        try:
+            os.fdatasync(self._handle.fileno())
+        except OSError as error:
+            raise InterlockError(f"cannot write {self.path}: {error.strerror}; {remedy(error)}") from error
+        if lost := self.lost:
+            raise InterlockError(lost)
+
+    @property
+    def lost(self) -> str:
+        """Why nobody could read what is written here, were this process to end now; empty while all is well."""
+        try:
+            there = os.path.samestat(self.path.lstat(), os.fstat(self._handle.fileno()))
+        except OSError:
+            there = False
+        if there:
+            return ""
+        return (
+            f"{self.path} was removed or replaced while the run wrote it: what was done since cannot be resumed; "
+            "start a new run, and leave its directory alone until it ends"
+        )
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(InterlockError):
             self.sync()
         self._handle.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -1,30 +1,74 @@
 """A run on disk: where it lies, which run is meant, and the inputs it was begun with.
 
 `run.json` is written once and never changed. A run is continued only with the same inputs; what differs is told.
+Nothing is written through a link that lies in a run's directory: where it leads is nobody's to say.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine.errors import InterlockError, UsageError
-from engine.record import durable
+import msgspec
+
+from engine.errors import InterlockError, UsageError, remedy
+from engine.record import durable, journal
 from engine.record.compare import differences, few
+from engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
 
 SCRATCH = ".tokens-"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
+LISTED = 10
+"""Runs that are named to somebody who looked for another."""
+_TELLING = (b'"event":"run_started"', b'"event":"run_resumed"', b'"event":"devices_found"')
+
+
+class _Member(msgspec.Struct):
+    model: str
+    dim: int
+    fingerprint: str
+    dtype: str
+    max_tokens: int
+    document_prompt: str
+
+
+class _Inputs(msgspec.Struct):
+    """What `run.json` holds at least."""
+
+    chunks: str
+    fusion: str
+    threads: int
+    roster: list[_Member]
+    files: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What the latest session of a run was called with, and what it computed on."""
+
+    config: Mapping[str, Setting]
+    devices: tuple[DeviceFacts, ...]
+
+    @property
+    def kept(self) -> Mapping[str, Setting]:
+        """Its settings, with the devices by name where the machine was to choose them."""
+        asked = self.config.get("devices")
+        if not asked or not self.devices or asked.value not in ("auto", "cuda"):
+            return self.config
+        return {**self.config, "devices": Setting(",".join(each.name for each in self.devices), asked.origin)}
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run."""
+    """The files of one run; `made` are the directories that were not there when it was chosen, innermost first."""
 
     path: Path
+    made: tuple[Path, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> str:
@@ -39,9 +83,11 @@ class RunDirectory:
         return self.path / SUMMARY
 
     def scratch(self) -> TemporaryDirectory[str]:
-        """A place for one session's token ids, gone when it ends; what a killed session left is cleared."""
+        """A place for one session's token ids, gone when it ends; what a killed session left in the run is cleared."""
         for left in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
+        for place in (self.path, *self._below()):
+            durable.sweep(place)
         with durable.explaining(self.path):
             return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
@@ -50,31 +96,97 @@ class RunDirectory:
         return self.path / "passes" / f"{model_pass}_{model}" / "vectors.npy"
 
     @property
+    def vectors_begun(self) -> bool:
+        """Whether there may be vectors."""
+        return (self.path / "passes").exists()
+
+    @property
     def digests(self) -> Path:
         """What each row of the passes' vectors is the vector of: 16 bytes of the text's SHA-256."""
         return self.path / "passes" / "texts.npy"
 
     def exports(self, collection: str) -> Path:
-        return self.path / "exports" / collection
+        """Where a collection's files go. Raises UsageError for a link."""
+        path = self.path / "exports" / collection
+        _refuse_links([path.parent, path])
+        return path
 
     def inputs(self) -> dict[str, Any]:
         """What the run was begun with; empty for a run that has not come so far. Raises InterlockError when damaged."""
-        file = self.path / RUN
-        if not file.exists():
-            return {}
         try:
-            return dict(json.loads(file.read_text()))
-        except ValueError as error:
-            raise InterlockError(f"{file} is damaged: {error}") from error
+            told = json.loads((self.path / RUN).read_bytes())
+            msgspec.convert(told, _Inputs)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise InterlockError(f"{RUN} of run {self.id} cannot be read: {error.strerror}; {remedy(error)}") from error
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise InterlockError(
+                f"{RUN} of run {self.id} is damaged: {reason}; put back a copy of {self.path / RUN}, or start a new run"
+            ) from error
+        return dict(told)
+
+    def begun(self) -> Begun | None:
+        """What the latest session was called with, by the journal; None where no session came so far."""
+        config: Mapping[str, Setting] = {}
+        devices: tuple[DeviceFacts, ...] = ()
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            durable.reading(self.journal),
+            self.journal.open("rb") as lines,
+        ):
+            for line in lines:
+                entry = journal.decode(line) if any(mark in line for mark in _TELLING) else None
+                match entry.body if entry else None:
+                    case RunStarted(config=config) | RunResumed(config=config):
+                        pass
+                    case DevicesFound(devices=found):
+                        devices = tuple(found)
+        return Begun(config, devices) if config else None
+
+    def check_links(self) -> None:
+        """Raises UsageError where what is written into the run would land somewhere else."""
+        _refuse_links([self.path, self.journal, *self._below()])
+
+    def unmake(self) -> None:
+        """Remove the directories that were made for a run that never came to work, as far as they are empty."""
+        for each in self.made:
+            with suppress(OSError):
+                each.rmdir()
+
+    def _below(self) -> Iterator[Path]:
+        """The directories that a run writes into."""
+        for each in (self.path / "passes", self.path / "exports"):
+            yield each
+            with suppress(OSError):
+                yield from (path for path in each.iterdir() if path.is_dir())
 
 
-def choose(out: Path, run_id: str, chunks: Path, resume: bool) -> RunDirectory:
-    """The directory that these flags mean: a new one, or with `resume` the one to continue.
+def _refuse_links(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link, and a run writes through none: put what it leads to in its place")
 
-    Raises UsageError for a run that exists and is not to be resumed, and for a directory of something else.
+
+def choose(
+    out: Path, run_id: str, chunks: Path, resume: bool, skipped: Callable[[str], None] = lambda _: None
+) -> RunDirectory:
+    """The directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
+
+    A run that cannot be read is no run to continue unless it is named: `skipped` is told. Raises UsageError for a run
+    that exists and is not to be resumed, for a directory of something else, and for links; InterlockError for a place
+    that is closed.
     """
-    named = RunDirectory(out / run_id) if run_id else None
-    found = named or (_newest(out, chunks) if resume else None) or RunDirectory(out / _fresh_id(out))
+    with durable.explaining(out):
+        if run_id:
+            return _checked(_named(out / run_id), out, resume)
+        newest = _newest(out, chunks, skipped) if resume else None
+        return _checked(newest, out, resume) if newest else _fresh(out)
+
+
+def _checked(found: RunDirectory, out: Path, resume: bool) -> RunDirectory:
+    found.check_links()
     if found.journal.exists() and not resume:
         raise UsageError(f"run {found.id} exists in {out}: add --resume to continue it, or choose another --run-id")
     if not found.journal.exists() and found.path.exists() and any(found.path.iterdir()):
@@ -82,9 +194,32 @@ def choose(out: Path, run_id: str, chunks: Path, resume: bool) -> RunDirectory:
     return found
 
 
+def runs_in(out: Path) -> list[Path]:
+    """The directories of the runs in `out`, the one written last first."""
+    found: list[tuple[int, Path]] = []
+    with suppress(OSError):
+        for file in out.glob(f"*/{JOURNAL}"):
+            with suppress(OSError):
+                found.append((file.stat().st_mtime_ns, file.parent))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def beside(path: Path) -> str:
+    """Which runs there are where somebody looked for the one at `path`, in words."""
+    names = [run.name for run in runs_in(path.parent)]
+    if not names:
+        return f"there is no run in {path.parent}"
+    return f"the runs in {path.parent} are {few(names, LISTED)}"
+
+
 def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
     """Tie the run to its inputs. Raises UsageError with what changed where it was begun with others."""
     begun = directory.inputs()
+    if not begun and directory.vectors_begun:
+        raise InterlockError(
+            f"{RUN} of run {directory.id} is gone: nobody can say what its vectors are of; "
+            f"put back a copy of {directory.path / RUN}, or start a new run"
+        )
     if not begun:
         durable.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
     elif changed := list(differences(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
@@ -100,13 +235,28 @@ def _compared(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in inputs.items() if key != "chunks"}
 
 
-def _newest(out: Path, chunks: Path) -> RunDirectory | None:
-    runs = [RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")]
-    same = [run for run in runs if run.inputs().get("chunks") == str(chunks.resolve())]
-    return max(same, key=lambda run: (run.path / RUN).stat().st_mtime_ns, default=None)
+def _newest(out: Path, chunks: Path, skipped: Callable[[str], None]) -> RunDirectory | None:
+    same: list[tuple[int, RunDirectory]] = []
+    for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")):
+        try:
+            if run.inputs().get("chunks") == str(chunks.resolve()):
+                same.append(((run.path / RUN).stat().st_mtime_ns, run))
+        except (InterlockError, OSError) as error:
+            skipped(f"--resume passed over a run: {error}")
+    return max(same, key=lambda each: each[0])[1] if same else None
 
 
-def _fresh_id(out: Path) -> str:
+def _named(path: Path) -> RunDirectory:
+    return RunDirectory(path, tuple(each for each in (path, *path.parents) if not each.exists()))
+
+
+def _fresh(out: Path) -> RunDirectory:
+    """A directory of its own, whoever else begins a run in the same second."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    taken = {path.name for path in out.glob(f"{stamp}*")}
-    return next(name for number in range(1000) if (name := stamp + (f"-{number}" if number else "")) not in taken)
+    above = _named(out).made
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (stamp, *(f"{stamp}-{number}" for number in range(1, 1000))):
+        with suppress(FileExistsError):
+            (out / name).mkdir()
+            return RunDirectory(out / name, (out / name, *above))
+    raise UsageError(f"{out} holds a thousand runs of this second: choose a --run-id")

@@ -1,10 +1,15 @@
-"""Makes text from outside fit for a terminal: no escape, control or direction sign of it ever takes effect."""
+"""Makes text from outside fit for a terminal: no escape, control or direction sign of it ever takes effect.
+
+People get `safe` lines; programs get JSON that is `unarmed`: the same values in signs that steer nothing.
+"""
 
 import re
 import unicodedata
 
 LIMIT = 500
 _PLAIN = re.compile(r"[\x20-\x7e]*")
+_STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+DELETE = 0x7F
 
 
 def safe(text: object, limit: int = LIMIT) -> str:
@@ -14,6 +19,11 @@ def safe(text: object, limit: int = LIMIT) -> str:
     if not _PLAIN.fullmatch(shown):
         shown = "".join(sign if _harmless(sign) else sign.encode("unicode_escape").decode() for sign in shown)
     return shown if len(line) <= limit else shown + "…"
+
+
+def unarmed(data: bytes) -> bytes:
+    """JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; its values stay the same."""
+    return _STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", data.decode()).encode()
 
 
 def _harmless(sign: str) -> bool:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
 from engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
+from engine.record.safe import unarmed
 from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
@@ -243,7 +244,7 @@ class CollectionSummary(Part):
 
 class SettingSummary(Part):
     value: Any
-    origin: str = Field(description="default, file, environment or flag")
+    origin: str = Field(description="default, file, environment, flag, or the run that is continued")
 
 
 class Summary(Part):
@@ -306,7 +307,7 @@ def summarise(state: RunState) -> Summary:
 
 def dumps(summary: Summary) -> bytes:
     """The bytes of `summary.json`."""
-    return summary.model_dump_json(indent=2).encode() + b"\n"
+    return unarmed(summary.model_dump_json(indent=2).encode()) + b"\n"
 
 
 def write(summary: Summary, path: Path) -> None:

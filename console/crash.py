@@ -1,0 +1,67 @@
+"""What nothing below knew how to tell: one line for whoever started it, the rest in a file for whoever mends it."""
+
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from engine import __version__
+from engine.errors import InterlockError, limit
+from engine.record.safe import safe
+
+_SECRETS = (
+    (re.compile(r"://[^/@\s]+@"), "://***@"),
+    (re.compile(r"(?i)((?:api[-_]?key|token|secret|passw(?:or)?d)[\w-]*['\"]?[=: ]+['\"]?)[^\s'\",&]+"), r"\1***"),
+    (re.compile(r"\bhf_\w{8,}"), "hf_***"),
+)
+LONGEST = 2000
+"""Signs of a line of a crash file."""
+
+
+def told(error: BaseException, run: Path | None = None) -> InterlockError:
+    """`error` as one that can be told in a line. One of ours stays as it is, a limit of the machine is told as what it
+    is, and anything else leaves a crash file in the directory `run` of its run, or among the temporary ones."""
+    if isinstance(error, InterlockError):
+        return error
+    if reason := limit(error):
+        return InterlockError(reason)
+    kept = _kept(error, run)
+    where = f"report it with {kept}" if kept else "no file with the details could be written"
+    return InterlockError(f"{_word(error)}: this is a bug of interlock or a broken machine; {where}")
+
+
+def _word(error: BaseException) -> str:
+    """What went wrong, in a line."""
+    said = (str(error).strip() or "nothing more is known").splitlines()[0]
+    return safe(_without_secrets(f"{type(error).__name__}: {said}"), 200)
+
+
+def _kept(error: BaseException, run: Path | None) -> Path | None:
+    """The crash file, in the first place that takes one."""
+    data = "".join(f"{line}\n" for line in _lines(error)).encode(errors="backslashreplace")
+    places = [(run, "crash-")] if run and run.is_dir() else []
+    for place, prefix in [*places, (None, "interlock-crash-")]:
+        with suppress(OSError):
+            handle, name = tempfile.mkstemp(".txt", prefix, place)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            return Path(name)
+    return None
+
+
+def _lines(error: BaseException) -> list[str]:
+    versions = f"interlock {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    story = traceback.format_exception(error)
+    said = [f"command: {shlex.join(sys.argv)}", versions, "", *"".join(story).splitlines()]
+    return [safe(_without_secrets(line), LONGEST) for line in said]
+
+
+def _without_secrets(line: str) -> str:
+    for pattern, instead in _SECRETS:
+        line = pattern.sub(instead, line)
+    return line
