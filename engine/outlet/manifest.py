@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from engine.errors import UsageError
 from engine.models.registry import Precision, check_key
-from engine.outlet.files import with_fused
 from engine.outlet.fusion import Fusion, fused_width
+from engine.outlet.windows import with_fused
 from engine.record.compare import differences, few
 from engine.record.events import RosterEntry
 

@@ -1,0 +1,346 @@
+"""What nothing below knew how to tell is one line, an exit code and a file for whoever mends it; limits are no bugs."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import threading
+import zlib
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import console.main
+from console import crash
+from console.main import main
+from console.session import Session
+from engine.config import load
+from engine.errors import ExitCode, InterlockError, UsageError, limit
+from engine.passes.controls import Controls
+from engine.record import events as ev
+from engine.record import journal, rundir, safe, summary
+from engine.record.events import Entry
+from engine.record.journal import Journal
+from engine.run import Run
+from tests.builders import corpus, events_of, interlock, sentences, summary_of
+
+STEERING = "a\x7fb\x80c\x9bd\u202ee\u2066f\u2028g\u2029h\u200fi\u061cj ü 漢 🙂"
+
+
+class PanicException(BaseException):
+    pass
+
+
+@pytest.fixture
+def chunks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(12)}})
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    (place := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(crash.tempfile, "tempdir", str(place))
+    return place
+
+
+def raising(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+BUGS = [
+    KeyError("x"),
+    RecursionError("deep"),
+    PanicException("range end\nsecond line"),
+    ZeroDivisionError(),
+    GeneratorExit(),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
+def test_an_error_that_nobody_knew_is_one_line_and_a_crash_file(bug, capfd, monkeypatch, temporary):
+    monkeypatch.setattr(console.main, "_call", raising(bug))
+    monkeypatch.setattr(crash.sys, "argv", ["interlock", "--qdrant", "https://me:geheim@host", "--api-key=geheim"])
+    assert main(["doctor"]) == ExitCode.FAILED
+    out, err = capfd.readouterr()
+    (kept,) = temporary.iterdir()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert type(bug).__name__ in err and "a bug of interlock or a broken machine" in err and str(kept) in err
+    told = kept.read_text()
+    assert "Traceback" in told and "test_top.py" in told and "Python 3" in told
+    assert "geheim" not in told + err
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+LIMITS = {
+    "full": (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device; make room"),
+    "descriptors": (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+    "closed": (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied; mend that"),
+    "memory": (MemoryError(), "out of memory; free memory"),
+    "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
+}
+
+
+@pytest.mark.parametrize(("error", "said"), LIMITS.values(), ids=LIMITS)
+def test_a_limit_of_the_machine_is_told_as_what_it_is_and_leaves_no_file(error, said, capfd, monkeypatch, temporary):
+    monkeypatch.setattr(console.main, "_call", raising(error))
+    assert main(["doctor"]) == ExitCode.FAILED
+    err = capfd.readouterr().err
+    assert len(err.splitlines()) == 1 and said in err
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_error_of_any_other_kind_is_no_limit():
+    assert limit(OSError(errno.EIO, "Input/output error")) == limit(RuntimeError("no")) == limit(KeyError("x")) == ""
+
+
+@pytest.mark.parametrize("bug", [KeyError("x"), PanicException("y")], ids=lambda bug: type(bug).__name__)
+def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
+    bug, chunks, tiny_a, capfd, monkeypatch
+):
+    monkeypatch.setattr("engine.run.deliver", raising(bug))
+    code = main(
+        ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
+    )
+    err = capfd.readouterr().err
+    (kept,) = (chunks.parent / "runs" / "r").glob("crash-*.txt")
+    assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and str(kept.name) in err
+    assert type(bug).__name__ in summary_of(chunks.parent / "runs" / "r")["reason"]
+    found = summary.load((chunks.parent / "s.json").read_bytes())
+    assert (found.status, found.exit_code) == ("failed", 1) and type(bug).__name__ in found.reason
+
+
+def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
+    monkeypatch.setattr("engine.run.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
+    code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
+    err = capfd.readouterr().err
+    assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err
+    assert summary_of(chunks.parent / "runs" / "r")["reason"].startswith("Too many open files; raise the limit")
+    assert not list((chunks.parent / "runs" / "r").glob("crash-*"))
+
+
+REFUSED = {
+    "no-model": ["--roster", "no-such-model"],
+    "no-device": ["--devices", "cuda:7"],
+    "no-fusion": ["--fusion", "sum"],
+    "ceiling": ["--ceiling", "1KiB"],
+    "server": ["--qdrant", "http://localhost:6333"],
+}
+
+
+@pytest.mark.parametrize("args", REFUSED.values(), ids=REFUSED)
+def test_a_run_that_is_refused_writes_the_summary_that_was_asked_for_and_nothing_else(chunks, tiny_a, capfd, args):
+    roster = [] if "--roster" in args else ["--roster", tiny_a]
+    words = ["run", chunks, *roster, *args, "--out", "deep/runs", "--no-ui", "--quiet", "--summary", "s.json"]
+    code = main([str(each) for each in words])
+    said = capfd.readouterr().err.splitlines()
+    assert code in (ExitCode.USAGE, ExitCode.UNAVAILABLE) and len(said) == 1
+    found = summary.load((chunks.parent / "s.json").read_bytes())
+    assert (found.status, found.exit_code) == ("failed", code)
+    assert said[0] == f"interlock: {found.reason}"
+    assert sorted(path.name for path in chunks.parent.iterdir()) == ["chunks", "s.json"]
+
+
+@pytest.mark.parametrize(
+    "place", ["http://localhost:6333", "https://a.b/c", "localhost:6333", "[::1]:6333", "10.0.0.1:1/x"]
+)
+def test_a_server_where_a_store_should_be_is_refused_in_one_line(place):
+    with pytest.raises(UsageError, match="a Qdrant server is not written to yet: give a directory"):
+        load({"qdrant": place}, {})
+
+
+@pytest.mark.parametrize("place", ["store", "./localhost:6333", "/a/b:80", "c:/store", "a:b"])
+def test_a_directory_with_a_colon_is_one_all_the_same(place):
+    assert load({"qdrant": place}, {}).settings.qdrant == Path(place)
+
+
+def entry(message):
+    return Entry(seq=0, at=1.5, session=0, elapsed=0.25, device_kind="cpu", body=ev.Warned(message=message))
+
+
+def steers(text):
+    return set(text) & set(STEERING) - set("abcdefghij ü漢🙂")
+
+
+def test_a_journal_line_holds_nothing_that_steers_a_terminal_and_says_the_same(tmp_path):
+    line = journal.encode(entry(STEERING))
+    assert not steers(line.decode())
+    assert journal.decode(line) == entry(STEERING)
+    assert json.loads(line)["body"]["message"] == STEERING
+    assert "ü 漢 🙂" in line.decode()
+
+
+def test_a_journal_line_as_it_was_written_before_is_still_read():
+    body = msgspec.json.encode(entry(STEERING))[:-1]
+    assert journal.decode(body + b',"crc":"%08x"}\n' % zlib.crc32(body)) == entry(STEERING)
+
+
+def test_json_is_unarmed_wherever_a_sign_stands():
+    found = {STEERING: [STEERING], "x": STEERING}
+    raw = safe.unarmed(json.dumps(found, ensure_ascii=False).encode())
+    assert json.loads(raw) == found and not steers(raw.decode())
+
+
+def test_streams_for_programs_hold_nothing_that_steers_a_terminal(tmp_path, tiny_a):
+    root = corpus(
+        tmp_path / "in\x9b31m\u202e", {"Docs": {"a_chunks.json": ["a", {"text": 1}], "b\x7f\u2028.jsonl": [3]}}
+    )
+    words = ["run", root, "--roster", tiny_a, "--export", "npy", "--quiet"]
+    events = interlock(*words, "--run-id", "r", "--events", "-", cwd=tmp_path).stdout
+    told = interlock(*words, "--run-id", "s", "--summary", "-", cwd=tmp_path).stdout
+    assert not steers(events + told)
+    assert json.loads(told)["chunks"].endswith("in\x9b31m\u202e")
+    assert summary.dumps(summary.load(told.encode())).decode() == told
+
+
+def gone(place):
+    shutil.rmtree(place)
+
+
+def replaced(place):
+    place.rename(place.with_name("moved"))
+    place.mkdir()
+    (place / "journal.jsonl").touch()
+
+
+@pytest.mark.parametrize("happens", [gone, replaced])
+def test_a_journal_that_nobody_can_find_any_more_cannot_be_synced(tmp_path, happens):
+    kept = Journal(tmp_path / "run" / "journal.jsonl")
+    kept.append(entry("a"))
+    kept.sync()
+    happens(tmp_path / "run")
+    with pytest.raises(InterlockError, match="removed or replaced while the run wrote it"):
+        kept.sync()
+    kept.close()
+
+
+@pytest.mark.parametrize("happens", [gone, replaced])
+def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(chunks, tiny_a, monkeypatch, happens):
+    run = Run(chunks, load({"roster": str(tiny_a), "out": "runs", "run_id": "r", "export": "npy"}, {}), Controls())
+    monkeypatch.setattr(run, "_close_collection", lambda *_: happens(run.directory.path))
+    assert run.go() == ExitCode.FAILED
+    status, reason = run.recorder.look(lambda state: (state.status, state.reason))
+    assert status == "failed" and "removed or replaced" in reason
+    assert [path.name for path in run.directory.path.glob("*")] == ([] if happens is gone else ["journal.jsonl"])
+
+
+def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "journal.jsonl").symlink_to(tmp_path / "other")
+    with pytest.raises(InterlockError):
+        Journal(tmp_path / "journal.jsonl")
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_runs_that_begin_in_one_second_have_directories_of_their_own(tmp_path, monkeypatch):
+    class Now(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(rundir, "datetime", Now)
+    found = []
+    begin = threading.Barrier(8)
+
+    def choose():
+        begin.wait()
+        found.append(rundir.choose(tmp_path / "runs", "", tmp_path, resume=False).id)
+
+    threads = [threading.Thread(target=choose) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(set(found)) == sorted(found) and len(found) == 8
+
+
+def test_what_a_session_raised_is_told_with_the_run_that_it_was_of(tmp_path):
+    session = Session(raising(PanicException("here")))
+    session.start()
+    with pytest.raises(PanicException):
+        session.result()
+    told = crash.told(PanicException("here"), tmp_path)
+    (kept,) = tmp_path.glob("crash-*.txt")
+    assert str(kept) in str(told) and told.exit_code == ExitCode.FAILED
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    for number in range(12):
+        place = tmp_path / f"r{number:02}"
+        place.mkdir()
+        (place / "journal.jsonl").touch()
+        os.utime(place / "journal.jsonl", (1000 + number, 1000 + number))
+    said = interlock("view", tmp_path / "typo", check=2).stderr
+    assert len(said.splitlines()) == 1
+    assert f"the runs in {tmp_path} are r11; r10; r09; r08; r07; r06; r05; r04; r03; r02 and 2 more" in said
+
+
+def test_a_resumed_run_keeps_what_it_was_begun_with_and_says_so(chunks, tiny_a):
+    first = {
+        "roster": f"{tiny_a}=2",
+        "run_id": "r",
+        "devices": "sim:1xT4",
+        "ceiling": "2GiB",
+        "fusion": "named",
+        "export": "npy",
+        "window": "2",
+        "cpu_fallback": "no",
+        "qdrant": "store",
+        "faults": "oom:9999",
+        "out": "runs",
+    }
+    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
+    run = Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
+    assert run.go() == ExitCode.COMPLETED
+    one, two = (event.config for event in events_of(run.directory.path, ev.RunStarted, ev.RunResumed))
+    for name in set(first) - {"run_id", "out"}:
+        assert (two[name].value, two[name].origin) == (one[name].value, "from the run")
+    found = summary_of(run.directory.path)
+    assert (found["device_kind"], found["sessions"], found["seconds"]) == ("sim", 2, None)
+
+
+@pytest.mark.parametrize(("begun", "now"), [("sim:1xT4", "cpu"), ("cpu", "sim:1xT4")])
+def test_simulated_and_real_devices_do_not_mix_in_one_run(chunks, tiny_a, begun, now):
+    first = {"roster": str(tiny_a), "run_id": "r", "devices": begun, "export": "npy", "out": "runs"}
+    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
+    before = (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=f"begun on {begun}, and flag --devices is {now}") as refused:
+        Run(chunks, load({"out": "runs", "resume": "yes", "devices": now}, {}), Controls())
+    assert len(str(refused.value).splitlines()) == 1
+    assert (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes() == before
+
+
+def test_another_ceiling_is_taken_on_purpose_and_the_summary_says_so(chunks, tiny_a):
+    first = {"roster": str(tiny_a), "run_id": "r", "ceiling": "4GiB", "export": "npy", "out": "runs"}
+    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
+    run = Run(chunks, load({"out": "runs", "resume": "yes", "ceiling": "3GiB"}, {}), Controls())
+    assert run.go() == ExitCode.COMPLETED
+    found = summary_of(run.directory.path)
+    assert found["warnings"] == [f"ceiling was {4 << 30}, is now {3 << 30} (flag --ceiling)"]
+    assert found["configuration"]["devices"] == {"value": "cpu", "origin": "from the run"}
+
+
+def test_devices_of_a_run_that_are_here_no_more_are_named(chunks, tiny_a, monkeypatch):
+    first = {"roster": str(tiny_a), "run_id": "r", "export": "npy", "out": "runs"}
+    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
+    file = chunks.parent / "runs" / "r" / "journal.jsonl"
+    entries = list(journal.read(file))
+    card = ev.DeviceFacts(name="cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
+    cards = ev.DevicesFound(devices=[card])
+    told = [
+        msgspec.structs.replace(each, body=cards) if isinstance(each.body, ev.DevicesFound) else each
+        for each in entries
+    ]
+    file.write_bytes(b"".join(map(journal.encode, told)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(
+        InterlockError, match=r"run r was begun on cuda:0: .*; to continue it on what is here, give --devices"
+    ):
+        Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
