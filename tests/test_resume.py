@@ -262,7 +262,7 @@ def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_
     [
         ("run.json", lambda path: path.write_text("{"), "is damaged"),
         ("run.json", lambda path: path.write_text("[1]"), "is damaged"),
-        ("run.json", lambda path: path.write_text('{"threads": 1}'), "no roster"),
+        ("run.json", lambda path: path.write_text('{"threads": 1}'), "missing required field"),
         ("passes/texts.npy", lambda path: os.truncate(path, 20), "is damaged"),
         ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "not 16 bytes a text"),
         ("passes/0_a/vectors.npy", lambda path: os.truncate(path, 4096), "is damaged"),
