@@ -16,6 +16,8 @@ EPILOG = f"""exit codes:
 Every setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
 `interlock config show` prints each value with where it came from."""
 
+QUESTION = "how do I make a date from an ISO 8601 string?"
+"""What the demo searches for; its sample holds the answer on every Python."""
 COMMANDS = {
     "run": "embed a directory of chunk files",
     "plan": "show what a run would do, without doing it",
@@ -106,9 +108,7 @@ def _demo(commands: Any) -> None:
         "into chunks, embeds them with the demo roster into an embedded Qdrant store, and searches it once.",
     )
     command.add_argument("--all", action="store_true", help="every docstring (thousands) instead of a few hundred")
-    command.add_argument(
-        "--query", default="how do I parse a date from a string?", help="what to search for at the end"
-    )
+    command.add_argument("--query", default=QUESTION, help="what to search for at the end")
     command.add_argument(
         "--scripted",
         action="store_true",

@@ -22,7 +22,7 @@ COLLECTION = "Python-Stdlib"
 FEW = 300
 SHORTEST = 40
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo"}
-LIKED = ("datetime", "json", "pathlib", "argparse", "csv", "random", "statistics", "threading", "shutil", "logging")
+LIKED = {"argparse", "csv", "datetime", "pathlib", "random", "shutil", "statistics", "threading"}
 
 
 def with_store(configuration: Configuration) -> Configuration:
@@ -53,14 +53,17 @@ def with_devices(configuration: Configuration) -> Configuration:
     return replace(configuration, settings=replace(knobs, devices=REHEARSAL), origins=origins)
 
 
-def write(directory: Path, *, everything: bool) -> int:
-    """Write the chunk files under `directory`, in place of older ones; how many chunks."""
+def write(directory: Path, *, everything: bool, library: Path | None = None) -> int:
+    """Write the chunk files under `directory`, in place of older ones; how many chunks.
+
+    They are cut from `library`, by default the standard library of the Python that runs this.
+    """
     shutil.rmtree(directory / COLLECTION, ignore_errors=True)
-    root, total = Path(sysconfig.get_path("stdlib")), 0
+    root, total = library or Path(sysconfig.get_path("stdlib")), 0
     for file in _files(root):
         if not everything and total >= FEW:
             break
-        chunks = list(_chunks(file, file.relative_to(root).as_posix()))
+        chunks = list(_chunks(file, file.relative_to(root).as_posix(), _module(root, file)))
         if chunks:
             name = file.relative_to(root).with_suffix("").as_posix().replace("/", ".")
             target = directory / COLLECTION / f"{name}_chunks.json"
@@ -73,13 +76,19 @@ def _files(root: Path) -> list[Path]:
     """Every module, those that people know first, so that a small demo has something to find."""
     files = [file for file in root.rglob("*.py") if not SKIPPED & set(file.relative_to(root).parts)]
     return sorted(
-        files, key=lambda file: (file.stem not in LIKED or file.parent != root, file.relative_to(root).as_posix())
+        files, key=lambda file: (_module(root, file).split(".")[0] not in LIKED, file.relative_to(root).as_posix())
     )
 
 
-def _chunks(file: Path, source: str) -> Iterator[dict[str, object]]:
+def _module(root: Path, file: Path) -> str:
+    """The name that people import: the docstrings of `datetime`, which is compiled, stand in `_pydatetime.py`."""
+    name = file.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    known = name.removeprefix("_py")
+    return known if (root / f"{known}.py").is_file() else name
+
+
+def _chunks(file: Path, source: str, module: str) -> Iterator[dict[str, object]]:
     """One chunk a docstring, with where it stands."""
-    module = source.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(file.read_bytes())

@@ -1,13 +1,23 @@
 """The demo needs no data and no network: it cuts the standard library's docstrings, embeds and searches them."""
 
 import json
+import sysconfig
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from console import demo
+from console.cli import QUESTION
 from engine.config import load
+from engine.gpu.devices import choose
+from engine.gpu.lease import Lessor
 from engine.intake.chunks import Chunk, ChunkReader
 from engine.intake.collections import discover
+from engine.models.assets import Policy, resolve
+from engine.models.card import read_card
+from engine.models.registry import ModelSpec
+from engine.passes.encoder import encode_texts
 from tests.builders import interlock, summary_of
 
 
@@ -15,6 +25,57 @@ from tests.builders import interlock, summary_of
 def cut(tmp_path_factory):
     directory = tmp_path_factory.mktemp("demo") / "chunks"
     return directory, demo.write(directory, everything=False)
+
+
+HERE = Path(sysconfig.get_path("stdlib"))
+LIBRARIES = {
+    file.parent.name: file.parent
+    for file in [HERE / "os.py", *Path.home().glob(".pyenv/versions/3.1[1-4]*/lib/*/os.py")]
+}
+"""The standard libraries that this machine has."""
+NEAR = ("date", "time", "ISO")
+"""What a chunk has to speak of for the question to come near it; leaving out the others makes this quick."""
+ANSWERS = {f"datetime.{kind}.fromisoformat" for kind in ("date", "datetime", "time")}
+
+
+def three_hits(library, place, model):
+    """The chunks that the demo's question finds first in the sample cut from a library."""
+    demo.write(place, everything=False, library=library)
+    files = sorted(place.rglob("*_chunks.json"))
+    chunks = [
+        chunk for file in files for chunk in json.loads(file.read_text()) if any(map(chunk["text"].__contains__, NEAR))
+    ]
+    spec = ModelSpec("minilm", (str(model),))
+    card = read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+    vectors = encode_texts(
+        card, [QUESTION, *(chunk["text"][:150] for chunk in chunks)], "", Lessor(choose("cpu"), 12 << 30)
+    )
+    best = np.argsort(-(vectors[1:] @ vectors[0]))[:3]
+    return {chunks[place]["metadata"]["chunk_id"] for place in best}
+
+
+@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
+def test_the_three_hits_make_dates_from_strings_whatever_python_the_sample_is_cut_from(library, tmp_path, minilm):
+    assert three_hits(library, tmp_path, minilm) == ANSWERS
+
+
+def test_docstrings_keep_the_name_that_is_imported_when_a_module_is_compiled(tmp_path):
+    library = tmp_path / "lib"
+    library.mkdir()
+    texts = {
+        "datetime.py": "from _pydatetime import *",
+        "_pyrepl.py": '"""A prompt that is nobody\'s twin, and long."""',
+    }
+    texts["_pydatetime.py"] = f'class date:\n    """A date, with all that can be done to dates. {"x" * 40}"""\n'
+    for name, text in texts.items():
+        (library / name).write_text(text)
+    assert demo.write(tmp_path / "chunks", everything=True, library=library) == 2
+    (file,) = (tmp_path / "chunks").rglob("_pydatetime_chunks.json")
+    assert json.loads(file.read_text())[0]["metadata"] == {
+        "chunk_id": "datetime.date", "source_path": "_pydatetime.py", "heading_text": "datetime.date", "line": 1,
+    }  # fmt: skip
+    (other,) = (tmp_path / "chunks").rglob("_pyrepl_chunks.json")
+    assert json.loads(other.read_text())[0]["metadata"]["chunk_id"] == "_pyrepl"
 
 
 def content(directory):
