@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CHUNKS ?= ../shared/data/v5-chunks
+OPENVINO ?= $(BIN)/python
+REAL = --chunks $(CHUNKS) --shortest 0
 
-.PHONY: demo test check install generate screenshots bench campaign clean
+.PHONY: demo test check install generate screenshots campaign clean
+.PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
@@ -26,9 +30,30 @@ generate: install  ## the parts of README and the schema that are made from code
 screenshots: install  ## the pictures of every screen, from a scripted run; the PNGs need cairosvg
 	$(BIN)/python -m console.shots
 
-bench: install  ## measured side by side with sentence-transformers; takes minutes
-	$(BIN)/python bench/encode.py
-	$(BIN)/python bench/memory.py
+bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## README's figures, ten minutes
+
+bench-encode: install  ## against sentence-transformers; real chunks where CHUNKS has some
+	$(BIN)/python bench/encode.py --json bench/results/encode-float32-docstrings.json
+	$(BIN)/python bench/encode.py --dtype bfloat16 --json bench/results/encode-bfloat16-docstrings.json
+	@test ! -d "$(CHUNKS)" || $(BIN)/python bench/encode.py $(REAL) --json bench/results/encode-float32-chunks.json
+
+bench-openvino: install  ## and its OpenVINO backend, where OPENVINO has it
+	@test ! -d "$(CHUNKS)" || $(OPENVINO) bench/encode.py $(REAL) --openvino --sizes 32 4 8 --json bench/results/encode-openvino.json
+
+bench-memory: install
+	$(BIN)/python bench/memory.py --json bench/results/memory.json
+
+bench-start: install
+	$(BIN)/python bench/start.py --json bench/results/start.json
+
+bench-overhead: install
+	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
+
+bench-rest: install  ## the figures that only bench/README.md has; an hour
+	$(BIN)/python bench/law.py --json bench/results/law.json
+	$(BIN)/python bench/screen.py --json bench/results/screen.json
+	$(BIN)/python bench/plans.py --json bench/results/plans.json
+	$(BIN)/python -m console.generate
 
 campaign: install  ## runs killed, starved and lied to, thousands of times; about an hour on two cores
 	$(BIN)/python bench/campaign.py

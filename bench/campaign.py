@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import evidence
 from bench.campaigns import CAMPAIGNS
 from bench.campaigns.field import build
 from bench.campaigns.many import dealt, many
@@ -29,6 +30,7 @@ from bench.campaigns.tally import Campaign, Tally
 from tests import builders
 
 RESULT = ROOT / "bench" / "results" / "campaigns.json"
+SOURCES = ("engine", "console")
 SEED = 20_261_121
 
 
@@ -119,8 +121,7 @@ def main() -> None:
     result = result_of(tallies, chosen, options, time.monotonic() - began)
     print(json.dumps(result, indent=1))
     if path := options.json or (RESULT if options.share == 1 and not options.only and not options.trials else None):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        evidence.keep(result, path, SOURCES)
     sys.exit(bool(result["failures"]))
 
 

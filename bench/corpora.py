@@ -16,11 +16,11 @@ SEED = 7
 PER_FILE = 500
 
 
-def texts_of(chunks: Path | None) -> list[str]:
-    """The distinct texts under `chunks`, or of a demo corpus made for the moment."""
+def texts_of(chunks: Path | None, *, few: bool = False) -> list[str]:
+    """The distinct texts under `chunks`, or of a demo corpus made for the moment, with all docstrings or a `few`."""
     with tempfile.TemporaryDirectory() as made:
         if chunks is None:
-            demo.write(Path(made), everything=True)
+            demo.write(Path(made), everything=not few)
         found: list[str] = []
         read_corpus(discover(chunks or Path(made)), found.extend)
         return found

@@ -5,14 +5,18 @@ out on both sides. One thread; variants take turns in shuffled rounds, so that a
 """
 
 import argparse
+import importlib.metadata
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import evidence
 import machine
 
 os.environ.update(machine.SINGLE_THREAD)
@@ -21,21 +25,24 @@ import corpora
 import numpy as np
 import torch
 import work
-from sentence_transformers import SentenceTransformer
 
 from engine.gpu.devices import choose
 from engine.gpu.lease import Lessor
-from engine.gpu.memory import predict_peak
 from engine.intake.tokens import TokenStore, load_tokenizer
 from engine.models.assets import Policy, resolve
 from engine.models.card import ModelCard, read_card
 from engine.models.registry import REGISTRY, find
-from engine.models.weights import DTYPES, attach
+from engine.models.trace import law_for
+from engine.models.weights import DTYPES, attach_to_host
 from engine.passes.batches import plan
 from engine.passes.encoder import Encoder, encoder_for
 
+SOURCES = ("engine/passes", "engine/models", "engine/intake/tokens.py")
 SIZES = (32, 4, 8, 16, 64)
 DEFAULT = 32
+FLOAT32 = "st float32 32"
+OPENVINO_SIZES = (2, 4, 8, 16, 32)
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 FLOAT32_GOALS = {"x default": 1.35, "x best": 1.15, "minimal cosine": 0.99999, "share of GEMM peak": 0.82}
 BFLOAT16_GOALS = {"x float32 default": 2.4, "x own best": 1.2, "minimal cosine": 0.998, "mean cosine": 0.9995}
 PADDING_GOAL = 0.01
@@ -77,7 +84,7 @@ class Ours:
         return {"cpu": ended - began, "tokenise": tokenised - began, "encode": ended - tokenised}
 
 
-def theirs(model: SentenceTransformer, texts: Sequence[str], size: int, prompt: str) -> Callable[[], Timed]:
+def theirs(model: Any, texts: Sequence[str], size: int, prompt: str) -> Callable[[], Timed]:
     def run() -> Timed:
         began = time.process_time()
         model.encode(list(texts), batch_size=size, prompt=prompt or None, show_progress_bar=False)
@@ -91,40 +98,80 @@ def cosines(ours: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return (ours * reference).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(reference, axis=1)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    about = machine.describe()
-    texts = corpora.sample(corpora.texts_of(options.chunks), options.texts, options.shortest)
+@contextmanager
+def ours_of(options: argparse.Namespace) -> Iterator[Ours]:
+    """The engine with its model on the CPU under a lease, as a run has it, and warm."""
+    texts = corpora.sample(corpora.texts_of(options.chunks, few=options.quick), options.texts, options.shortest)
     spec = replace(find(REGISTRY, [options.model])[0], dtype={"cpu": options.dtype})
     card = read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
-    half = options.dtype == "bfloat16"
-    whole = SentenceTransformer(str(card.snapshot.path), device="cpu")
-    peer = SentenceTransformer(str(card.snapshot.path), device="cpu", model_kwargs={"dtype": DTYPES[options.dtype]})
-    reference = whole.encode(texts, batch_size=DEFAULT, prompt=card.document_prompt or None, show_progress_bar=False)
-    lessor = Lessor(choose("cpu"), 12 << 30)
-    with lessor.lease(card.key, predict_peak(card.shape, card.batch_tokens), lambda _: None) as lease:
-        attached = attach(card, lease)
-        ours = Ours(card, encoder_for(card, attached.network), texts)
-        variants: dict[str, Callable[[], Any]] = {"interlock": ours, "gemm": work.gemm(card, DTYPES[options.dtype])}
-        variants |= {f"st {size}": theirs(peer, texts, size, card.document_prompt) for size in SIZES}
-        if half:
-            variants["st float32 32"] = theirs(whole, texts, DEFAULT, card.document_prompt)
-        for warm in (
-            replace(ours, texts=texts[:32]),
-            theirs(peer, texts[:32], 8, ""),
-            theirs(whole, texts[:32], 8, ""),
-        ):
-            warm()
+    (device,) = choose("cpu")
+    needs = {device.name: law_for(card, device.kind).weights}
+    with Lessor([device], 12 << 30).lease(card.key, needs, lambda _: None):
+        attached = attach_to_host(card, device)
+        ours = Ours(card, encoder_for(card, attached.network, device), texts)
+        replace(ours, texts=texts[:32])()
+        yield ours
+
+
+def alone(options: argparse.Namespace) -> dict[str, Any]:
+    """Ours only: CPU seconds of each round."""
+    with ours_of(options) as ours:
+        return {"cpu": [ours()["cpu"] for _ in range(options.rounds)], "texts": len(ours.texts)}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    from sentence_transformers import SentenceTransformer
+
+    about = machine.describe()
+    with ours_of(options) as ours:
+        card, texts, dtype = ours.card, ours.texts, DTYPES[options.dtype]
+        prompt, path = card.document_prompt, str(card.snapshot.path)
+        whole = SentenceTransformer(path, device="cpu")
+        peer = SentenceTransformer(path, device="cpu", model_kwargs={"dtype": dtype})
+        reference = whole.encode(list(texts), batch_size=DEFAULT, prompt=prompt or None, show_progress_bar=False)
+        variants: dict[str, Callable[[], Any]] = {"interlock": ours, "gemm": work.gemm(card, dtype)}
+        variants |= {f"st {size}": theirs(peer, texts, size, prompt) for size in options.sizes}
+        warm = [theirs(peer, texts[:32], 8, prompt)]
+        if options.dtype == "bfloat16":
+            variants[FLOAT32] = theirs(whole, texts, DEFAULT, prompt)
+            warm.append(theirs(whole, texts[:32], 8, prompt))
+        if options.openvino:
+            other = openvino(path, options.dtype)
+            variants |= {f"openvino {size}": theirs(other, texts, size, prompt) for size in OPENVINO_SIZES}
+            warm.append(theirs(other, texts[:32], 8, prompt))
+        for run in warm:
+            run()
         found = machine.interleave(variants, options.rounds)
-    return report(options, about, texts, ours, found, cosines(ours.vectors, reference))
+        return report(options, about, list(texts), ours, found, cosines(ours.vectors, reference))
+
+
+def installed() -> dict[str, str]:
+    """The packages that their OpenVINO backend needs, with versions; empty where one of them is missing."""
+    try:
+        return {name: importlib.metadata.version(name) for name in ("openvino", "optimum-intel")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+def openvino(path: str, dtype: str) -> Any:
+    """Their own backend for it, in the same precision (it would choose bfloat16 by itself) and on one thread."""
+    from sentence_transformers import SentenceTransformer
+
+    about = {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype], "INFERENCE_NUM_THREADS": 1}
+    kwargs = {"export": True, "ov_config": about}
+    return SentenceTransformer(path, device="cpu", backend="openvino", model_kwargs=kwargs)
+
+
+def quickest(median: dict[str, float], kind: str) -> str:
+    """The variant of a kind that took least, at whatever batch size."""
+    return min((name for name in median if name.startswith(kind) and name != FLOAT32), key=lambda name: median[name])
 
 
 def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, cosine: np.ndarray) -> dict[str, Any]:
     probes = found.pop("gemm")
     cpu = {name: machine.spread([each["cpu"] for each in rounds]) for name, rounds in found.items()}
     median = {name: each["median"] for name, each in cpu.items()}
-    best = min(
-        (name for name in cpu if name.startswith("st ") and "float32" not in name), key=lambda name: median[name]
-    )
+    best = quickest(median, "st ")
     tokens, useful = int(ours.lengths.sum()), work.flops(ours.card, ours.lengths)
     rates = {shape: machine.spread([probe[shape] for probe in probes], 1) for shape in probes[0]}
     forward = float(np.median([each["encode"] for each in found["interlock"]]))
@@ -134,7 +181,7 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
         "x default": median["st 32"] / median["interlock"],
         "x best": median[best] / median["interlock"],
         "x own best": median[best] / median["interlock"],
-        "x float32 default": median.get("st float32 32", median["st 32"]) / median["interlock"],
+        "x float32 default": median.get(FLOAT32, median["st 32"]) / median["interlock"],
         "minimal cosine": float(cosine.min()),
         "mean cosine": float(cosine.mean()),
         "share of GEMM peak": share,
@@ -145,7 +192,8 @@ def report(options: Any, about: Any, texts: list[str], ours: Ours, found: Any, c
         "machine": {**about, "load_after": machine.load()},
         "model": ours.card.key, "dtype": options.dtype, "rounds": options.rounds,
         "texts": len(texts), "tokens": tokens, "batches": ours.batches, "gigaflops": round(useful / 1e9, 1),
-        "cpu_seconds": cpu, "best": best,
+        "cpu_seconds": cpu, "best": best, "openvino": installed() if options.openvino else None,
+        "openvino_best": quickest(median, "openvino ") if options.openvino else None,
         "ratios_within_rounds": {
             name: machine.spread([t["cpu"] / o["cpu"] for t, o in zip(rounds, found["interlock"], strict=True)])
             for name, rounds in found.items() if name != "interlock"
@@ -181,14 +229,24 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--texts", type=int, default=384)
+    parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--shortest", type=int, default=300, help="least characters of a text")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="their batch sizes, with the default, 32")
+    parser.add_argument("--openvino", action="store_true", help="their OpenVINO backend too, at its best batch size")
+    parser.add_argument("--alone", action="store_true", help="only ours, as JSON; for against.py")
+    machine.quick(parser, texts=6, shortest=0, rounds=1, sizes=[32, 8])
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.alone:
+        print(json.dumps(alone(options)))
+        return
+    if options.openvino and not installed():
+        print("left out: openvino or optimum-intel is not installed (bench/README.md says how)")
+        return
     result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

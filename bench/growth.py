@@ -22,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from bench import machine
+from bench import evidence, machine
 from bench.campaign import commit
 from bench.campaigns.process import Outcome, aside, start, warm, wrongs
 from bench.growths import Ground, Subject, subjects
 from tests import builders
 
+SOURCES = ("engine",)
 MOST = 1.1
 TELLING_SECONDS, TELLING_MIB = 0.15, 12.0
 """Growth below this is noise, and no exponent is told."""
@@ -158,7 +159,7 @@ def main() -> None:
             print(json.dumps(result["big"], indent=1))
     result["seconds"] = round(time.monotonic() - began)
     whole = not options.only and options.share == 1
-    machine.keep(result, options.json or (RESULT if whole else None))
+    evidence.keep(result, options.json or (RESULT if whole else None), SOURCES)
     missed = [each["subject"] for each in found if not each["met"]]
     missed += ["memory of a small chunk"] if options.big and not result["big"]["kib_a_chunk"]["met"] else []
     print(f"grows faster than n^{MOST}: {', '.join(missed) or 'nothing'}")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench import machine
+from bench import evidence, machine
 
 os.environ |= machine.SINGLE_THREAD
 
@@ -31,6 +31,7 @@ from engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, LIMITS
 from tests.oracle import Oracle
 
+SOURCES = ("engine/gpu/memory.py", "engine/gpu/meter.py", "engine/models/network.py", "engine/models/trace.py")
 MEDIAN, WORST = 0.01, 0.02
 LENGTHS = tuple(2**power for power in range(5, 14))
 BATCHES = (1, 4, 1 << 14, 1 << 16)
@@ -47,11 +48,11 @@ class Error(NamedTuple):
     shape: str
 
 
-def cases(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+def cases(names: Sequence[str], attentions: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Every architecture with each way in which the engine can compute it."""
     for name in names:
         config = ARCHITECTURES[name]
-        for attention in ATTENTIONS:
+        for attention in attentions:
             possible = packable(config) if attention == "packed" else True
             if possible and not (attention == "sdpa" and config["model_type"] in WITHOUT_SDPA):
                 yield name, attention
@@ -69,13 +70,13 @@ def shapes(limit: int, seed: int) -> Iterator[list[int]]:
                 yield [longest, *sorted(rest.tolist(), reverse=True)]
 
 
-def errors(name: str, attention: str, seed: int) -> Iterator[Error]:
-    """Of every shape of one case."""
+def errors(name: str, attention: str, longest: int, seed: int) -> Iterator[Error]:
+    """Of every shape of one case, with rows of up to `longest` tokens."""
     packed, kernel = attention == "packed", "sdpa" if attention == "packed" else attention
     config = ARCHITECTURES[name]
     law = law_of(config, packed=packed, dtype=torch.float16, attention=kernel)
     oracle = Oracle(config, packed=packed, attention=kernel)
-    for lengths in shapes(LIMITS[name], seed):
+    for lengths in shapes(min(LIMITS[name], longest), seed):
         beside = oracle.peak(lengths)
         off = predicted(law, lengths, padded=not packed) - beside
         whole = (law.weights - oracle.weights + off) / (oracle.weights + beside)
@@ -91,9 +92,9 @@ def predicted(law: Law, lengths: Sequence[int], *, padded: bool) -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = machine.describe()
     found = []
-    for name, attention in cases(options.architectures):
+    for name, attention in cases(options.architectures, options.attentions):
         began = time.process_time()
-        each = list(errors(name, attention, options.seed))
+        each = list(errors(name, attention, options.longest, options.seed))
         found.append({"architecture": name, "attention": attention, **summed(each)})
         print(f"{name}, {attention}: {len(each)} forwards, {time.process_time() - began:.0f} CPU s", flush=True)
     return {"machine": about, "seed": options.seed, "cases": found, "goals": judged(found)}
@@ -139,14 +140,17 @@ def show(result: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--architectures", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--seed", type=int, default=11, help="of the mixed rows")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="tokens of the longest rows")
+    machine.quick(parser, architectures=["MiniLM-L6"], attentions=["packed"], longest=32)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:  # no law that was traced before
         os.environ["INTERLOCK_CACHE"] = place
         result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

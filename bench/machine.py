@@ -3,14 +3,13 @@
 No host names and no paths come out of here, so results can be kept.
 """
 
+import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 SINGLE_THREAD = {
@@ -22,6 +21,20 @@ SINGLE_THREAD = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 VERSIONS = ("torch", "sentence-transformers", "transformers", "tokenizers")
+
+
+class _Quick(argparse.Action):
+    """Sets every option that makes a script short."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, *_: Any) -> None:
+        for name, value in {**self.const, "quick": True}.items():
+            setattr(namespace, name, value)
+
+
+def quick(parser: argparse.ArgumentParser, **small: Any) -> None:
+    """Add `--quick`: the script in seconds, with these options; options that come after it still count."""
+    about = "the shortest form, in seconds: proves that the script works, and its figures mean nothing"
+    parser.add_argument("--quick", nargs=0, action=_Quick, const=small, default=False, help=about)
 
 
 def describe() -> dict[str, Any]:
@@ -78,10 +91,3 @@ def goals(found: Mapping[str, Mapping[str, Any]]) -> None:
             for name, each in found.items()
         ],
     )
-
-
-def keep(result: Mapping[str, Any], path: Path | None) -> None:
-    """Write the result as JSON where it is wanted."""
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")

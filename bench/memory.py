@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import corpora
+import evidence
 import machine
 
 from engine.record import journal
 from engine.record.events import ArtefactWritten, EnsemblePassCompleted, Entry, LeaseGranted, RunClosed, StoreVerified
 
+SOURCES = ("engine",)
 SECONDS = 0.05
 GOAL_MB = 300
 FIELDS = ("VmRSS", "RssAnon", "RssFile", "RssShmem")
@@ -100,7 +102,7 @@ def by_phase(samples: Sequence[Sample], entries: Sequence[Entry]) -> dict[str, S
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = machine.describe()
     held = baseline(options.model)
-    source = corpora.texts_of(None)
+    source = corpora.texts_of(None, few=options.quick)
     runs: dict[str, Any] = {}
     for count in options.chunks:
         phases = by_phase(*sampled_run(corpora.cuts(source, count, options.words), options.metadata, options.model))
@@ -158,6 +160,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--words", type=int, default=12, help="words in a text")
     parser.add_argument("--metadata", type=int, default=1000, help="bytes of metadata in a record")
+    machine.quick(parser, chunks=[40])
     parser.add_argument("--json", type=Path, metavar="PATH")
     parser.add_argument("--hold", metavar="MODEL", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -166,7 +169,7 @@ def main() -> None:
         return
     result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import corpora
+import evidence
 import machine
 
 from engine.record import journal, summary
@@ -28,6 +29,7 @@ from engine.record.events import (
     RunStarted,
 )
 
+SOURCES = ("engine",)
 GOAL = 0.03
 KINDS = (RunStarted, LeaseGranted, ModelAttached, BatchCommitted, EnsemblePassCompleted, ArtefactWritten, RunClosed)
 PARTS = ("reading and tokenising", "attach", "batches", "release", "files", "store and summary")
@@ -35,7 +37,7 @@ PARTS = ("reading and tokenising", "attach", "batches", "release", "files", "sto
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = machine.describe()
-    texts = corpora.cuts(corpora.texts_of(None), options.chunks, options.words)
+    texts = corpora.cuts(corpora.texts_of(None, few=options.quick), options.chunks, options.words)
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         corpora.write_chunks(root / "chunks", texts, 1000)
@@ -81,15 +83,16 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chunks", type=int, default=10_000, metavar="N")
+    parser.add_argument("--chunks", type=int, default=3000, metavar="N")
     parser.add_argument("--words", type=int, default=60, help="words in a text")
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--qdrant", action="store_true", help="deliver into an embedded store too")
+    machine.quick(parser, chunks=40)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench import evidence, machine
 from bench.scenarios.checks import wrongs
 from bench.scenarios.plan import draw
 from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
 from engine.record import events as ev
 
+SOURCES = ("engine/gpu", "engine/models", "engine/passes")
 PATIENCE = 180
 """Seconds after which a plan hangs: every thread's stack is shown, and that is the end."""
 
@@ -104,14 +106,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plans", type=int, default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="of the first plan; the next one has the next")
+    machine.quick(parser, plans=2)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     with workshop() as shop:
         result = many(options.seed, options.plans, shop, lambda text: print(text, flush=True))
     print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    evidence.keep(result, options.json, SOURCES)
     sys.exit(bool(result["failures"]))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import corpora
+import evidence
 import machine
 import numpy as np
 from emit import emit_cost
@@ -27,6 +28,7 @@ from engine.record import journal
 from engine.record.events import BatchCommitted
 from tests.pty_harness import OnTerminal, Screen
 
+SOURCES = ("console", "widgets", "engine/record")
 SIZES = {(80, 24): 2500.0, (120, 40): 3000.0, (200, 60): 5000.0}
 SLOW_LINK = 800.0
 STALL = 5.0
@@ -215,7 +217,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     about, found = machine.describe(), {}
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
-        texts = corpora.cuts(corpora.texts_of(None), options.chunks, options.words)
+        texts = corpora.cuts(corpora.texts_of(None, few=options.quick), options.chunks, options.words)
         corpora.write_chunks(root / "chunks", texts, 200)
         work = options.work or f"{options.interlock} run chunks --roster all-minilm-l6 --threads 1 --offline --export="
         screen = options.screen or f"{options.interlock} demo --scripted"
@@ -307,12 +309,13 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=1500)
     parser.add_argument("--words", type=int, default=70)
     parser.add_argument("--only", nargs="+", metavar="PART", help="bytes_per_second, start, key_seconds, stall, ...")
+    machine.quick(parser, only=["start", "emit_microseconds"], rounds=1, events=200, chunks=10)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     os.environ.update(machine.SINGLE_THREAD)
     result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

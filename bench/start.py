@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import corpora
+import evidence
 import machine
 
 from engine.models.assets import Policy, resolve
@@ -22,19 +23,20 @@ from engine.models.registry import REGISTRY, find
 from engine.record import journal
 from engine.record.events import BatchCommitted
 
+SOURCES = ("engine", "console/main.py", "console/cli.py", "console/commands.py")
 GOAL = 0.4
+JUDGED = ("interlock to first batch", "sentence-transformers, model loaded")
 TEXTS = [f"Chunk {number} says how a run starts." for number in range(4)]
 LOAD = "import sys, torch; torch.set_num_threads(1)\nfrom sentence_transformers import SentenceTransformer\n"
 LOAD += "SentenceTransformer(sys.argv[1], device='cpu')"
 Spent = dict[str, float]
+ENVIRONMENT = {**os.environ, **machine.SINGLE_THREAD}
 
 
-def spent(command: list[str], directory: Path) -> Spent:
+def spent(command: list[str], directory: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Spent:
     """CPU and wall seconds of one process from its start to its end."""
     began = time.time()
-    child = subprocess.Popen(
-        command, env={**os.environ, **machine.SINGLE_THREAD}, cwd=directory, stdout=subprocess.DEVNULL
-    )
+    child = subprocess.Popen(command, env=environment, cwd=directory, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -68,14 +70,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "sentence-transformers, model loaded": lambda: spent([sys.executable, "-c", LOAD, str(path)], Path(made)),
             "import torch": lambda: spent([sys.executable, "-c", "import torch"], Path(made)),
         }
-        for run in variants.values():
+        if options.quick:
+            variants = {name: variants[name] for name in JUDGED}
+        for run in () if options.quick else variants.values():
             run()
         found = machine.interleave(variants, options.rounds)
     seconds = {
         name: {what: machine.spread([each[what] for each in rounds]) for what in rounds[0] if what != "began"}
         for name, rounds in found.items()
     }
-    ours, theirs = seconds["interlock to first batch"], seconds["sentence-transformers, model loaded"]
+    ours, theirs = (seconds[name] for name in JUDGED)
     ratios = {
         "CPU, whole process": ours["cpu"]["median"] / theirs["cpu"]["median"],
         "wall, start to first batch": ours["first_batch"]["median"] / theirs["wall"]["median"],
@@ -106,12 +110,13 @@ def _cell(found: dict[str, float] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="all-minilm-l6")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
+    machine.quick(parser, rounds=1)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     result = measure(options)
     show(result)
-    machine.keep(result, options.json)
+    evidence.keep(result, options.json, SOURCES)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Writes the parts of the repository that are made from code: README's tables and the schema of the summary.
+"""Writes the parts of the repository that are made from code or from results: tables, and the schema of the summary.
 
-`python -m console.generate` rewrites them, `--check` fails when one of them has drifted.
+`python -m console.generate` rewrites them, `--check` fails when one of them has drifted. Figures come from
+`bench/results`, so this works in the repository only and is no part of what is installed. Whether a result is older
+than the code is part of its table, so the first change of the code after a measurement asks for `make generate`.
 """
 
 import re
@@ -8,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench import tables
 from console.cli import COMMANDS
 from engine.config import flag_of, knobs, variable_of
 from engine.errors import MEANINGS
@@ -15,6 +18,7 @@ from engine.models.registry import REGISTRY, label
 from engine.record import summary
 
 ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
 
 
@@ -68,10 +72,20 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+def figures(name: str) -> str:
+    """A table of measured figures, with what they were measured on."""
+    heads, rows, origin = tables.PARTS[name]()
+    return f"{_table(heads, rows)}\n\n{origin}"
+
+
 def generated(text: str) -> str:
     """`text` with everything between its generated-part markers made anew."""
-    marker = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marker.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text)
+    marker = re.compile(r"(<!-- (generated|figures): ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marker.sub(lambda match: f"{match[1]}{_part(match[2], match[3])}\n{match[4]}", text)
+
+
+def _part(kind: str, name: str) -> str:
+    return figures(name) if kind == "figures" else PARTS[name]()
 
 
 def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
@@ -81,7 +95,7 @@ def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
 
 def main() -> int:
     """Rewrite what has drifted; with `--check` only say so."""
-    wanted = {ROOT / "README.md": generated((ROOT / "README.md").read_text()), SCHEMA: summary.schema_text()}
+    wanted = {page: generated(page.read_text()) for page in PAGES} | {SCHEMA: summary.schema_text()}
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in drifted:
         print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if '--check' in sys.argv else 'written'}")

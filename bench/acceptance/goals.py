@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import evidence
 import machine
 
 FP16_COSINE = 0.9999
+SOURCES = ("engine/gpu", "engine/models", "engine/passes")
 Tree = dict[str, Any]
 
 
@@ -82,7 +84,8 @@ class Report:
     def write(self, **more: object) -> None:
         with self.lock:
             part = self.file.with_name(self.file.name + ".part")
-            machine.keep({**self.about, **more, "goals": self.goals(), "sections": self._plain(self.sections)}, part)
+            told = {**self.about, **more, "goals": self.goals(), "sections": self._plain(self.sections)}
+            evidence.keep(told, part, SOURCES)
             part.replace(self.file)
 
     def goals(self) -> dict[str, Tree]:

@@ -1,0 +1,124 @@
+"""Every script of `bench/` starts and runs in its shortest form; what is kept names its commit and its sources."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import evidence, tables
+from console import generate
+from tests.builders import ROOT, environment
+
+SCRIPTS = {
+    "encode": ["--quick"],
+    "law": ["--quick"],
+    "memory": ["--quick"],
+    "overhead": ["--quick"],
+    "plans": ["--quick"],
+    "screen": ["--quick"],
+    "start": ["--quick"],
+    "against": ["HEAD", "--quick"],
+}
+WARM = ("encode", "law", "plans")
+"""Scripts that import much and compute little: they share a process; `against` starts `encode` as it is."""
+OWN_TESTS = ("campaign", "growth", "gpu_acceptance")
+RUN = """
+import runpy, sys
+sys.path.insert(0, "bench")
+for script in sys.argv[1:]:
+    name, *arguments = script.split()
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_path(name, run_name="__main__")
+    except SystemExit as over:
+        assert not over.code, script
+    print("ran", name)
+"""
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def is_script(file: Path) -> bool:
+    return "__main__" in file.read_text()
+
+
+def test_every_script_of_the_bench_is_among_those_that_are_run_here():
+    scripts = {file.stem for file in (ROOT / "bench").glob("*.py") if is_script(file)}
+    assert scripts == {*SCRIPTS, *OWN_TESTS}
+
+
+@pytest.mark.usefixtures("minilm")
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in WARM])
+def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name):
+    if name == "against" and not (ROOT / ".git").exists():
+        pytest.skip("no repository, so no other commit")
+    said = run(f"bench/{name}.py", *SCRIPTS[name])
+    assert "| goal | measured | wanted |" in said
+
+
+@pytest.mark.usefixtures("minilm")
+def test_scripts_that_compute_little_run_in_their_shortest_form():
+    said = run("-c", RUN, *(" ".join([f"bench/{name}.py", *SCRIPTS[name]]) for name in WARM))
+    assert [line for line in said.splitlines() if line.startswith("ran ")] == [f"ran bench/{name}.py" for name in WARM]
+    assert '"failures": 0' in said
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "bench").glob("*.py")), ids=lambda file: file.stem)
+def test_the_sources_that_a_script_names_are_there(file):
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCES":
+            for source in ast.literal_eval(node.value):
+                assert evidence.digest([source]) != evidence.digest([]), f"{file.name}: {source}"
+
+
+def test_a_result_names_commit_day_and_sources_and_is_older_once_one_of_them_changed(tmp_path):
+    (tmp_path / "engine").mkdir()
+    (source := tmp_path / "engine" / "a.py").write_text("one")
+    evidence.keep({"figure": 1}, tmp_path / "kept" / "r.json", ("engine/record",))
+    kept = json.loads((tmp_path / "kept" / "r.json").read_text())
+    assert kept["figure"] == 1
+    assert kept["date"][:2] == "20"
+    assert evidence.age(kept) == ("" if kept["commit"] else evidence.UNRECORDED)
+
+    result = {"commit": "c", "sources": ["engine"], "sources_sha256": evidence.digest(["engine"], tmp_path)}
+    assert evidence.age(result, tmp_path) == ""
+    source.write_text("two")
+    assert evidence.age(result, tmp_path) == evidence.OLDER
+    source.write_text("one")
+    (tmp_path / "engine" / "b.py").write_text("")
+    assert evidence.age(result, tmp_path) == evidence.OLDER
+    assert evidence.age({"figure": 1}) == evidence.UNRECORDED
+
+
+def test_a_table_says_of_each_result_when_it_was_measured_and_whether_it_is_older_than_the_code(tmp_path, monkeypatch):
+    result = {"seconds": {"run": 2.0}, "goals": {"share not forward": {"value": 0.02, "goal": "<= 0.01", "met": False}}}
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+
+    def origin(**about: object) -> str:
+        (tmp_path / "overhead.json").write_text(json.dumps({**result, **about}))
+        return tables.PARTS["overhead"]().origin
+
+    about = {"commit": "c0ffee", "date": "2026-01-02", "sources": ["engine/record"]}
+    assert origin() == "Measured: commit not recorded (overhead)."
+    now = evidence.digest(["engine/record"])
+    assert origin(**about, sources_sha256=now) == "Measured: 2026-01-02 at c0ffee (overhead)."
+    assert origin(**about, sources_sha256="0") == "Measured: 2026-01-02 at c0ffee, **older than the code** (overhead)."
+    assert tables.PARTS["overhead"]().rows[-1] == ("not a forward pass", "", "**2.0 %**, goal 1 %")
+    assert tables.PARTS["memory"]().origin == "Measured: nothing yet."
+
+
+@pytest.mark.parametrize("page", ["README.md", "bench/README.md"])
+def test_figures_changed_by_hand_are_drift(page):
+    text = (ROOT / page).read_text()
+    head, marker, rest = text.partition("<!-- figures: ")
+    name, end, table = rest.partition(" -->\n")
+    assert generate.generated(f"{head}{marker}{name}{end}| better |\n{table}") == text
