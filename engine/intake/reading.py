@@ -4,12 +4,12 @@ Tells what it read and what it refused, and keeps nothing of the texts.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import Stopped, UsageError
+from engine.errors import Stopped, UnavailableError, UsageError
 from engine.intake.collections import Collection
 from engine.intake.corpus import Corpus, Rows, read_corpus
 from engine.intake.tokens import TokenStore, load_tokenizer
@@ -39,17 +39,15 @@ def read_and_tokenise(
     """
     spent = dict.fromkeys(wanted, 0.0)
     with ExitStack() as stack:
-        stores = {
-            key: stack.enter_context(TokenStore(directory / key, load_tokenizer(job.tokenizer), job.prompt, job.cap))
-            for key, job in wanted.items()
-        }
+        stores = {key: stack.enter_context(_store(directory / key, job)) for key, job in wanted.items()}
 
         def take(texts: list[str]) -> None:
             if stop():
                 raise Stopped("stopped by the operator while reading; --resume begins again")
             for key, store in stores.items():
                 began = time.monotonic()
-                store.add(texts)
+                with _naming(wanted[key]):
+                    store.add(texts)
                 spent[key] += time.monotonic() - began
 
         corpus = read_corpus(collections, take)
@@ -67,6 +65,21 @@ def read_and_tokenise(
     if not corpus.chunks:
         raise UsageError("no chunk can be embedded: " + _refusals(corpus.rows))
     return corpus, stores
+
+
+def _store(path: Path, job: Tokenising) -> TokenStore:
+    with _naming(job):
+        return TokenStore(path, load_tokenizer(job.tokenizer), job.prompt, job.cap)
+
+
+@contextmanager
+def _naming(job: Tokenising) -> Iterator[None]:
+    """Say of whatever a tokenizer cannot do which it is, and whose."""
+    try:
+        yield
+    except UnavailableError as error:
+        where = "" if str(job.tokenizer) in str(error) else f"{job.tokenizer}: "
+        raise UnavailableError(f"model {', '.join(job.models)}: {where}{error}") from error
 
 
 def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:

@@ -5,15 +5,18 @@ length kept, so that every model knows exactly what it truncates.
 """
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
@@ -23,6 +26,10 @@ from engine.record import durable
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
 WINDOW = 256
+PATIENCE = 60.0
+"""Seconds that a window of texts has to be tokenised, whatever it holds."""
+SLOWEST = 50_000
+"""Characters that it may hold for each further second: a hundredth of what slow tokenizers reach."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,12 @@ class Specials:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`, with its own truncation and padding off, and lowering where asked for."""
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+        path.open("rb").close()  # the library would not say why it cannot
+        with translated():
+            tokenizer = Tokenizer.from_file(str(path))
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from error
+    except UnavailableError as error:
         raise UnavailableError(f"{path} is not a tokenizer that can be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -49,6 +60,45 @@ def load_tokenizer(path: Path) -> Tokenizer:
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = Sequenced([Lowercase(), *own])
     return tokenizer
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn whatever the library raises into an UnavailableError; its panics are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UnavailableError(" ".join(str(error).split())) from error
+        raise
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """The encodings of `texts` without special tokens.
+
+    Raises UnavailableError for texts that the tokenizer cannot take, and where it does not come to an end: the library
+    cannot be interrupted, so that its thread is then left behind.
+    """
+    answer: SimpleQueue[list[Encoding] | UnavailableError] = SimpleQueue()
+
+    def encode() -> None:
+        try:
+            with translated():
+                answer.put(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        except UnavailableError as error:
+            answer.put(error)
+
+    size = sum(map(len, texts))
+    seconds = PATIENCE + size / SLOWEST
+    threading.Thread(target=encode, name="tokenizer", daemon=True).start()
+    try:
+        found = answer.get(timeout=seconds)
+    except Empty:
+        told = f"it has not come to an end of {len(texts)} texts of {size} characters after {seconds:.0f} s"
+        raise UnavailableError(told) from None
+    if isinstance(found, UnavailableError):
+        raise found
+    return found
 
 
 def lowercases(path: Path) -> bool:
@@ -63,8 +113,9 @@ def lowercases(path: Path) -> bool:
 
 def specials_of(tokenizer: Tokenizer) -> Specials:
     """The special ids around a text; raises UnavailableError for a template that is not before + text + after."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    with translated():
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        whole = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return Specials(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
@@ -98,8 +149,7 @@ class TokenStore:
         assert self._file is not None
         for start in range(0, len(texts), WINDOW):
             window = [self.prompt + text for text in texts[start : start + WINDOW]]
-            encodings = self._tokenizer.encode_batch_fast(window, add_special_tokens=False)
-            rows = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+            rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
             self._full.append(np.asarray([len(row) for row in rows], np.int64))
             with durable.explaining(self.path):
                 self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())

@@ -61,19 +61,17 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     """
     began = time.monotonic()
     path, source, commit, outcome = _locate(spec, policy, emit)
-    weights = tuple(weights_of(path))
-    hashes = {str(file.relative_to(path)): durable.sha256_of(file) for file in weights}
-    _check_sha(spec, path, hashes)
-    snapshot = Snapshot(
-        path,
-        source,
-        commit,
-        outcome,
-        weights,
-        _fingerprint(path, hashes),
-        sum(file.stat().st_size for file in weights),
-        round(time.monotonic() - began, 3),
-    )
+    try:
+        weights = tuple(weights_of(path))
+        hashes = {str(file.relative_to(path)): durable.sha256_of(file) for file in weights}
+        _check_sha(spec, path, hashes)
+        fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
+    except OSError as error:
+        raise UnavailableError(
+            f"model {spec.key}: {error.filename or path} cannot be read: {error.strerror}"
+        ) from error
+    seconds = round(time.monotonic() - began, 3)
+    snapshot = Snapshot(path, source, commit, outcome, weights, fingerprint, size, seconds)
     emit(
         ModelResolved(
             model=spec.key,

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.errors import UnavailableError, UsageError
 from engine.models.assets import Snapshot
+from engine.models.checks import check_settings
 from engine.models.layout import Module, modules_of, read_object
 from engine.models.network import packable
 from engine.models.registry import ModelSpec
@@ -56,8 +57,10 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     """
     path = snapshot.path
     config, modules = read_object(path / "config.json"), modules_of(path)
+    _refuse_foreign(path, modules)
+    check_settings(path, config, modules)
     pooling = _pooling(path, modules)
-    packed = _is_plain(path, modules) and pooling in ("cls", "mean") and packable(config)
+    packed = _is_plain(modules) and pooling in ("cls", "mean") and packable(config)
     if not packed:
         _refuse_own_code(spec, path, config)
     dtype = spec.dtype.get(device_kind, "float32")
@@ -82,10 +85,13 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     )
 
 
-def _is_plain(path: Path, modules: Sequence[Module]) -> bool:
-    """Whether nothing stands between the encoder, its pooling and unit length; foreign modules are refused."""
+def _refuse_foreign(path: Path, modules: Sequence[Module]) -> None:
     if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
         raise UnavailableError(f"{path / 'modules.json'} names {foreign[0]}, which is code of its own and never run")
+
+
+def _is_plain(modules: Sequence[Module]) -> bool:
+    """Whether nothing stands between the encoder, its pooling and unit length."""
     kinds = [module.kind for module in modules]
     return kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 

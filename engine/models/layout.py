@@ -83,6 +83,7 @@ def values_in(file: Path) -> int:
     """How many numbers a safetensors file holds, from its header; refuses a file that was cut short."""
     if not file.is_file():
         raise UnavailableError(f"{file.parent} lacks {file.name}")
+    _open(file)
     try:
         with safe_open(file, framework="np") as header:
             names = header.keys()
@@ -94,12 +95,23 @@ def values_in(file: Path) -> int:
 def _require(path: Path, name: str) -> None:
     if not (path / name).is_file():
         raise UnavailableError(f"{path} has no {name}")
+    _open(path / name)
+
+
+def _open(file: Path) -> None:
+    """Raise UnavailableError saying why a file that is there cannot be read; libraries would not."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise UnavailableError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _read(file: Path) -> object:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+    except OSError as error:
+        raise UnavailableError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UnavailableError(f"{file} cannot be read: {error}") from error
 
 

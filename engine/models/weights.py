@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from engine.errors import UnavailableError
+from engine.errors import InterlockError, UnavailableError
 from engine.gpu.device import Device
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder
@@ -143,7 +142,9 @@ def load(card: ModelCard) -> nn.Module:
     """The network of `card` with its weights, on the host. Raises UnavailableError for weights that do not load."""
     try:
         return _packed(card) if card.packed else _graph(card)
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+    except InterlockError:
+        raise
+    except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
         raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {error}") from error
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.gpu.device import Device
 from engine.gpu.lease import Lessor
-from engine.intake.tokens import load_tokenizer, specials_of
+from engine.intake.tokens import encoded, load_tokenizer, specials_of
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder, filling
 from engine.models.trace import law_for
@@ -102,7 +102,7 @@ def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Les
     room = card.max_tokens - specials.count
     rows = [
         np.asarray([*specials.before, *encoding.ids[:room], *specials.after], np.int64)
-        for encoding in tokenizer.encode_batch([prompt + text for text in texts], add_special_tokens=False)
+        for encoding in encoded(tokenizer, [prompt + text for text in texts])
     ]
     (device,) = lessor.devices
     lengths = [len(row) for row in rows]

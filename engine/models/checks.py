@@ -1,0 +1,99 @@
+"""What a model's JSON files may say: the types and values of every setting that loading relies on.
+
+The files come from somebody else. What they say is either used as it stands or refused by file and key; nothing that
+they name is imported here, and nothing that they name is put in place of what they name.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from engine.errors import UnavailableError
+from engine.models.layout import Module, read_object
+from engine.models.network import PACKED_TYPES
+
+Config = Mapping[str, object]
+COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
+KINDS = frozenset(
+    (
+        *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
+        *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
+    )
+)
+PLAIN_ACTIVATIONS = ("gelu", "relu")
+"""Those of the packed network, known without an import."""
+
+
+def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> None:
+    """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says."""
+    _check_config(path / "config.json", config)
+    for module in modules:
+        _require(path / "modules.json", "type", module.type, _is_module, "none of sentence-transformers' modules")
+    for module in modules:
+        file = path / module.path / "config.json"
+        if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
+            told = dense["activation_function"]
+            _require(file, "activation_function", told, _is_activation, "no activation of torch.nn")
+        if module.kind == "Pooling":
+            for key, value in read_object(file).items():
+                if key.startswith("pooling_mode_"):
+                    _require(file, key, value, _is_flag, "neither true nor false")
+    lower = read_object(path / "sentence_bert_config.json").get("do_lower_case")
+    _require(path / "sentence_bert_config.json", "do_lower_case", lower, _is_flag, "neither true nor false")
+
+
+def _check_config(file: Path, config: Config) -> None:
+    for key in COUNTS:
+        if key in config:
+            _require(file, key, config[key], _is_count, "no whole number of 1 or more")
+    for key in ("layer_norm_eps", "layer_norm_epsilon"):
+        if key in config:
+            _require(file, key, config[key], _is_size, "no number of 0 or more")
+    if "hidden_act" in config:
+        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "no activation that transformers has")
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
+        raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
+
+
+def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], otherwise: str) -> None:
+    if not fits(value):
+        raise UnavailableError(f"{file}: {key} is {str(repr(value))[:100]}, {otherwise}")
+
+
+def _is_flag(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_module(value: object) -> bool:
+    first, *_, last = str(value).split(".")
+    return first == "sentence_transformers" and last in KINDS
+
+
+def _is_hidden_activation(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    if value in PLAIN_ACTIVATIONS:
+        return True
+    from transformers.activations import ACT2FN
+
+    return value in ACT2FN
+
+
+def _is_activation(value: object) -> bool:
+    """Whether it is the full name of an activation of torch.nn, or of Identity."""
+    from torch.nn.modules import activation
+
+    known = {f"torch.nn.modules.activation.{name}" for name in activation.__all__} | {
+        "torch.nn.modules.linear.Identity"
+    }
+    known |= {f"torch.nn.{name.rsplit('.', 1)[-1]}" for name in known}
+    return isinstance(value, str) and value in known

@@ -1,0 +1,100 @@
+"""A model's tokenizer file as what it is: a program of patterns and tables that somebody else wrote.
+
+The library that runs it can neither be interrupted nor be trusted to return, so that a file not met before is first
+tried in a process of its own, which has little time and memory. What passed is remembered beside the models, by the
+file's SHA-256 and the library's version.
+"""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from engine.errors import InterlockError, UnavailableError
+from engine.models.sources import model_cache
+from engine.record import durable
+
+TRIAL_VERSION = 1
+SECONDS = 10
+"""Processor time that a trial may take; a large tokenizer needs one or two."""
+MEMORY = 4 << 30
+TRIAL = """
+import json, resource, sys
+path, seconds, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+from tokenizers import Tokenizer
+signs = "aA0 .-_\\n\\t\\u00e9\\u5b57\\u200b\\U0001f600"
+plain = "The quick brown fox (it jumps, 12.5 times) over the lazy dog. "
+texts = ["a", plain * 40, *(sign * 200 + "!" for sign in signs)]
+def grown(made, text):
+    if made > 100 * len(text):
+        raise ValueError(f"it makes {made} of a text of {len(text)} characters")
+try:
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode("a", add_special_tokens=True)
+    for text in texts:
+        if tokenizer.normalizer:
+            grown(len(tokenizer.normalizer.normalize_str(text)), text)
+        try:
+            found = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception:  # it may still do for the texts that there are
+            if text == "a":
+                raise
+        else:
+            grown(len(found[0].ids), text)
+    print(json.dumps(""))
+except BaseException as error:
+    print(json.dumps(" ".join(str(error).split())[:500] or type(error).__name__))
+"""
+
+
+def check_tokenizer(model: str, file: Path) -> None:
+    """Raise UnavailableError, naming model and file, for a tokenizer that fails, does not end or takes too much memory.
+
+    A file that passed before is only hashed; a new one costs the start of a bare interpreter.
+    """
+    try:
+        about = f"{TRIAL_VERSION} {metadata.version('tokenizers')} {durable.sha256_of(file)}"
+        passed = model_cache() / "tokenizers" / hashlib.sha256(about.encode()).hexdigest()
+        if passed.exists():
+            return
+        fault = _tried(file)
+    except OSError as error:
+        raise UnavailableError(f"model {model}: {file} cannot be read: {error.strerror}") from error
+    if fault:
+        raise UnavailableError(f"model {model}: {file} is not a tokenizer that can be used: {fault}")
+    with suppress(InterlockError):  # it can be tried again
+        durable.write_bytes(passed, b"")
+
+
+def _tried(file: Path) -> str:
+    """What is wrong with a tokenizer, if anything, as a process of its own found it."""
+    trial = [sys.executable, "-P", "-c", TRIAL, str(file), str(SECONDS), str(MEMORY)]
+    try:
+        done = subprocess.run(  # noqa: S603  # our own script, with the file as its argument
+            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=12 * SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it does not come to an end within {12 * SECONDS} s"
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it does not come to an end within {SECONDS} s"
+    if done.returncode < 0:
+        return f"it takes more than {durable.human_bytes(MEMORY)}, or ends its process ({_name(-done.returncode)})"
+    try:
+        return str(json.loads(done.stdout))
+    except ValueError:
+        return f"its process ended with {done.returncode} and said nothing"
+
+
+def _name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -1,0 +1,244 @@
+"""Tokenizers and settings of models as untrusted input: refused by file and reason, never the end of the process."""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.errors import UnavailableError
+from engine.intake import tokens
+from engine.intake.tokens import encoded, load_tokenizer
+from engine.models import tokenizer
+from engine.models.assets import Policy
+from engine.models.registry import find
+from engine.models.roster import cards_of
+from tests.builders import corpus, interlock, tiny_model
+
+
+def cards(directory):
+    return cards_of(find({}, [str(directory)]), Policy(offline=True), "cpu", lambda _: None)
+
+
+@pytest.fixture
+def model(tmp_path, tiny_a, monkeypatch):
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+    return shutil.copytree(tiny_a, tmp_path / "model")
+
+
+def edit(file, **changes):
+    said = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(said | changes))
+
+
+def replacing(*, text, by):
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+def splitting(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+HOSTILE = {
+    "panics": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "looks-back-for-ever": {"pre_tokenizer": splitting("(a+)+$b")},
+    "grows": {"normalizer": {"type": "Sequence", "normalizers": [replacing(text="a", by="a" * 10)] * 6}},
+    "grows-beyond-memory": {"normalizer": {"type": "Sequence", "normalizers": [replacing(text="a", by="a" * 99)] * 6}},
+    "chunks-of-nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "template-without-its-tokens": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_tokenizer_is_refused_with_its_model_and_file_before_it_is_run_here(model, change):
+    edit(model / "tokenizer.json", **change)
+    with pytest.raises(
+        UnavailableError, match=r"model model: .*tokenizer\.json is not a tokenizer that can be used: ."
+    ):
+        cards(model)
+
+
+def test_a_tokenizer_that_does_not_end_is_given_up(model, monkeypatch):
+    monkeypatch.setattr(tokenizer, "SECONDS", 1)
+    steps = [replacing(text="a", by="aa")] * 24  # too much to do in a second, and not too much to hold
+    edit(model / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="does not come to an end within 1 s"):
+        cards(model)
+    assert time.monotonic() - began < 60
+
+
+def test_a_hostile_tokenizer_ends_the_command_with_5_and_one_line(tmp_path, model):
+    edit(model / "tokenizer.json", **HOSTILE["panics"])
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["a"]}})
+    said = interlock("run", root, "--roster", model, "--out", tmp_path / "out", "--no-ui", cwd=tmp_path, check=5).stderr
+    assert "Traceback" not in said
+    assert "panicked" not in said
+    assert "tokenizer.json is not a tokenizer that can be used" in said
+
+
+def test_a_tokenizer_that_passed_is_not_tried_again_until_it_changes(model, monkeypatch):
+    cards(model)
+    tried = []
+    monkeypatch.setattr(tokenizer, "_tried", lambda file: tried.append(file) or "")
+    cards(model)
+    assert tried == []
+    edit(model / "tokenizer.json", version="1.0", padding=None, added_tokens=[])
+    cards(model)
+    assert tried == [model / "tokenizer.json"]
+
+
+def test_a_text_that_the_tokenizer_cannot_take_ends_the_run_with_model_file_and_reason(tmp_path, model):
+    said = json.loads((model / "tokenizer.json").read_text())
+    said["model"] = {"type": "WordLevel", "vocab": said["model"]["vocab"], "unk_token": "nowhere"}
+    (model / "tokenizer.json").write_text(json.dumps(said))
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["a", "nothingofthekind"]}})
+    told = interlock("plan", root, "--roster", model, cwd=tmp_path, check=5).stderr
+    assert "Traceback" not in told
+    assert "model model: " in told
+    assert "tokenizer.json" in told
+
+
+class Endless:
+    """A tokenizer that comes to no end."""
+
+    def encode_batch_fast(self, texts, add_special_tokens):
+        time.sleep(3600)
+
+
+def test_texts_that_a_tokenizer_comes_to_no_end_of_are_given_up(monkeypatch):
+    monkeypatch.setattr(tokens, "PATIENCE", 0.2)
+    with pytest.raises(UnavailableError, match="not come to an end of 1 texts of 3 characters"):
+        encoded(Endless(), ["abc"])
+
+
+def test_a_panic_of_the_library_is_an_error_that_names_the_file(model):
+    edit(model / "tokenizer.json", **HOSTILE["panics"])
+    with pytest.raises(UnavailableError, match=r"tokenizer\.json is not a tokenizer that can be read: Precompiled"):
+        load_tokenizer(model / "tokenizer.json")
+
+
+WRONG = {
+    "num_attention_heads": [0, "4", -1, None, 1.5, True, [4]],
+    "num_hidden_layers": ["2", 0, None],
+    "hidden_size": ["32", -32, {}],
+    "hidden_act": ["os.system", 5, None, ["gelu"]],
+    "layer_norm_eps": ["x", None, -1, True],
+    "vocab_size": ["9", None],
+    "intermediate_size": [None, 0.5],
+    "max_position_embeddings": ["512"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_setting_of_a_wrong_type_or_value_is_refused_by_file_and_key(model, key, value):
+    edit(model / "config.json", **{key: value})
+    with pytest.raises(UnavailableError, match=rf"config\.json: {key} "):
+        cards(model)
+
+
+def test_a_width_that_the_heads_do_not_share_is_refused_by_file_and_key(model):
+    edit(model / "config.json", num_attention_heads=5)
+    with pytest.raises(
+        UnavailableError, match=r"config\.json: hidden_size 32 is not a multiple of num_attention_heads 5"
+    ):
+        cards(model)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, [], {}])
+def test_flags_that_are_no_flags_are_refused_by_file_and_key(model, value):
+    edit(model / "sentence_bert_config.json", do_lower_case=value)
+    with pytest.raises(UnavailableError, match=r"sentence_bert_config\.json: do_lower_case "):
+        cards(model)
+    edit(model / "sentence_bert_config.json", do_lower_case=False)
+    edit(model / "1_Pooling" / "config.json", pooling_mode_cls_token=value)
+    with pytest.raises(UnavailableError, match=r"1_Pooling/config\.json: pooling_mode_cls_token "):
+        cards(model)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sentence_transformers.util.os.system", "sentence_transformers.models.Nothing", "sentence_transformers."]
+)
+def test_a_module_that_is_none_of_the_librarys_is_refused(model, kind):
+    modules = json.loads((model / "modules.json").read_text())
+    modules[1]["type"] = kind
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnavailableError, match=r"modules\.json: type "):
+        cards(model)
+
+
+@pytest.mark.parametrize(
+    ("activation", "good"),
+    [
+        ("torch.nn.modules.activation.Tanh", True),
+        ("torch.nn.modules.linear.Identity", True),
+        ("os.system", False),
+        ("builtins.eval", False),
+        ("torch.hub.load", False),
+        ("torch.nn.modules.linear.Linear", False),
+        (5, False),
+        (None, False),
+    ],
+)
+def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, activation, good):
+    dense = {"in_features": 32, "out_features": 8, "bias": True, "activation_function": activation}
+    (model / "2_Dense").mkdir()
+    (model / "2_Dense" / "config.json").write_text(json.dumps(dense))
+    shutil.copy(model / "model.safetensors", model / "2_Dense")
+    modules = json.loads((model / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (model / "modules.json").write_text(json.dumps(modules))
+    if good:
+        assert cards(model)[0].dim == 8
+    else:
+        with pytest.raises(UnavailableError, match=r"2_Dense/config\.json: activation_function "):
+            cards(model)
+
+
+@contextmanager
+def unprivileged():
+    """As a user for whom permissions count."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "modules.json"])
+def test_a_file_of_a_model_that_may_not_be_read_is_told_as_that(name):
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        model = tiny_model(Path(directory) / "model")
+        (model / name).chmod(0)
+        with unprivileged(), pytest.raises(UnavailableError) as raised:
+            cards(model)
+    said = str(raised.value)
+    assert f"{name} cannot be read: Permission denied" in said
+    assert "damaged" not in said
+    assert "remove that copy" not in said
+
+
+def test_a_limit_of_descriptors_is_told_as_that(model):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) - 1, before[1]))
+    try:
+        with pytest.raises(UnavailableError, match="Too many open files"):
+            cards(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
