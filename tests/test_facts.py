@@ -1,5 +1,6 @@
 """What a summary says of devices, precisions, rows and seconds is what was seen where they were computed."""
 
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ class Witness:
         self.seen: dict[tuple[str, bytes], tuple[str, str]] = {}
         self.seconds: Counter[str] = Counter()
         self.pause = 0.0
+        self.poison: dict[str, bytes] = {}
+        """A row of each model that comes out as NaN wherever it is computed; empty: the first that is."""
 
     def encoders(self, card, network, device):
         return _Watched(encoder_for(card, network, device), card.key, network, device.name, self)
@@ -49,6 +52,9 @@ class _Watched:
         began = time.monotonic()
         time.sleep(self._witness.pause)
         vectors = self._encoder.encode(rows)
+        if self._model in self._witness.poison:
+            bad = self._witness.poison[self._model] = self._witness.poison[self._model] or bytes(rows[0])
+            vectors[[bytes(row) == bad for row in rows]] = np.nan
         self._witness.seconds[self._model] += time.monotonic() - began
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in self._network.parameters()}
         for row, vector in zip(rows, vectors, strict=True):
@@ -227,3 +233,41 @@ def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
     leases = [lease for each in summary_of(run)["collections"] for lease in each["leases"]]
     assert "cpu" in {lease["device_kind"] for lease in leases}
     assert {lease[name] for lease in leases for name in ("held_seconds", "attach_seconds")} == {None}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_two_sessions_are_counted_where_each_was_computed(desk, seed):
+    dice = random.Random(seed)
+    faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:{dice.randrange(100, 200)}"])
+    flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"exclusive": "no"}])}
+    code, run = desk.run(devices="sim:2xT4", faults=faults, stop_after=dice.randrange(3, 9), **flags)
+    assert code == ExitCode.STOPPED
+    assert desk.run(devices="sim:2xT4", faults="lose:120", resume="yes", **flags)[0] == ExitCode.COMPLETED
+    for model in ("one", "two"):
+        assert told(run, model) == desk.witness.rows(model)
+        (end,) = [end for end in events_of(run, ev.EnsemblePassCompleted) if end.model == model]
+        places = desk.witness.rows(model)
+        assert end.rows == places.total() == len(TEXTS)
+        assert end.device == ",".join(sorted({device for device, _ in places}))
+        assert end.dtype == ",".join(sorted({dtype for _, dtype in places}))
+
+
+def test_a_parked_row_is_not_among_those_that_were_computed(desk):
+    desk.witness.poison["one"] = b""
+    code, run = desk.run(devices="sim:T4")
+    assert code == ExitCode.FAILED
+    assert told(run, "one") == desk.witness.rows("one")
+    assert sum(each["rows"] for each in passes(run, "one")) == len(TEXTS) - 1
+    assert sum(each["rows"] for each in passes(run, "two")) == len(TEXTS)
+    assert [row["model"] for each in summary_of(run)["collections"] for row in each["parked"]] == ["one"]
+
+
+def test_a_pass_that_reused_every_row_ran_nowhere(desk):
+    _, first = desk.run(devices="cpu", run_id="first")
+    _, second = desk.run(devices="cpu", run_id="second", reuse=str(first))
+    for each in (each for model in ("one", "two") for each in passes(second, model)):
+        assert (each["device"], each["computed"], each["rows"], each["seconds"]) == (None, [], 0, 0.0)
+        assert (each["rows_per_second"], each["dtype"], each["status"]) == (None, "float32", "completed")
+    assert sum(each["rows_reused"] for each in passes(second, "one")) == len(TEXTS)
+    ends = [(end.device, end.dtype, end.rows, end.seconds) for end in events_of(second, ev.EnsemblePassCompleted)]
+    assert ends == [("", "", 0, 0.0)] * 2

@@ -383,9 +383,9 @@ class ResidueFound(Event, frozen=True, tag="residue_found"):
 
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
-    """The end of a pass, over all sessions: `rows` that were not reused, `seconds` of their batches added up (two
-    devices at work for 10 s are 20 s), and the devices and precisions that computed them, sorted and joined by commas;
-    both are empty where nothing was left to compute."""
+    """The end of a pass, over all sessions: `rows` that were not reused, parked ones included, `seconds` of their
+    batches added up (two devices at work for 10 s are 20 s), and the devices and precisions that computed them, sorted
+    and joined by commas; both are empty where nothing was left to compute."""
 
     model_pass: int
     model: str

@@ -283,7 +283,7 @@ def _word(state: RunState, view: PassView, held: Sequence[Lease]) -> str:
     if view.failure:
         return "failed"
     if view.model_pass in state.passes_completed:
-        return "done" if view.batches else "reused"
+        return "reused" if view.reused and not view.batches else "done"
     at_work = any(lease.model_pass == view.model_pass for lease in held)
     return "running" if at_work and not state.status else "waiting" if view.batches_done else "queued"
 
