@@ -120,6 +120,10 @@ class Run:
             self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
             places = [device for device in self._devices if device is not self._host]
             self._lessor = Lessor([*places, self._host], self.settings.ceiling, leases_before)
+            if not places:
+                controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
+            if len(self._specs) == 1:
+                controls.refuse("schedule", "there is one model only, and nothing to put beside it")
             undo.pop_all()
 
     def _choose_devices(self) -> list[Device]:

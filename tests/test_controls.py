@@ -139,3 +139,11 @@ def test_what_is_refused_while_a_run_works_is_answered_when_it_is_asked(run_of):
     assert run.go() == ExitCode.COMPLETED
     assert "no GPU" in answers[0]
     assert answers[1] == [answers[0]]
+
+
+def test_what_a_run_can_never_change_is_known_before_anything_is_read(run_of):
+    controls = Controls()
+    run_of(controls, devices="cpu", roster="one")
+    assert "no GPU" in controls.refusal("cpu_fallback")
+    assert "one model" in controls.refusal("schedule")
+    assert controls.refusal("pause") == ""

@@ -43,10 +43,6 @@ class Rounds:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         controls = self._crew.controls
         controls.foresee, controls.stays, controls.tell = self.foresee, self.stays, self._crew.emit
-        if self._crew.devices[0] is self._crew.host:
-            controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
-        if len(self._grid) == 1:
-            controls.refuse("schedule", "there is one model only, and nothing to put beside it")
         self._walk()
         controls.end(self._crew.emit)
 
