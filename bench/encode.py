@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--texts", type=int, default=120)
     parser.add_argument("--shortest", type=int, default=300, help="least characters of a text")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="their batch sizes, with the default, 32")
     parser.add_argument("--openvino", action="store_true", help="their OpenVINO backend too, at its best batch size")

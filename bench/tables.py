@@ -212,6 +212,36 @@ def plans(found: Any) -> Iterator[Row]:
         yield name.replace("_", " "), told
 
 
+def campaigns(found: Any) -> Iterator[Row]:
+    for each in (found or {"campaigns": []})["campaigns"]:
+        tried = ", ".join(f"{name} {count:,}" for name, count in each["tried"].items())
+        failures = len(each["failures"])
+        yield each["name"], each["what"], f"{each['trials']:,}", tried, _met(f"{failures:,}", not failures)
+    for name, goal in (found or {"goals": {}})["goals"].items():
+        yield f"all: {name}", f"goal {goal['goal']:,}", "", _met(f"{goal['tried']:,}", goal["met"]), ""
+
+
+def growth(found: Any) -> Iterator[Row]:
+    for each in (found or {"subjects": []})["subjects"]:
+        exponents = (each["exponent"], each["memory_exponent"])
+        told = ("" if k is None else _met(f"{k:.2f}", k <= found["most"]) for k in exponents)
+        largest = each["sizes"][-1]
+        yield each["subject"], f"{largest:,}", f"{each['cpu_seconds'][-1]:.2f}", f"{each['mib'][-1]:.0f}", *told
+    if big := (found or {}).get("big"):
+        yield (
+            "identical records, planned",
+            f"{big['identical_records']:,}",
+            big["identical_records_cpu_seconds"],
+            "",
+            "",
+            "",
+        )
+        each = big["kib_a_chunk"]
+        beside = f"{_met(str(each['value']), each['met'])} KiB each"
+        seconds, mib = big["small_chunks_cpu_seconds"], f"{big['mib_for_small_chunks']:.0f}"
+        yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
+
+
 ENCODES = ("encode-float32-docstrings", "encode-float32-chunks", "encode-bfloat16-docstrings", "encode-openvino")
 SHORT = ("float32, docstrings", "float32, chunks", "bfloat16, docstrings", "float32 beside OpenVINO")
 README = ("encode-float32-chunks", *(ENCODES[0], ENCODES[2], ENCODES[3]), "memory", "start", "overhead")
@@ -232,5 +262,9 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
+    "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
+    "growth": lambda: figures(
+        ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
+    ),
     "random plans": lambda: figures(["what the plans met", ""], ["plans"], plans),
 }

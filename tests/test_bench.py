@@ -116,6 +116,12 @@ def test_a_table_says_of_each_result_when_it_was_measured_and_whether_it_is_olde
     assert tables.PARTS["memory"]().origin == "Measured: nothing yet."
 
 
+@pytest.mark.parametrize("name", tables.PARTS)
+def test_a_row_has_a_cell_for_each_head_whatever_results_there_are(name):
+    table = tables.PARTS[name]()
+    assert {len(row) for row in table.rows} <= {len(table.heads)}
+
+
 @pytest.mark.parametrize("page", ["README.md", "bench/README.md"])
 def test_figures_changed_by_hand_are_drift(page):
     text = (ROOT / page).read_text()
