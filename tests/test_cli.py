@@ -203,6 +203,13 @@ def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_cho
     assert code == 0 and "about the more" in out
 
 
+@pytest.mark.parametrize("more", [[], ["--collection", "docs"]])
+def test_a_store_that_does_not_exist_is_told_as_such(call, more):
+    code, out, err = call("search", "nowhere", "text 3", *more)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "nowhere does not exist" in err
+
+
 def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_score_of_one(call, store):
     code, out, _ = call("search", store, sentences(12)[7], "--collection", "docs", "--limit", "2", "--json")
     hits = [json.loads(line) for line in out.splitlines()]

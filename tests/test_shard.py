@@ -67,8 +67,10 @@ def test_GIVEN_other_dimensions_WHEN_opened_for_write_THEN_it_is_refused(tmp_pat
 
 
 def test_GIVEN_a_missing_collection_WHEN_read_THEN_those_there_are_named(tmp_path):
-    with pytest.raises(UsageError, match="it holds: none"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         Store.open_for_read(tmp_path / "nowhere", "docs")
+    with pytest.raises(UsageError, match="it holds: none"):
+        Store.open_for_read(tmp_path, "docs")
     for name in ("b", "a"):
         open_store(tmp_path, name=name).close()
     assert collections(tmp_path) == ["a", "b"]
@@ -205,3 +207,85 @@ def test_GIVEN_a_store_of_a_run_WHEN_checked_for_a_run_THEN_only_another_meaning
     Store.open_for_write(tmp_path, "docs", {"a": 8, "b": 4, "fused": 12}, manifest).close()
     with pytest.raises(UsageError, match="fusion was") if refused else nullcontext():
         check_store("docs", roster, fusion, tmp_path, "two")
+
+
+@pytest.mark.parametrize("asked", [check, open_store])
+def test_a_disk_without_room_is_told_before_the_engine_makes_its_files(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
+    with pytest.raises(InterlockError, match=r"too little room .*docs \(1,000 bytes free\)"):
+        asked(tmp_path / "store")
+    assert not list(tmp_path.rglob("wal"))
+
+
+@pytest.mark.parametrize("kilobytes", [100, 1000, 5000])
+def test_a_full_disk_is_an_error_and_not_the_death_of_the_process(tmp_path, kilobytes):
+    (disk := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    try:
+        code = OPEN + "Store.open_for_write(Path(sys.argv[1]), 'docs', {'m': 1024, 'n': 768}, {})"
+        failed = run_python(code, disk)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert failed.returncode == 1
+    assert "engine.errors.InterlockError: too little room" in failed.stderr
+
+
+def test_what_a_killed_engine_was_about_to_write_is_swept_when_the_store_is_written_again(tmp_path):
+    open_store(tmp_path).close()
+    segment = next((tmp_path / "docs" / "segments").iterdir())
+    left = [tmp_path / "docs" / ".atomicwriteAbC", segment / ".atomicwriteXyZ"]
+    for each in left:
+        each.mkdir()
+        (each / "tmpfile.tmp").write_text("half")
+    Store.open_for_read(tmp_path, "docs").close()
+    assert all(each.exists() for each in left)
+    open_store(tmp_path).close()
+    assert not list(tmp_path.rglob(".atomicwrite*"))
+
+
+PANICKING = f"""{OPEN}
+import os, threading, time
+from engine.errors import UsageError
+def opened():
+    try:
+        Store.open_for_read(Path(sys.argv[1]), "docs")
+    except UsageError as error:
+        print(error)
+"""
+
+
+def panicking(directory, what, backtrace):
+    """What a process prints that opens a store in which the engine panics, and its standard error output."""
+    with open_store(directory) as store:
+        store.upsert([POINT])
+    damaged = next(path for path in directory.rglob("*") if str(path).endswith("deleted/status.dat"))
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    done = run_python(PANICKING + what, directory, env={**os.environ, "RUST_BACKTRACE": backtrace})
+    assert "is damaged or not Interlock's" in done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize("backtrace", ["0", "1"])
+def test_the_panic_of_the_engine_is_not_told_beside_the_refusal(tmp_path, backtrace):
+    assert (
+        panicking(tmp_path, "opened()\nos.write(2, b'after')\nopened()\nos.write(2, b'wards')", backtrace)
+        == "afterwards"
+    )
+
+
+def test_what_others_write_while_the_engine_panics_is_not_lost(tmp_path):
+    chatter = """
+def chatter():
+    for number in range(200):
+        os.write(2, b"[%d]\\n" % number)
+        time.sleep(0.001)
+others = threading.Thread(target=chatter)
+others.start()
+opened()
+while others.is_alive():
+    opened()
+"""
+    said = panicking(tmp_path, chatter, "0").split()
+    assert [each for each in sorted(said) if each.startswith("[")] == sorted(f"[{number}]" for number in range(200))

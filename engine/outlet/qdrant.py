@@ -104,6 +104,7 @@ class Store:
         check_names(collection, dims)
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
         claim(path, wanted)
+        require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
         shard = load(path, dims)
         sweep(path)
         write_manifest(path, wanted)  # under the shard's lock: the "run" of whoever writes is the one kept

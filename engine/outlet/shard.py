@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import InterlockError, UsageError, remedy
+from engine.outlet.panics import panics_untold
 from engine.record.compare import differences, few
 from engine.record.durable import PARTIAL, sync_directory, write_bytes
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 CONFIG = "edge_config.json"  # the engine's own
+LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
@@ -32,14 +34,18 @@ DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC,
 
 
 def collections(directory: Path) -> list[str]:
-    """Names of the collections in an embedded store, sorted; none if the directory does not exist.
+    """Names of the collections in an embedded store, sorted.
 
-    Raises UsageError for a directory that is closed.
+    Raises UsageError for a directory that does not exist, is none or is closed.
     """
     try:
         return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except FileNotFoundError:
+        raise UsageError(
+            f"the store {directory} does not exist: name the directory that a run wrote with --qdrant"
+        ) from None
+    except NotADirectoryError:
+        raise UsageError(f"{directory} is no store: name the directory that a run wrote with --qdrant") from None
     except OSError as error:
         raise UsageError(f"the store {directory} cannot be read: {error.strerror}; {remedy(error)}") from None
 
@@ -72,11 +78,13 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
     """Raise now, and write nothing, what opening this collection for write would raise later.
 
     UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that another
-    process has open, and a place where no directory can be made.
+    process has open, and a place where no directory can be made; InterlockError for a
+    disk without room.
     """
     check_names(collection, dims)
     path = directory / collection
     _check_place(path)
+    require_room(path, 0)
     if not _is_ours(path, json.loads(json.dumps(manifest))):
         return
     _check_free(path)
@@ -94,8 +102,12 @@ def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
     """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given."""
     from qdrant_edge import EdgeShard
 
-    with opening(path):
-        return EdgeShard.load(str(path), None if dims is None else _config(dims))
+    left = [] if dims is None else list(path.rglob(LEFT))
+    with opening(path), panics_untold():
+        shard = EdgeShard.load(str(path), None if dims is None else _config(dims))
+    for each in left:  # whoever made them held the lock that is ours now
+        shutil.rmtree(each, ignore_errors=True)
+    return shard
 
 
 def read_dims(path: Path) -> dict[str, int]:
@@ -124,7 +136,7 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 def require_room(path: Path, size: int) -> None:
     """InterlockError unless the disk of `path` has room for `size` more bytes of points."""
-    free = shutil.disk_usage(path).free
+    free = shutil.disk_usage(_there(path)).free
     if free < 4 * size + SPARE_BYTES:
         raise InterlockError(
             f"too little room on the disk of {path} ({free:,} bytes free): make some, deliver again "
@@ -159,11 +171,16 @@ def _is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
 
 def _check_place(path: Path) -> None:
     """UsageError unless `path` is a directory that can be written, or one could be made there."""
-    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    there = _there(path)
     if not there.is_dir():
         raise UsageError(f"{path} cannot be made: {there} is not a directory; choose another --qdrant DIR")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"{path} cannot be written: {there} is read-only for you; choose another --qdrant DIR")
+
+
+def _there(path: Path) -> Path:
+    """What exists of a path, or of those above it."""
+    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
 
 
 def _check_free(path: Path) -> None:
