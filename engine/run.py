@@ -10,6 +10,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -408,13 +409,20 @@ class Run:
 
     def _park_shared(self, rows: Rows) -> None:
         """A text that was parked where it first stood is missing in every collection that shares it."""
-        name, texts = rows.collection.name, set(rows.texts.tolist())
-        parked = self.recorder.look(lambda state: [row for rows in state.parked.values() for row in rows.values()])
-        known = {(row.model_pass, row.collection, row.row) for row in parked}
-        for row in parked:
-            if row.row in texts and (row.model_pass, name, row.row) not in known:
-                known.add((row.model_pass, name, row.row))
-                self._emit(replace(row, collection=name))
+        name, texts = rows.collection.name, np.unique(rows.texts).tolist()
+        known = self.recorder.look(lambda state: {each: set(rows.get(name, ())) for each, rows in state.parked.items()})
+        for parked in (row for text in texts if text in self._parked for row in self._parked[text]):
+            if parked.row not in known.get(parked.model_pass, ()):
+                self._emit(replace(parked, collection=name))
+
+    @cached_property
+    def _parked(self) -> dict[int, list[ev.RowParked]]:
+        """What was parked by the text that it is of, once all passes are over, each model's row once."""
+        parked: dict[int, dict[int, ev.RowParked]] = {}
+        for rows in self.recorder.look(lambda state: [each for by in state.parked.values() for each in by.values()]):
+            for row, event in rows.items():
+                parked.setdefault(row, {}).setdefault(event.model_pass, event)
+        return {row: list(events.values()) for row, events in parked.items()}
 
     def _code(self, status: ev.Status) -> ExitCode:
         if status == "stopped":

@@ -91,6 +91,13 @@ def test_GIVEN_a_batch_outside_every_plan_WHEN_looked_up_THEN_it_belongs_to_nobo
     assert state.share_of(1, 0) is None
 
 
+def test_a_batch_is_found_beside_collections_that_have_none_and_in_any_order_of_their_plans():
+    empty = planned(name="B", first=2, batches=0)
+    state = folded(read("A"), read("B"), read("C"), planned(name="C", first=2, batches=3), empty, planned(name="A"))
+    assert [state.share_of(0, batch)[0].name for batch in range(5)] == ["A", "A", "C", "C", "C"]
+    assert state.share_of(0, 5) is None
+
+
 def test_GIVEN_the_same_plan_again_WHEN_folded_THEN_what_was_done_under_it_stays():
     state = folded(read(), planned(), committed(0), RESUMED, read(), planned())
     assert (state.collections["Docs"].shares[0].batches_done, state.collections["Docs"].shares[0].rows_done) == (1, 2)

@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -62,9 +63,13 @@ class Corpus:
     def owners(self, rows: Rows) -> list[str]:
         """The earlier collections in which texts of `rows` stood first."""
         earlier = np.unique(rows.texts[rows.texts < rows.first_text])
-        starts = [other.first_text for other in self.rows]
-        places = np.unique(np.searchsorted(starts, earlier, side="right") - 1)
+        places = np.unique(np.searchsorted(self._starts, earlier, side="right") - 1)
         return [self.rows[place].collection.name for place in places]
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """The first text of each collection."""
+        return np.asarray([rows.first_text for rows in self.rows], np.int64)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of every file, by `collection/file`."""

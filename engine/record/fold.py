@@ -104,10 +104,12 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
 
 def _forget_parked(state: RunState) -> None:
     """A row was parked with its batch; where the process died before that was committed, it is done again."""
-    for model_pass, rows in state.parked.items():
+    for model_pass, collections in state.parked.items():
         done = state.committed.get(model_pass, {})
-        for key in [key for key, row in rows.items() if row.batch_index is not None and row.batch_index not in done]:
-            del rows[key]
+        for name, rows in collections.items():
+            collections[name] = {
+                row: event for row, event in rows.items() if event.batch_index is None or event.batch_index in done
+            }
 
 
 def _fallback(config: Mapping[str, ev.Setting]) -> bool:
@@ -185,7 +187,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             if found := state.share_of(event.model_pass, event.batch_index):
                 found[0].pressure_passed.append(event)
         case ev.RowParked():
-            state.parked.setdefault(event.model_pass, {})[event.collection, event.row] = event
+            state.parked.setdefault(event.model_pass, {}).setdefault(event.collection, {})[event.row] = event
         case ev.EnsemblePassCompleted():
             state.passes_completed.add(event.model_pass)
         case ev.PassFailed():
@@ -209,7 +211,7 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
     state.plans[event.model_pass, event.collection] = event.plan
     shares = _collection(state, event.collection).shares
     if event.model_pass not in shares:
-        shares[event.model_pass] = Share(
+        share = Share(
             event.model_pass,
             event.model,
             event.first_batch,
@@ -221,6 +223,7 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
             event.truncated,
             event.truncated_tokens,
         )
+        state.place(event.collection, share)
     _price(state, shares[event.model_pass], event)
 
 
@@ -250,9 +253,9 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
     state.batches_lost += len(event.batches)
     state.passes_completed.discard(event.model_pass)
-    parked = state.parked.get(event.model_pass, {})
-    for key in [key for key, row in parked.items() if row.batch_index in event.batches]:
-        del parked[key]
+    lost, parked = set(event.batches), state.parked.get(event.model_pass, {})
+    for name, rows in parked.items():
+        parked[name] = {row: each for row, each in rows.items() if each.batch_index not in lost}
     for batch_index in event.batches:
         gone = state.committed[event.model_pass].pop(batch_index)
         if found := state.share_of(event.model_pass, batch_index):

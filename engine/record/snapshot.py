@@ -271,7 +271,7 @@ def _pass(state: RunState, number: int, held: Sequence[Lease], priced: bool) -> 
         devices=tuple(sorted({name for share in shares for name in share.devices})),
         cells=tuple(state.committed.get(number, ())),
         mitigations=state.mitigated[number],
-        parked=len({row for _, row in state.parked.get(number, ())}),
+        parked=len(set().union(*state.parked.get(number, {}).values())),
         failure=failed.reason if failed else "",
         cost=sum(share.flops if priced else share.tokens for share in shares),
         cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),

@@ -1,5 +1,6 @@
 """The state of a run: what screens show and what the summary says. `fold` is the only way in."""
 
+from bisect import bisect_right, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -169,7 +170,10 @@ class RunState:
     collections: dict[str, Collection] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
-    parked: dict[int, dict[tuple[str, int], ev.RowParked]] = field(default_factory=dict)
+    parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
+    """By pass, collection and row."""
+    places: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """Of each pass, the first batch, the number of batches and the collection of every share, sorted."""
     reused: dict[int, ev.RowsReused] = field(default_factory=dict)
     plans: dict[tuple[int, str], str] = field(default_factory=dict)
     passes_completed: set[int] = field(default_factory=set)
@@ -202,8 +206,14 @@ class RunState:
 
     def share_of(self, model_pass: int, batch_index: int) -> tuple[Collection, Share] | None:
         """The collection and share that a cell of the grid belongs to."""
-        for collection in self.collections.values():
-            share = collection.shares.get(model_pass)
-            if share and share.first_batch <= batch_index < share.first_batch + share.batches:
-                return collection, share
-        return None
+        places = self.places.get(model_pass, [])
+        at = bisect_right(places, batch_index, key=lambda place: place[0]) - 1
+        if at < 0 or batch_index >= places[at][0] + places[at][1]:
+            return None
+        collection = self.collections[places[at][2]]
+        return collection, collection.shares[model_pass]
+
+    def place(self, collection: str, share: Share) -> None:
+        """Take the share of a collection in, so that its batches are found."""
+        self.collections[collection].shares[share.model_pass] = share
+        insort(self.places.setdefault(share.model_pass, []), (share.first_batch, share.batches, collection))

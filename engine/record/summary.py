@@ -428,8 +428,7 @@ def _parked(state: RunState, collection: Collection) -> list[ParkedRow]:
     return [
         ParkedRow.model_validate(parked)
         for model_pass in collection.shares
-        for parked in state.parked.get(model_pass, {}).values()
-        if parked.collection == collection.name
+        for parked in state.parked.get(model_pass, {}).get(collection.name, {}).values()
     ]
 
 

@@ -47,7 +47,7 @@ def of_run(state: RunState) -> tuple[Status, str]:
 
 
 def _parked(state: RunState, name: str) -> str:
-    rows = [parked for by_row in state.parked.values() for parked in by_row.values() if parked.collection == name]
+    rows = [parked for collections in state.parked.values() for parked in collections.get(name, {}).values()]
     by_model: dict[str, list[RowParked]] = {}
     for parked in rows:
         by_model.setdefault(parked.model, []).append(parked)
