@@ -126,9 +126,10 @@ class ChunkReader:
     def _take(self, source: str, chunk_id: str) -> str | None:
         name = f"{self.collection.qdrant_collection}\0{source}\0{chunk_id}"
         point = uuid.uuid5(POINT_NAMESPACE, name)
-        if point.bytes in self._taken:
+        known = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
+        if known in self._taken:
             return None
-        self._taken.add(point.bytes)
+        self._taken.add(known)
         return str(point)
 
 

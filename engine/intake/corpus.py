@@ -104,7 +104,7 @@ def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[s
             take(window)
             window = []
     take(window)
-    rows.texts, rows.points = np.array(texts, np.int32), np.frombuffer(bytes(points), DIGEST)
+    rows.texts, rows.points = np.array(texts, np.int32), np.frombuffer(points, DIGEST)
     rows.hashes, rows.seconds = reader.hashes, time.monotonic() - began
     return rows
 
