@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import threading
 import zlib
 from datetime import datetime
@@ -25,7 +26,7 @@ from engine.record import journal, rundir, safe, summary
 from engine.record.events import Entry
 from engine.record.journal import Journal
 from engine.run import Run
-from tests.builders import corpus, events_of, interlock, sentences, summary_of
+from tests.builders import command, corpus, environment, events_of, interlock, sentences, summary_of
 
 STEERING = "a\x7fb\x80c\x9bd\u202ee\u2066f\u2028g\u2029h\u200fi\u061cj ü 漢 🙂"
 
@@ -344,3 +345,29 @@ def test_devices_of_a_run_that_are_here_no_more_are_named(chunks, tiny_a, monkey
         InterlockError, match=r"run r was begun on cuda:0: .*; to continue it on what is here, give --devices"
     ):
         Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can give up reading everything")
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["run", "chunks", "--out", "closed", "--no-ui", "--quiet"], ExitCode.FAILED),
+        (["search", "closed", "x"], ExitCode.USAGE),
+    ],
+)
+def test_a_directory_that_is_closed_is_told_in_one_line(chunks, args, code):
+    (chunks.parent / "closed" / "docs").mkdir(parents=True)
+    (chunks.parent / "closed").chmod(0)
+    bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command(*args)]
+    done = subprocess.run(bound, env=environment(), cwd=chunks.parent, capture_output=True, text=True, timeout=120)
+    (chunks.parent / "closed").chmod(0o700)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
+    assert "closed" in done.stderr and "Permission denied; mend that" in done.stderr
+
+
+def test_what_a_refused_session_could_not_remove_hinders_no_later_one(tmp_path):
+    (tmp_path / "runs" / "r" / ".tokens-abc").mkdir(parents=True)
+    assert rundir.choose(tmp_path / "runs", "r", tmp_path, resume=False).id == "r"
+    (tmp_path / "runs" / "r" / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="holds something that is no run"):
+        rundir.choose(tmp_path / "runs", "r", tmp_path, resume=False)

@@ -189,7 +189,7 @@ def _checked(found: RunDirectory, out: Path, resume: bool) -> RunDirectory:
     found.check_links()
     if found.journal.exists() and not resume:
         raise UsageError(f"run {found.id} exists in {out}: add --resume to continue it, or choose another --run-id")
-    if not found.journal.exists() and found.path.exists() and any(found.path.iterdir()):
+    if not found.journal.exists() and found.path.exists() and any(not _left(each) for each in found.path.iterdir()):
         raise UsageError(f"{found.path} holds something that is no run: choose another --run-id or --out")
     return found
 
@@ -244,6 +244,11 @@ def _newest(out: Path, chunks: Path, skipped: Callable[[str], None]) -> RunDirec
         except (InterlockError, OSError) as error:
             skipped(f"--resume passed over a run: {error}")
     return max(same, key=lambda each: each[0])[1] if same else None
+
+
+def _left(path: Path) -> bool:
+    """Whether it is what a session leaves that ran out of descriptors before it was refused."""
+    return path.name.startswith(SCRATCH)
 
 
 def _named(path: Path) -> RunDirectory:
