@@ -49,7 +49,6 @@ class Ground:
             model,
             "--offline",
             "--no-ui",
-            "--quiet",
         ]
         return [*words, "--out", place, "--run-id", "r", *more]
 

@@ -5,6 +5,8 @@ What is damaged is told or mended. What says that it is completed has the undist
 
 import json
 import os
+import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,20 +164,18 @@ def template(room: Room, variant: Variant, *, whole: bool) -> Path:
         return room.field.whole(variant)
     if (variant.name, whole) not in _templates:
         run = room.field.whole(variant).parent / f"half-{os.getpid()}"
-        act = taps.kill_at(HALF, 1.0)
-        outcome = carry_out(
-            room.field.command(run, variant),
-            room.place,
-            setup=lambda: taps.install([run], act, {"write", "fdatasync"}),
-        )
-        assert outcome.code == -9 and (run / "run.json").exists(), outcome
+        journal, file = run / "journal.jsonl", room.place / "lines"
+        command = room.field.command(run, variant)
+        carry_out(command, room.place, setup=lambda: taps.install([journal], taps.record_points(file), {"write"}))
+        act = taps.kill_at(len(taps.points(file)) // 2, 1.0)
+        shutil.rmtree(run)
+        outcome = carry_out(command, room.place, setup=lambda: taps.install([journal], act, {"write"}))
+        assert outcome.code == -signal.SIGKILL and (run / "run.json").exists(), outcome
         _templates[variant.name, whole] = run
     return _templates[variant.name, whole]
 
 
 STRIDE = 7919
 """A prime: trials go round all files and ways, and few of them touch as different ones as they can."""
-HALF = 33
-"""At which write or sync a run is killed that is to be half done."""
 CAMPAIGN = Campaign("own-files", trial, 4400, "every file of a run damaged in every way, then continued, reused, read")
 STORES = Campaign("store-files", store_trial, 600, "every file of a store damaged in every way, then written, searched")

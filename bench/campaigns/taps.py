@@ -88,8 +88,8 @@ def install(roots: Sequence[Path], act: Act, kinds: set[str] | None = None) -> N
     sys.addaudithook(taps.audit)
     for name in ("fsync", "fdatasync", "ftruncate", "posix_fallocate", "write", "read", "pread"):
         setattr(os, name, _around(taps, name, getattr(os, name)))
-    opened = _opened(taps, io.open)
-    builtins.open = io.open = opened
+    io.FileIO = _tapped(taps, io.FileIO)
+    builtins.open = io.open = _opened(taps, io.open, io.FileIO)
     if kinds and RECORD in kinds:
         for module, name in ((hashlib, "sha256"), (uuid, "uuid5"), (msgspec.json, "decode")):
             setattr(module, name, _counted(taps, getattr(module, name)))
@@ -122,10 +122,10 @@ def _name_of(handle: object) -> str:
     return ""
 
 
-def _opened(taps: _Taps, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`open`, with a raw file below it that is tapped."""
+def _tapped(taps: _Taps, plain: type[io.FileIO]) -> type[io.FileIO]:
+    """Raw files whose reads and writes are met."""
 
-    class Tapped(io.FileIO):
+    class Tapped(plain):
         def write(self, data: Any) -> int:
             taps.meet("write", self.name, self.fileno(), bytes(data))
             return super().write(data)
@@ -142,11 +142,17 @@ def _opened(taps: _Taps, plain: Callable[..., Any]) -> Callable[..., Any]:
             taps.meet("read", self.name, self.fileno())
             return super().readall() or b""
 
+    return Tapped
+
+
+def _opened(taps: _Taps, plain: Callable[..., Any], raw_file: type[io.FileIO]) -> Callable[..., Any]:
+    """`open`, with a raw file below it that is tapped."""
+
     def opened(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None,
                newline: Any = None, closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
         if isinstance(file, int) or not os.fsdecode(file).startswith(taps._roots):
             return plain(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        raw = Tapped(os.fsdecode(file), mode.replace("b", "").replace("t", ""), opener=opener)
+        raw = raw_file(os.fsdecode(file), mode.replace("b", "").replace("t", ""), opener=opener)
         if buffering == 0:
             return raw
         kind = io.BufferedRandom if "+" in mode else io.BufferedReader if "r" in mode else io.BufferedWriter
