@@ -99,12 +99,24 @@ def test_a_name_in_any_script_becomes_one_that_qdrant_takes_and_that_stays(name)
 
 @pytest.mark.parametrize(
     ("name", "mapped"),
-    [("日本語", "collection-77710aed"), ("Документы", "collection-"), ("___", "collection-"), ("ガ", "collection-")],
+    [
+        ("日本語", "collection-77710aed"),
+        ("Документы", "collection-"),
+        ("___", "collection-"),
+        ("ガ", "collection-"),
+        ("資料2024", "2024-"),
+        ("Größe", "groe-"),
+    ],
 )
-def test_a_name_of_which_nothing_is_left_is_known_by_its_hash(name, mapped):
+def test_a_name_that_loses_letters_is_told_apart_by_its_hash(name, mapped):
     assert qdrant_name(name).startswith(mapped)
-    assert qdrant_name(name) == f"collection-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    assert qdrant_name(name).endswith(f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}")
     assert qdrant_name(unicodedata.normalize("NFD", name)) == qdrant_name(name)
+
+
+def test_names_that_differ_only_in_letters_that_are_lost_do_not_collide(tmp_path):
+    root = corpus(tmp_path, {"資料2024": {"a_chunks.json": ["a"]}, "図2024": {"a_chunks.json": ["b"]}})
+    assert len({found.qdrant_collection for found in discover(root)}) == 2
 
 
 def test_GIVEN_two_directories_of_one_qdrant_name_WHEN_discovered_THEN_both_are_named(tmp_path):

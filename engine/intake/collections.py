@@ -43,12 +43,16 @@ def qdrant_name(name: str) -> str:
     """The Qdrant collection of a directory: lower case, accents dropped, every run of other signs than
     letters, digits, `-` and `_` becomes one `_`, at most 200 characters.
 
-    Where nothing is left, as of a name in another script: `collection-` and 8 hex digits of the SHA-256 of its NFC.
+    Where letters or digits of another script are lost, `-` and 8 hex digits of the SHA-256 of the name's NFC are added,
+    so that names which differ in these alone stay apart; where nothing else is left, they follow `collection`.
     """
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    mapped = re.sub(r"[^a-z0-9_-]+", "_", plain).strip("_-")[:LONGEST_NAME]
+    kept = unicodedata.normalize("NFKD", name)
+    mapped = re.sub(r"[^a-z0-9_-]+", "_", kept.encode("ascii", "ignore").decode().lower()).strip("_-")
+    if mapped and not any(sign.isalnum() and not sign.isascii() for sign in kept):
+        return mapped[:LONGEST_NAME]
     whole = unicodedata.normalize("NFC", name).encode(errors="backslashreplace")
-    return mapped or f"collection-{hashlib.sha256(whole).hexdigest()[:8]}"
+    suffix = f"-{hashlib.sha256(whole).hexdigest()[:8]}"
+    return (mapped or "collection")[: LONGEST_NAME - len(suffix)] + suffix
 
 
 def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:

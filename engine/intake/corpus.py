@@ -78,14 +78,13 @@ class Corpus:
 
 def read_corpus(collections: Sequence[Collection], take: Callable[[list[str]], None]) -> Corpus:
     """Read every collection; `take` gets the distinct texts in order, a window at a time."""
-    seen: dict[bytes, int] = {}
-    return Corpus(
-        [_read(collection, seen, take) for collection in collections],
-        np.frombuffer(b"".join(seen), DIGEST) if seen else np.empty(0, DIGEST),
-    )
+    seen: dict[int, int] = {}  # of 16 bytes Python makes an integer of 48, and a string of bytes of 64
+    rows = [_read(collection, seen, take) for collection in collections]
+    digests = b"".join(digest.to_bytes(DIGEST.itemsize, "big") for digest in seen)
+    return Corpus(rows, np.frombuffer(digests, DIGEST))
 
 
-def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[str]], None]) -> Rows:
+def _read(collection: Collection, seen: dict[int, int], take: Callable[[list[str]], None]) -> Rows:
     began = time.monotonic()
     reader, rows = ChunkReader(collection), Rows(collection, len(seen))
     texts, points = array("i"), bytearray()
@@ -94,7 +93,7 @@ def _read(collection: Collection, seen: dict[bytes, int], take: Callable[[list[s
         if isinstance(found, Refusal):
             rows.refusals.add(found)
             continue
-        text = seen.setdefault(digest_of(found.text), len(seen))
+        text = seen.setdefault(int.from_bytes(digest_of(found.text), "big"), len(seen))
         texts.append(text)
         points += bytes.fromhex(found.point_id.replace("-", ""))
         if text == rows.first_text + rows.own_texts:
