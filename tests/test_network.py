@@ -277,6 +277,17 @@ def test_GIVEN_a_model_in_parts_WHEN_only_looked_at_THEN_it_is_there_and_nothing
     assert {path.name for path in (tmp_path / "joined" / "parted").iterdir()} == {"lock", snapshot.path.name}
 
 
+def test_what_a_killed_process_left_of_a_model_in_parts_is_cleared_by_the_next(site, tmp_path):
+    target = resolve(site, Policy(offline=True), lambda _: None).path
+    whole = {path.name for path in target.iterdir()}
+    (target / "complete").unlink()
+    for left in (target.parent, target):
+        (left / f".model.zip.{'0' * 12}.partial").write_bytes(b"half")
+    assert resolve(site, Policy(offline=True), lambda _: None).path == target
+    assert {path.name for path in target.iterdir()} == whole
+    assert {path.name for path in target.parent.iterdir()} == {"lock", target.name}
+
+
 def test_GIVEN_a_model_in_parts_WHEN_several_processes_want_it_at_once_THEN_each_gets_it(site, tmp_path):
     code = (
         "from engine.models.registry import ModelSpec; from engine.models.sources import local; "

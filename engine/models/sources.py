@@ -167,6 +167,8 @@ def _joined(parts: Sequence[Path], home: Path) -> Path:
     if not _is_joined(target):
         with _alone(home):
             if not _is_joined(target):
+                durable.sweep(home)
+                shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
                 _join(parts, target)
     return target
 
