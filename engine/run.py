@@ -27,7 +27,7 @@ from engine.gpu.lease import Lessor
 from engine.gpu.locks import holding
 from engine.gpu.sampler import Sampler
 from engine.intake.collections import discover
-from engine.intake.corpus import Corpus, Rows
+from engine.intake.corpus import Corpus, Rows, digest_of_texts
 from engine.intake.reading import read_and_tokenise
 from engine.intake.tokens import TokenStore
 from engine.models.assets import Policy
@@ -202,6 +202,8 @@ class Run:
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         with Sampler(self._devices, self._sampled), _imports_left_alone():
             rounds.run()
+        for cells in grid:
+            self._check_vectors(cells)
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:
             self._close_collection(rows, corpus, grid, roster)
@@ -290,6 +292,11 @@ class Run:
             "files": corpus.fingerprint(),
         }
         rundir.bind(self.directory, inputs)
+        if digest_of_texts(corpus.digests) != self.recorder.look(lambda state: state.texts_digest):
+            raise UsageError(
+                f"run {self.directory.id} was begun with other texts, though its files are the same: start a new run "
+                f"with --reuse {self.directory.path}"
+            )
         with durable.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
@@ -349,8 +356,7 @@ class Run:
     def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
         """The batches that earlier sessions committed and whose vectors are still what was committed."""
         committed = self._committed(cells)
-        kept = {batch.batch_index: batch.crc for batch in committed}
-        gone = lost(cells.file, [batch.rows for batch in cells.batches], kept)
+        gone = _lost(cells, committed)
         if gone:
             self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
         missing = set(gone)
@@ -358,6 +364,15 @@ class Run:
 
     def _committed(self, cells: Cells) -> list[ev.BatchCommitted]:
         return self.recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
+
+    def _check_vectors(self, cells: Cells) -> None:
+        """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
+        reused = self.recorder.look(lambda state: state.reused.get(cells.model_pass))
+        if _lost(cells, self._committed(cells)) or (reused and reuse.damaged(reused, cells.file)):
+            raise InterlockError(
+                f"the vectors of {cells.card.key} in {cells.file.path} changed after they were computed: look for "
+                "another writer, then --resume"
+            )
 
     def _crew(self) -> Crew:
         return Crew(
@@ -431,3 +446,9 @@ class Run:
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
         return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED
+
+
+def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
+    """The batches whose vectors are not those that were committed."""
+    crcs = {batch.batch_index: batch.crc for batch in committed}
+    return lost(cells.file, [batch.rows for batch in cells.batches], crcs)

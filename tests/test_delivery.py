@@ -11,13 +11,14 @@ import pytest
 import qdrant_edge as edge
 
 from engine.config import load
-from engine.errors import ExitCode
+from engine.errors import ExitCode, UsageError
 from engine.intake import records
 from engine.intake.chunks import ChunkReader
 from engine.intake.collections import Refusal
-from engine.outlet import delivery, files
+from engine.outlet import delivery, files, windows
 from engine.outlet.qdrant import Store
 from engine.passes.controls import Controls
+from engine.passes.rounds import Rounds
 from engine.record.events import ArtefactWritten, StoreVerified
 from engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
@@ -203,7 +204,7 @@ def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(em
     compare = files.compare
     monkeypatch.setattr(files, "compare", changing)
     reason = refused(*embed())
-    assert "points.parquet was read back" in reason and told in reason
+    assert "points.parquet does not hold what was written to it" in reason and told in reason
 
 
 def flip_bit(array):
@@ -227,7 +228,7 @@ def test_an_array_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(e
     compare = files.compare
     monkeypatch.setattr(files, "compare", changing)
     reason = refused(*embed())
-    assert "fused.npy was read back" in reason and told in reason
+    assert "fused.npy does not hold what was written to it" in reason and told in reason
 
 
 def ids_of(store):
@@ -288,3 +289,62 @@ def test_points_that_never_reached_the_store_are_missed_by_the_plan(embed, monke
     (seen,) = events_of(run, StoreVerified)
     assert (code, seen.ok, seen.points, seen.expected) == (ExitCode.FAILED, False, 59, 60)
     assert "1 missing" in seen.detail
+
+
+def after_all_passes(monkeypatch, change):
+    """Do something to the vectors of the first pass once every batch is committed."""
+    work = Rounds.run
+
+    def worked(self):
+        work(self)
+        change(self._grid[0].file.array)
+
+    monkeypatch.setattr(Rounds, "run", worked)
+
+
+@pytest.mark.parametrize("change", [swap_rows, lambda array: array.__setitem__(7, np.nan)], ids=["swapped", "lost"])
+def test_vectors_that_change_between_their_commit_and_their_delivery_are_not_delivered(embed, monkeypatch, change):
+    with monkeypatch.context() as patched:
+        after_all_passes(patched, change)
+        code, run = embed()
+    assert code == ExitCode.FAILED and "changed after they were computed" in summary_of(run)["reason"]
+    assert not (run / "exports").exists()
+    code, run = embed(resume="yes", run_id=run.name)
+    assert code == ExitCode.COMPLETED and summary_of(run)["batches_lost"]
+
+
+def test_damage_in_any_window_is_seen_when_a_file_is_read_back(embed, monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 8)
+    monkeypatch.setattr(files, "WINDOW", 8)
+    compare = files.compare
+
+    def changing(found, checks):
+        array = np.load(next(checks_path(checks, "fused.npy")), mmap_mode="r+")
+        array[43] = array[44]
+        array.flush()
+        compare(found, checks)
+
+    monkeypatch.setattr(files, "compare", changing)
+    assert "the vector of row 43" in refused(*embed(export="npy", qdrant=""))
+
+
+def checks_path(checks, name):
+    return (partial for path in checks if path.name == name for partial in path.parent.glob(f"*{name}*"))
+
+
+def test_a_table_that_cannot_be_read_back_fails_its_collection_and_not_the_run(embed, monkeypatch):
+    def unreadable(self, *_, **__):
+        raise pa.ArrowInvalid("Corrupt snappy compressed data")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", unreadable)
+    assert "it cannot be read (Corrupt" in refused(*embed())
+
+
+def test_a_run_is_not_continued_with_other_texts_though_its_files_are_the_same(embed, monkeypatch):
+    _, run = embed()
+    kept = (run / "passes" / "texts.npy").read_bytes()
+    read = ChunkReader.__iter__
+    monkeypatch.setattr(ChunkReader, "__iter__", lambda self: iter(list(read(self))[::-1]))
+    with pytest.raises(UsageError, match="was begun with other texts, though its files are the same"):
+        embed(resume="yes", run_id=run.name)
+    assert (run / "passes" / "texts.npy").read_bytes() == kept

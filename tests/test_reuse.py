@@ -70,6 +70,23 @@ def everything(run):
     return {path.relative_to(run): durable.sha256_of(path) for path in run.rglob("*") if path.is_file()}
 
 
+def test_an_earlier_run_whose_list_of_texts_was_changed_gives_no_vectors(one, embed):
+    texts = np.load(one / "passes" / "texts.npy", mmap_mode="r+")
+    texts[[3, 40]] = texts[[40, 3]]
+    texts.flush()
+    with pytest.raises(UsageError, match="its texts differ from the journal"):
+        embed("two", reuse=str(one))
+
+
+def test_what_an_earlier_run_computed_is_known_by_its_journal_and_not_by_its_run_json(one, home, embed, tiny_b):
+    told = json.loads((one / "run.json").read_text())
+    toml(home / "interlock.toml", {"a": {"source": str(tiny_b), "batch_tokens": 64}})
+    fresh = embed("fresh")
+    told["roster"] = json.loads((fresh / "run.json").read_text())["roster"]
+    (one / "run.json").write_text(json.dumps(told))
+    assert exports(embed("two", reuse=str(one))) == exports(fresh)
+
+
 def flip_sign(array):
     array.view(np.uint32)[7, 3] ^= 1 << 31
 
@@ -161,11 +178,11 @@ def test_no_file_beside_the_vectors_decides_what_a_continued_run_computes(embed,
         ("passes/0_a/order.npy", lambda path: path.unlink(), "is missing"),
         ("passes/0_a/order.npy", lambda path: path.write_bytes(b""), "is damaged"),
         ("passes/0_a/order.npy", lambda path: os.truncate(path, 140), "is damaged"),
-        ("passes/0_a/order.npy", lambda path: np.save(path, np.arange(TEXTS, dtype=np.int32)), "no order of rows"),
+        ("passes/0_a/order.npy", lambda path: np.save(path, np.arange(TEXTS, dtype=np.int32)), "not a row order"),
         (
             "passes/0_a/order.npy",
             lambda path: np.save(path, ~np.arange(TEXTS, dtype=np.int32)),
-            "the journal speaks of",
+            "differ from the journal",
         ),
         ("passes/0_a/vectors.npy", lambda path: path.write_bytes(b""), "is damaged"),
         ("passes/0_a/vectors.npy", lambda path: zipfile.ZipFile(path, "w").close(), "is damaged"),

@@ -113,6 +113,11 @@ def digest_of(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[: DIGEST.itemsize]
 
 
+def digest_of_texts(digests: Digests) -> str:
+    """What all the texts of a corpus, in their order, are known by: a SHA-256 in hex."""
+    return hashlib.sha256(digests.tobytes()).hexdigest()
+
+
 def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
     """The good chunks of a collection once more, in row order, each with the point id and the text of its row.
 
@@ -126,7 +131,7 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
             files = _check_files(rows, reader.hashes, files)
         if isinstance(found, Chunk):
             if next(planned, None) != (bytes.fromhex(found.point_id.replace("-", "")), digest_of(found.text)):
-                raise _changed(rows, _differing(rows), "it holds other chunks")
+                raise _changed(rows, _differing(rows), "its chunks differ")
             yield found
             continue
         told = rows.refusals.told[refused : refused + 1]
@@ -151,7 +156,7 @@ def _check_files(rows: Rows, hashes: dict[str, str], checked: int) -> int:
     """Compare the files read since the first `checked` of them; how many that makes."""
     for name, digest in islice(hashes.items(), checked, None):
         if rows.hashes.get(name) != digest:
-            raise _changed(rows, name, "its bytes are others")
+            raise _changed(rows, name, "its contents changed")
     return len(hashes)
 
 
@@ -169,9 +174,9 @@ def _differing(rows: Rows) -> str | None:
 
 def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
     name = rows.collection.name
-    advice = "no file of this collection was delivered: put it back as it was and --resume"
+    advice = "nothing was delivered for this collection: restore the file, then --resume"
     if file is None:
         return InterlockError(
-            f"{name} read differently during the run, though its files are now as they were; {advice}"
+            f"{name}: a second reading gave other records, though its files are unchanged now; {advice}"
         )
     return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")

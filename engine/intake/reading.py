@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.errors import Stopped, UnavailableError, UsageError
 from engine.intake.collections import Collection
-from engine.intake.corpus import Corpus, Rows, read_corpus
+from engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from engine.intake.tokens import TokenStore, load_tokenizer
 from engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
 
@@ -60,6 +60,7 @@ def read_and_tokenise(
                 texts=len(store),
                 tokens=int(store.full_lengths.sum()),
                 seconds=round(spent[key], 3),
+                digest=digest_of_texts(corpus.digests),
             )
         )
     if not corpus.chunks:

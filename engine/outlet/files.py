@@ -15,7 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.intake.corpus import digest_of
-from engine.outlet.windows import WINDOW, Check, Delivery, Sink, Vectors, Window, compare, pour, uuid_of, whole
+from engine.outlet.windows import (
+    WINDOW,
+    Check,
+    Delivery,
+    Sink,
+    Vectors,
+    Window,
+    compare,
+    pour,
+    reading_back,
+    uuid_of,
+    whole,
+)
 from engine.passes.vectors import release
 from engine.record import durable
 
@@ -37,8 +49,8 @@ class Kind(Protocol):
 def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: Mapping[Path, Sink]) -> list[Path]:
     """Write the files of `formats` ("npy", "parquet") in one walk for these and the sinks `beside`; the paths written.
 
-    Raises InterlockError, and leaves no file, where the chunks are not those of the plan, the disk refuses, or a file
-    does not hold what the plan says when it is read back.
+    Raises InterlockError where the chunks are not those of the plan, the disk refuses, or a file does not hold what the
+    plan says when it is read back; no file of this delivery has got its name then, unless the disk refused just that.
     """
     kinds = _kinds(delivery, formats, directory)
     with ExitStack() as published:
@@ -49,8 +61,11 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
                 with_chunks = beside or "parquet" in formats
                 pour(delivery.windows() if with_chunks else delivery.without_chunks(), {**sinks, **beside})
         with ExitStack() as open_files:
-            checks = {path: open_files.enter_context(kind.read(partials[path])) for path, kind in kinds.items()}
-            compare(delivery.to_compare() if checks else (), checks)
+            checks = {}
+            for path, kind in kinds.items():
+                with reading_back(path):
+                    checks[path] = open_files.enter_context(kind.read(partials[path]))
+            compare(delivery.without_chunks() if checks else (), checks)
     return list(kinds)
 
 
@@ -90,7 +105,7 @@ class Npy:
         def check(window: Window) -> str:
             if array.dtype != np.float32 or array.shape != self.shape:
                 return f"it holds {array.dtype} {array.shape}, not float32 {self.shape}"
-            wanted = window.vectors.get(self.name, array[:0])
+            wanted = window.vectors[self.name]
             found = array[window.start : window.start + len(wanted)]
             fault = _first(window, _differ(found, wanted), "the vector")
             release(array)

@@ -5,6 +5,7 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,8 +22,6 @@ from engine.passes.vectors import release
 from engine.record import durable
 
 WINDOW = 2048
-COMPARED = 4
-"""Windows, spread over the collection, whose vectors are read back from files."""
 
 Places = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -42,8 +41,7 @@ class Source:
 class Window:
     """Rows from `start` on as the plan has them: the id of each point, the digest of its text, and its vectors by name.
 
-    `chunks` are there while they are delivered; when what was written is compared they are not, and vectors only of a
-    sample.
+    `chunks` are there while they are delivered, and not when what was written is compared.
     """
 
     start: int
@@ -92,7 +90,9 @@ class Delivery:
             fused = fuse(self.fusion, list(found.values()), [source.weight for source in self.sources], start)
         except ValueError as error:
             name = self.rows.collection.name
-            raise InterlockError(f"vectors of {name} are not those that were computed: {error}; --resume") from error
+            raise InterlockError(
+                f"the vectors of {name} changed after they were computed ({error}): --resume computes them again"
+            ) from error
         return found if fused is None else found | {"fused": fused}
 
     def places(self, start: int) -> Places:
@@ -117,16 +117,9 @@ class Delivery:
         next(stream, None)  # reads on to the end of the files, which is compared as well
 
     def without_chunks(self) -> Iterator[Window]:
-        """The same windows with no chunks in them, for what needs only vectors: no file is read again."""
+        """The same windows with no chunks in them, for what needs only the plan: no file is read again."""
         for rows in map(self.places, self.starts):
             yield Window(int(rows[0]), self.points(rows), self.texts(rows), self.vectors(rows))
-
-    def to_compare(self) -> Iterator[Window]:
-        """Every window with no chunks in it, and the vectors of a few only: the first, the last, and some between."""
-        chosen = set(np.linspace(0, len(self.starts) - 1, COMPARED).astype(int).tolist())
-        for number, rows in enumerate(map(self.places, self.starts)):
-            vectors = self.vectors(rows) if number in chosen else {}
-            yield Window(int(rows[0]), self.points(rows), self.texts(rows), vectors)
 
 
 def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
@@ -141,13 +134,29 @@ def compare(windows: Iterable[Window], checks: Mapping[Path, Check]) -> None:
     """Ask every check about every window. Raises InterlockError for the first that is not as planned."""
     for window in windows:
         for path, check in checks.items():
-            with durable.explaining(path):
+            with reading_back(path):
                 fault = check(window)
             if fault:
-                raise InterlockError(
-                    f"{path} was read back and is not what was to be written: {fault}; no file of this collection was "
-                    "delivered: look for a failing disk or another writer, and --resume"
-                )
+                raise _unlike(path, fault)
+
+
+@contextmanager
+def reading_back(path: Path) -> Iterator[None]:
+    """Tell of whatever hinders reading what was just written to `path`: every library has errors of its own."""
+    try:
+        with durable.explaining(path):
+            yield
+    except InterlockError:
+        raise
+    except Exception as error:
+        raise _unlike(path, f"it cannot be read ({error})") from error
+
+
+def _unlike(path: Path, fault: str) -> InterlockError:
+    return InterlockError(
+        f"{path} does not hold what was written to it: {fault}; nothing was delivered for this collection: look for "
+        "another writer or a failing disk, then --resume"
+    )
 
 
 def with_fused(widths: Mapping[str, int], fused: int | None) -> dict[str, int]:

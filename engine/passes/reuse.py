@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import InterlockError, UsageError
-from engine.intake.corpus import DIGEST, Digests
+from engine.intake.corpus import DIGEST, Digests, digest_of_texts
 from engine.passes.batches import Batch, Rows, digest_of
 from engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
 from engine.record import durable, journal
@@ -27,7 +26,6 @@ from engine.record.rundir import RUN, RunDirectory
 from engine.record.state import RunState
 
 SAME = ("fingerprint", "max_tokens", "document_prompt")
-NEEDED = {"model", "dim", "dtype", *SAME}
 ORDER = "order.npy"
 UNIT_TOLERANCE = 1e-2
 WINDOW = 512
@@ -41,7 +39,6 @@ class Earlier:
     """A run to take vectors from: its files, the digests of its texts, and what its journal says."""
 
     directory: RunDirectory
-    roster: Sequence[Mapping[str, Any]]
     digests: Digests
     state: RunState
 
@@ -50,15 +47,13 @@ def check(run: Path) -> Earlier:
     """The run to take vectors from. Raises UsageError for a directory that is none, or whose files are damaged."""
     directory = RunDirectory(run)
     with _damage_of(directory.path / RUN):
-        begun = directory.inputs()
-        if not begun or not directory.digests.exists() or not directory.journal.exists():
+        if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
             raise UsageError(f"--reuse {run} is not a run directory with vectors in it")
-        roster = _roster_of(begun)
     state = RunState()
     with _damage_of(directory.journal):
         for entry in journal.read(directory.journal):
             fold(state, entry)
-    return Earlier(directory, roster, _digests_of(directory), state)
+    return Earlier(directory, _digests_of(directory, state), state)
 
 
 def take_over(
@@ -132,9 +127,10 @@ def available(
     model_pass = _pass_of(earlier, entry)
     if earlier is None or model_pass is None:
         return
-    path, texts = earlier.directory.vectors(model_pass, earlier.roster[model_pass]["model"]), len(earlier.digests)
+    member, texts = earlier.state.roster[model_pass], len(earlier.digests)
+    path = earlier.directory.vectors(model_pass, member.model)
     groups = list(_groups(earlier, model_pass, path, str(entry["dtype"])))
-    vectors = _load(path, texts, earlier.roster[model_pass]["dim"]) if path.exists() else None
+    vectors = _load(path, texts, member.dim) if path.exists() else None
     places = _places(digests, earlier.digests)
     for rows, crc in groups:
         here = places[rows]
@@ -150,14 +146,14 @@ def available(
 
 def _pass_of(earlier: Earlier | None, entry: Mapping[str, object]) -> int | None:
     """The earlier run's pass of the same model under the same conditions."""
-    roster = earlier.roster if earlier else ()
-    same = (number for number, other in enumerate(roster) if all(other[name] == entry[name] for name in SAME))
+    roster = earlier.state.roster if earlier else ()
+    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == entry[name] for name in SAME))
     return next(same, None)
 
 
 def _groups(earlier: Earlier, model_pass: int, vectors: Path, dtype: str) -> Iterator[tuple[Rows, int]]:
     """Rows of a pass that were computed in this precision and have a checksum in the journal, with it."""
-    state, usual = earlier.state, earlier.roster[model_pass]["dtype"]
+    state, usual = earlier.state, earlier.state.roster[model_pass].dtype
     reused, committed = state.reused.get(model_pass), state.committed.get(model_pass, {})
     if reused and usual == dtype:
         yield from zip(_windows(np.flatnonzero(mask_of(reused, len(earlier.digests)))), reused.crcs, strict=True)
@@ -170,14 +166,14 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
     """The rows of each batch of an earlier run's pass, once they are known to be those that its journal speaks of."""
     if not path.exists():
         raise UsageError(
-            f"{path} is missing, without which the vectors of {earlier.directory.path} cannot be checked (a run of an "
-            "older version has none until it is resumed): leave out --reuse, or reuse another run"
+            f"{path} is missing, without which the vectors of {earlier.directory.path} cannot be checked (runs of "
+            "older versions lack it until they are resumed): leave out --reuse, or reuse another run"
         )
     with _damage_of(path):
         with path.open("rb") as handle:
             order = np.lib.format.read_array(handle)
         if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
-            raise ValueError(f"it holds {order.dtype} {order.shape}, which is no order of rows")
+            raise ValueError(f"it holds {order.dtype} {order.shape}, not a row order")
         rows = np.where(order < 0, ~order, order).astype(np.int64)
         batches = np.split(rows, np.flatnonzero(order < 0)[1:])
         for collection in earlier.state.collections.values():
@@ -185,25 +181,24 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
             if share and share.batches:
                 told = batches[share.first_batch : share.first_batch + share.batches]
                 if digest_of(told) != earlier.state.plans[model_pass, collection.name]:
-                    raise ValueError("its rows are not those that the journal speaks of")
+                    raise ValueError("its rows differ from the journal's")
     return batches
 
 
-def _roster_of(begun: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The roster in a run's inputs. Raises ValueError where it is not one."""
-    roster = begun.get("roster")
-    if not isinstance(roster, list) or not all(isinstance(each, dict) and each.keys() >= NEEDED for each in roster):
-        raise ValueError("it has no roster of models")
-    return roster
-
-
-def _digests_of(earlier: RunDirectory) -> Digests:
-    """What the rows of an earlier run's vectors are the vectors of."""
+def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
+    """What the rows of an earlier run's vectors are the vectors of, as its journal knows them."""
+    if not state.texts_digest:
+        raise UsageError(
+            f"the journal of {earlier.path} does not say which texts it has (those of older versions do "
+            "not until they are resumed): leave out --reuse, or reuse another run"
+        )
     with _damage_of(earlier.digests), earlier.digests.open("rb") as handle:
         found = np.lib.format.read_array(handle)
         if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
             raise ValueError(f"it holds {found.dtype} {found.shape}, not {DIGEST.itemsize} bytes a text")
         digests: Digests = np.ascontiguousarray(found).reshape(-1).view(DIGEST)
+        if digest_of_texts(digests) != state.texts_digest:
+            raise ValueError("its texts differ from the journal's")
         return digests
 
 
@@ -239,9 +234,13 @@ def _are_unit(window: Vectors) -> Mask:
 
 
 def _places(digests: Digests, others: Digests) -> Rows:
-    """For each text there its row here, or -1."""
-    here = {digest: row for row, digest in enumerate(digests.tolist())}
-    return np.fromiter((here.get(digest, -1) for digest in others.tolist()), np.int64, len(others))
+    """For each text there its row here, or -1; neither has a text twice."""
+    halves = np.concatenate([digests, others]).view(np.uint64).reshape(-1, 2)
+    order = np.lexsort(halves.T)  # the same text is side by side, and as the sort is stable ours comes first
+    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
+    places = np.full(len(others), -1, np.int64)
+    places[order[1:][same] - len(digests)] = order[:-1][same]
+    return places
 
 
 def _windows(rows: Rows) -> Iterable[Rows]:

@@ -194,10 +194,13 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
 
 
 class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
+    """`digest` is the SHA-256 of the distinct texts' digests in their order; empty in older journals."""
+
     models: list[str]
     texts: int
     tokens: int
     seconds: float
+    digest: str = ""
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -403,9 +406,11 @@ class PassFailed(Event, frozen=True, tag="pass_failed"):
 
 
 class ArtefactWritten(Event, frozen=True, tag="artefact_written"):
-    """A file that was delivered; its `rows` are chunks: a text that stands in several is in several rows of it."""
+    """A file that was delivered; its `rows` are chunks: a text that stands in several is in several rows of it.
 
-    """A file of a collection; `verified`: it was read back, and every row of it is what was planned."""
+    `verified`: it was read back, and each row has the point id, the text and the vectors that the plan says, as far as
+    the file holds them.
+    """
 
     collection: str
     path: str

@@ -39,6 +39,7 @@ def fold(state: RunState, entry: Entry) -> None:
             state.retries.append(entry.body)
         case ev.CorpusTokenised():
             state.tokenised.append(entry.body)
+            state.texts_digest = state.texts_digest or entry.body.digest
         case ev.RunClosed():
             state.status, state.reason, state.exit_code = (
                 entry.body.status,

@@ -167,6 +167,8 @@ class RunState:
     models: list[ev.ModelResolved] = field(default_factory=list)
     retries: list[ev.DownloadRetried] = field(default_factory=list)
     tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
+    texts_digest: str = ""
+    """Of the texts that the run was begun with."""
     collections: dict[str, Collection] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)

@@ -38,7 +38,9 @@ class Artefact(Part):
     rows: int = Field(description="chunks: a text that stands in several chunks is in several rows of the file")
     bytes: int
     sha256: str
-    verified: bool = Field(False, description="it was read back, and every row of it is what was planned")
+    verified: bool = Field(
+        False, description="it was read back: each row has the point id, text and vectors that were planned for it"
+    )
 
 
 class Verification(Part):
@@ -227,7 +229,9 @@ class CollectionSummary(Part):
     refused: int
     truncated: int = Field(description="most rows that any one model truncated")
     refusals: list[Refusal] = Field(description=f"the first {REFUSALS_TOLD}")
-    refused_by_reason: dict[str, int] = Field(description="everything that was refused, counted by its reason")
+    refused_by_reason: dict[str, int] = Field(
+        default={}, description="everything that was refused, counted by its reason"
+    )
     exports: list[Artefact]
     qdrant_collection: str
     verification: Verification | None
