@@ -76,7 +76,7 @@ class Headless:
             self._refusals += 1
             if self._refusals > REFUSALS_TOLD:
                 if self._refusals == REFUSALS_TOLD + 1:
-                    self._say(f"more was refused: the journal names {REFUSALS_TOLD} of each collection and counts all")
+                    self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection)")
                 return
         if text := line_of(entry.body, recorder.look):
             self._say(text)

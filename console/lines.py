@@ -130,7 +130,7 @@ def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
             place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
             return f"{place}: {event.reused} of {event.reused + event.rows} vectors reused"
         case ev.RowsReused():
-            return f"pass {event.model_pass + 1} {event.model}: {event.rows} vectors taken over from {event.source}"
+            return f"{pass_of(event.model_pass)} {event.model}: {event.rows} vectors taken over from {event.source}"
         case ev.BatchesLost():
             lost = f"{len(event.batches)} batches that were committed did not survive"
             named = ", ".join(str(index + 1) for index in event.batches[:20])

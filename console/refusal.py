@@ -9,20 +9,20 @@ from pathlib import Path
 
 from console.session import Work
 from engine.config import Configuration, recorded
-from engine.errors import InterlockError
+from engine.errors import InterlockError, Stopped
 from engine.record import summary
-from engine.record.events import AnyEvent, Entry, RunClosed, RunStarted
+from engine.record.events import AnyEvent, Entry, RunClosed, RunStarted, Status
 from engine.record.fold import fold
 from engine.record.state import RunState
 from engine.record.summary import Summary
 
 
 def summary_of(work: Work, failure: InterlockError) -> Summary | None:
-    """The summary of a run that began, failed for this reason unless it says itself how it ended."""
+    """The summary of a run that began; it ended for this reason unless it says itself how it ended."""
     told = work.recorder.look(lambda state: summary.summarise(state) if state.started else None)
     if told is None or told.exit_code is not None:
         return told
-    end = {"status": "failed", "reason": str(failure), "exit_code": int(failure.exit_code)}
+    end = {"status": _status(failure), "reason": str(failure), "exit_code": int(failure.exit_code)}
     return told.model_copy(update=end)
 
 
@@ -39,8 +39,12 @@ def refused(chunks: Path, configuration: Configuration | None, failure: Interloc
         environment={},
     )
     state = RunState()
-    ended = RunClosed(status="failed", reason=str(failure), exit_code=int(failure.exit_code))
+    ended = RunClosed(status=_status(failure), reason=str(failure), exit_code=int(failure.exit_code))
     story: tuple[AnyEvent, ...] = (began, ended)
     for seq, body in enumerate(story):
         fold(state, Entry(seq=seq, at=time.time(), session=0, elapsed=0.0, device_kind="", body=body))
     return summary.summarise(state)
+
+
+def _status(failure: InterlockError) -> Status:
+    return "stopped" if isinstance(failure, Stopped) else "failed"

@@ -75,7 +75,7 @@ def _path(text: str) -> Path | None:
 
 def _store(text: str) -> Path | None:
     if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
-        raise ValueError("a Qdrant server is not written to yet: give a directory for an embedded store")
+        raise ValueError("writing to a Qdrant server is not supported yet; give a directory for an embedded store")
     return _path(text)
 
 
@@ -270,9 +270,9 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
 
 
 def recorded(configuration: Configuration) -> dict[str, Setting]:
-    """The settings as a run records them: all but those of the screen, each with its origin."""
+    """The settings as a run records them: all but those of the screen, each with its origin, every path absolute."""
     return {
-        item.name: Setting(shown(getattr(configuration.settings, item.name)), configuration.origins[item.name])
+        item.name: Setting(shown(_placed(getattr(configuration.settings, item.name))), configuration.origins[item.name])
         for item in knobs()
         if not item.metadata["screen"]
     }
@@ -286,6 +286,21 @@ def flag_of(name: str) -> str:
 def variable_of(name: str) -> str:
     """`run_id` -> `INTERLOCK_RUN_ID`."""
     return "INTERLOCK_" + name.upper()
+
+
+def _placed(value: Any) -> Any:
+    """A setting that means the same place in whatever directory the run is continued."""
+    if isinstance(value, Path):
+        return value.absolute()
+    if isinstance(value, tuple):
+        return tuple((_directory(item[0]), *item[1:]) if isinstance(item, tuple) else item for item in value)
+    return value
+
+
+def _directory(name: str) -> str:
+    """A model's directory by its absolute path; one with a comma, which parts a roster's entries, as it was given."""
+    path = str(Path(name).absolute()) if name.startswith(("./", "../")) else name
+    return name if "," in path else path
 
 
 def shown(value: Any) -> Any:

@@ -124,7 +124,7 @@ class Run:
             if not places:
                 controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
             if len(self._specs) == 1:
-                controls.refuse("schedule", "there is one model only, and nothing to put beside it")
+                controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
 
     def _choose_devices(self) -> list[Device]:

@@ -1,5 +1,7 @@
 """What an operator asks of a run is pending, then counts or is refused, and an event says which, with who asked."""
 
+import threading
+
 import pytest
 
 from engine.config import load
@@ -139,6 +141,20 @@ def test_what_is_refused_while_a_run_works_is_answered_when_it_is_asked(run_of):
     assert run.go() == ExitCode.COMPLETED
     assert "no GPU" in answers[0]
     assert answers[1] == [answers[0]]
+
+
+def test_a_refusal_is_journalled_while_nobody_else_waits_for_the_controls():
+    controls, waited = Controls(), []
+    controls.refuse("cpu_fallback", "there is no GPU")
+
+    def slow_journal(event: ev.AnyEvent) -> None:
+        (worker := threading.Thread(target=controls.settle, args=(Told(),), daemon=True)).start()
+        worker.join(5)
+        waited.append(worker.is_alive())
+
+    controls.tell = slow_journal
+    assert controls.ask("cpu_fallback", "no", "ada") == "there is no GPU"
+    assert waited == [False]
 
 
 def test_what_a_run_can_never_change_is_known_before_anything_is_read(run_of):

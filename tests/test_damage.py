@@ -4,6 +4,7 @@ Each kind of damage is done to a copy of a real run, and the real command is cal
 """
 
 import json
+import re
 import shutil
 
 import pytest
@@ -106,18 +107,21 @@ MANIFEST = [
     instead(0, "models", 0, "max_tokens"),
     instead("int3", "models", 0, "dtype"),
 ]
-SUMMARY = [
-    instead(float("1e308") * 10, "seconds"),
-    instead(10**39, "seconds"),
-    instead(-(10**400), "seconds"),
-    instead(-5, "seconds"),
-    instead(10**400, "collections", 0, "passes", 0, "rows_per_second"),
-    instead(-(10**400), "collections", 0, "passes", 0, "seconds"),
-    instead(10**400, "collections", 0, "leases", 0, "budget_bytes"),
-    instead(-(10**39), "collections", 0, "leases", 0, "predicted_bytes"),
-    instead({"a": 1}, "collections"),
-    instead([1, [2], {"passes": 3}], "collections"),
-]
+NO_SUMMARY = [*ANY_JSON, *PLACES, instead(float("inf"), "seconds")]
+HOURS = f"{10**39 // 3600}:{10**39 % 3600 // 60:02d}:{10**39 % 60:02d}"
+TIBS = f"{10**39 / 1024**4:.1f} TiB"
+SUMMARY = {
+    instead(10**39, "seconds"): ("SUMMARY", 5, HOURS),
+    instead(-(10**400), "seconds"): ("SUMMARY", 5, "?"),
+    instead(-5, "seconds"): ("SUMMARY", 5, "-0:05"),
+    instead(10**400, "collections", 0, "passes", 0, "rows_per_second"): ("1  tiny-a", 9, "?"),
+    instead(-(10**400), "collections", 0, "passes", 0, "seconds"): ("1  tiny-a", 8, "?"),
+    instead(10**400, "collections", 0, "leases", 0, "budget_bytes"): ("L001", 7, "?"),
+    instead(-(10**39), "collections", 0, "leases", 0, "predicted_bytes"): ("L001", 9, f"-{TIBS}"),
+    instead({"a": 1}, "collections"): ("SUMMARY", 6, "0 passes"),
+    instead([1, [2], {"passes": 3}], "collections"): ("SUMMARY", 6, "0 passes"),
+}
+"""Odd values in a summary that is one all the same: the line, the cell of it and the words that show them."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +144,7 @@ def home(finished, tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(capfd):
-    """Call the command in this process; its exit code, and the lines on stderr that are its own."""
+    """Call the command in this process; its exit code, and the lines on stderr that are its own; `out` has the rest."""
 
     def called(*args):
         capfd.readouterr()
@@ -148,8 +152,8 @@ def call(capfd):
             code = main([str(each) for each in args])
         except SystemExit as ended:
             code = ended.code
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err and "\x1b" not in out + err
+        called.out, err = capfd.readouterr()
+        assert "Traceback" not in called.out + err and "\x1b" not in called.out + err
         assert code in set(MEANINGS)
         return code, [line for line in err.splitlines() if line.startswith("interlock: ")]
 
@@ -183,7 +187,7 @@ def test_a_run_json_that_is_gone_is_not_written_anew_beside_vectors_of_unknown_t
     (home / "runs" / "one" / "run.json").unlink()
     corpus(home / "chunks", {"Docs": {"a_chunks.json": [text.replace("text", "else") for text in sentences(12)]}})
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
-    assert (code, len(said)) == (ExitCode.FAILED, 1) and "run.json of run one is gone" in said[0]
+    assert (code, len(said)) == (ExitCode.FAILED, 1) and "run.json of run one is missing" in said[0]
 
 
 @pytest.mark.parametrize("damage", [whole(b"[1]"), whole(DEEP), as_directory], ids=name)
@@ -197,15 +201,26 @@ def test_a_resume_passes_over_a_run_that_cannot_be_read_and_says_so(home, call, 
     assert "passed over" in warning and "run.json of run bad" in warning
 
 
-@pytest.mark.parametrize("damage", [*ANY_JSON, *PLACES, *SUMMARY], ids=name)
-def test_a_damaged_summary_is_shown_or_refused_in_one_line(home, call, damage):
+@pytest.mark.parametrize("damage", NO_SUMMARY, ids=name)
+def test_what_is_no_summary_is_refused_in_one_line(home, call, damage):
     harm(home / "runs" / "one" / "summary.json", damage)
     for args in (["view", "runs/one"], ["view", "runs/one", "runs/one"], ["view", "--plain", "runs/one"]):
         code, said = call(*args)
-        assert (code, len(said)) in ((0, 0), (2, 1))
+        assert (code, len(said)) == (ExitCode.USAGE, 1) and "runs/one" in said[0]
 
 
-@pytest.mark.parametrize("damage", [*ANY_JSON, *PLACES, *SUMMARY], ids=name)
+@pytest.mark.parametrize(("damage", "shown"), SUMMARY.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_a_summary_with_odd_values_is_shown_with_what_they_are(home, call, damage, shown):
+    begins, cell, words = shown
+    harm(home / "runs" / "one" / "summary.json", damage)
+    assert call("view", "runs/one", "runs/one") == (0, [])
+    assert "no difference" in call.out
+    assert call("view", "--plain", "runs/one") == (0, [])
+    line = next(line.strip() for line in call.out.splitlines() if line.strip().startswith(begins))
+    assert re.split(r"  +", line)[cell - 1] == words
+
+
+@pytest.mark.parametrize("damage", [*NO_SUMMARY, *SUMMARY], ids=name)
 def test_the_pace_of_a_good_run_is_known_beside_a_damaged_one(home, damage):
     bad = shutil.copytree(home / "runs" / "one", home / "runs" / "two")
     harm(bad / "summary.json", damage)
@@ -228,7 +243,7 @@ def test_a_damaged_manifest_is_told_in_one_line(finished, tmp_path, call, damage
 def test_a_manifest_whose_models_are_those_of_the_vectors_is_read(finished):
     plain = json.loads((finished / "store" / "docs" / "manifest.json").read_text())
     assert [member.model for member in read_manifest(plain, {"tiny-a": 32, "fused": 32}).models] == ["tiny-a"]
-    with pytest.raises(UsageError, match="vectors are others: tiny-a was 8, is now 32"):
+    with pytest.raises(UsageError, match="vectors do not match its manifest: tiny-a was 8, is now 32"):
         read_manifest(plain, {"tiny-a": 8, "fused": 32})
 
 
@@ -251,7 +266,7 @@ def test_a_link_in_a_run_directory_is_written_through_by_nobody(home, call, tiny
     (run / place if place != "." else run).symlink_to(elsewhere)
     before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
-    assert (code, len(said)) == (ExitCode.USAGE, 1) and "is a link" in said[0]
+    assert (code, len(said)) == (ExitCode.USAGE, 1) and "is a symbolic link" in said[0]
     assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
 
 
@@ -276,11 +291,21 @@ def test_an_unfinished_file_has_a_name_of_its_own_each_time(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "number", [float("inf"), float("-inf"), float("nan"), 10**39, 10**400, -(10**400), -7, 0, 1e308]
-)
-def test_any_number_is_shown_as_bytes_and_as_a_time(number):
-    assert durable.human_bytes(number) and durable.duration(number)
+NUMBERS = {
+    float("inf"): ("?", "?"),
+    float("-inf"): ("?", "?"),
+    float("nan"): ("?", "?"),
+    10**400: ("?", "?"),
+    -(10**400): ("?", "?"),
+    10**39: (TIBS, HOURS),
+    -7: ("-7 B", "-0:07"),
+    0: ("0 B", "0:00"),
+}
+
+
+@pytest.mark.parametrize(("number", "shown"), NUMBERS.items(), ids=range(len(NUMBERS)))
+def test_any_number_is_shown_as_bytes_and_as_a_time_or_as_a_question(number, shown):
+    assert (durable.human_bytes(number), durable.duration(number)) == shown
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(-5, "-0:05"), (-61.5, "-1:01"), (-0.5, "0:00"), (float("nan"), "?")])

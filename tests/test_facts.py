@@ -31,6 +31,8 @@ class Witness:
         self.seen: dict[tuple[str, bytes], tuple[str, str]] = {}
         self.seconds: Counter[str] = Counter()
         self.pause = 0.0
+        self.broken = ""
+        """A device that computes nothing but NaN."""
         self.poison: dict[str, bytes] = {}
         """A row of each model that comes out as NaN wherever it is computed; empty: the first that is."""
 
@@ -52,6 +54,8 @@ class _Watched:
         began = time.monotonic()
         time.sleep(self._witness.pause)
         vectors = self._encoder.encode(rows)
+        if self._device == self._witness.broken:
+            vectors[:] = np.nan
         if self._model in self._witness.poison:
             bad = self._witness.poison[self._model] = self._witness.poison[self._model] or bytes(rows[0])
             vectors[[bytes(row) == bad for row in rows]] = np.nan
@@ -260,6 +264,18 @@ def test_a_parked_row_is_not_among_those_that_were_computed(desk):
     assert sum(each["rows"] for each in passes(run, "one")) == len(TEXTS) - 1
     assert sum(each["rows"] for each in passes(run, "two")) == len(TEXTS)
     assert [row["model"] for each in summary_of(run)["collections"] for row in each["parked"]] == ["one"]
+
+
+def test_a_device_whose_every_row_is_refused_is_not_among_those_that_computed_a_batch(desk):
+    desk.witness.broken = "cuda:0"
+    code, run = desk.run(devices="sim:T4", roster="one")
+    assert code == ExitCode.COMPLETED
+    assert {(each.device, each.dtype) for each in events_of(run, ev.BatchCommitted)} == {("cpu", "float32")}
+    assert not any(each.parts for each in events_of(run, ev.BatchCommitted))
+    assert [(part["device"], part["rows"]) for each in passes(run, "one") for part in each["computed"]] == [
+        ("cpu", 20),
+        ("cpu", len(TEXTS) - 20),
+    ]
 
 
 def test_a_pass_that_reused_every_row_ran_nowhere(desk):

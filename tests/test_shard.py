@@ -289,3 +289,26 @@ while others.is_alive():
 """
     said = panicking(tmp_path, chatter, "0").split()
     assert [each for each in sorted(said) if each.startswith("[")] == sorted(f"[{number}]" for number in range(200))
+
+
+SURROGATE = "raise ValueError(chr(0xdc80))"
+UNREADABLE = "panics.os = Unreadable()\n        raise ValueError('no')"
+
+
+@pytest.mark.parametrize("what", [SURROGATE, UNREADABLE], ids=["a message that is no text", "a pipe that breaks"])
+def test_descriptor_2_is_given_back_whatever_becomes_of_the_sieve(what):
+    code = f"""
+import os
+from engine.outlet import panics
+class Unreadable:
+    def read(self, *_):
+        raise OSError(5, "Input/output error")
+    def __getattr__(self, name):
+        return getattr(os, name)
+try:
+    with panics.panics_untold():
+        {what}
+except ValueError:
+    os.write(2, b"given back")
+"""
+    assert run_python(code, timeout=30).stderr.endswith("given back")

@@ -16,10 +16,11 @@ import pytest
 
 import console.main
 from console import crash
+from console.front_end import Outputs, attend
 from console.main import main
 from console.session import Session
-from engine.config import load
-from engine.errors import ExitCode, InterlockError, UsageError, limit
+from engine.config import continued, load, recorded
+from engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from engine.passes.controls import Controls
 from engine.record import events as ev
 from engine.record import journal, rundir, safe, summary
@@ -149,11 +150,25 @@ def test_a_run_that_is_refused_writes_the_summary_that_was_asked_for_and_nothing
     assert sorted(path.name for path in chunks.parent.iterdir()) == ["chunks", "s.json"]
 
 
+def test_a_run_stopped_before_it_came_to_work_says_stopped_in_the_summary_that_was_asked_for(chunks, tiny_a):
+    settings = load({"roster": str(tiny_a), "out": "runs"}, {})
+
+    def make(controls):
+        controls.code = ExitCode.INTERRUPTED
+        return Run(chunks, settings, controls)
+
+    with pytest.raises(Stopped):
+        attend(make, chunks, settings, Outputs(no_ui=True, summary="s.json", quiet=True))
+    found = summary.load((chunks.parent / "s.json").read_bytes())
+    assert (found.status, found.exit_code) == ("stopped", 130)
+    assert "stopped" in found.reason
+
+
 @pytest.mark.parametrize(
     "place", ["http://localhost:6333", "https://a.b/c", "localhost:6333", "[::1]:6333", "10.0.0.1:1/x"]
 )
 def test_a_server_where_a_store_should_be_is_refused_in_one_line(place):
-    with pytest.raises(UsageError, match="a Qdrant server is not written to yet: give a directory"):
+    with pytest.raises(UsageError, match="writing to a Qdrant server is not supported yet; give a directory"):
         load({"qdrant": place}, {})
 
 
@@ -305,6 +320,29 @@ def test_a_resumed_run_keeps_what_it_was_begun_with_and_says_so(chunks, tiny_a):
         assert (two[name].value, two[name].origin) == (one[name].value, "from the run")
     found = summary_of(run.directory.path)
     assert (found["device_kind"], found["sessions"], found["seconds"]) == ("sim", 2, None)
+
+
+def test_a_run_resumed_in_another_directory_goes_on_with_its_own_store_and_model(tmp_path, tiny_a, monkeypatch):
+    chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(12)}})
+    places = [tmp_path / "first", tmp_path / "second"]
+    shutil.copytree(tiny_a, places[0] / "model")
+    places[1].mkdir()
+    first = {"roster": "./model=2", "run_id": "r", "qdrant": "store", "export": "npy", "out": "../runs"}
+    for place, given in zip(places, [first, {"out": "../runs", "resume": "yes"}], strict=True):
+        monkeypatch.chdir(place)
+        run = Run(chunks, load(given, {}), Controls())
+        assert run.go() == ExitCode.COMPLETED
+    assert run.settings.roster == ((str(places[0] / "model"), 2),)
+    assert run.settings.qdrant == places[0] / "store"
+    assert [sorted(path.name for path in place.iterdir()) for place in places] == [["model", "store"], []]
+
+
+def test_a_model_in_a_directory_with_a_comma_is_still_found_where_it_was_named(tmp_path, monkeypatch):
+    (place := tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(place)
+    begun = recorded(load({"roster": "./model,hf:org/name,all-minilm-l6"}, {}))
+    assert begun["roster"].value == [["./model", 1], ["hf:org/name", 1], ["all-minilm-l6", 1]]
+    assert continued(begun, load({}, {})).settings.roster[0] == ("./model", 1)
 
 
 @pytest.mark.parametrize(("begun", "now"), [("sim:1xT4", "cpu"), ("cpu", "sim:1xT4")])

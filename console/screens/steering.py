@@ -66,7 +66,7 @@ class Steering(Screen[None]):
             return "the run is over"
         controls, control = self.source.controls, CONTROLS.get(action.name, "")
         refusal = controls.refusal(control) if controls else ""
-        return f"{action.label} stays as it is: {refusal}" if refusal else ""
+        return f"{action.label} cannot be changed: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
         """One model at a time, or models side by side; what that does to the cells that are left is shown first."""

@@ -83,4 +83,4 @@ def _check(manifest: Manifest, dims: Mapping[str, int]) -> None:
             raise ValueError(f"it does not say where {name} came from")
     wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
     if found := list(differences(dict(dims), wanted)):
-        raise ValueError(f"the store's vectors are others: {few(found)}")
+        raise ValueError(f"the store's vectors do not match its manifest: {few(found)}")

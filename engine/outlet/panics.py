@@ -56,25 +56,32 @@ class _Sieve:
         """Give descriptor 2 back, and what was kept but for the panic of this `message`."""
         self._message = message
         os.dup2(self._real, STDERR)
-        os.write(self._writer, self._mark)
+        with suppress(OSError):  # nobody reads any more
+            os.write(self._writer, self._mark)
         os.close(self._writer)
         self._done.wait()
 
     def _hand_on(self) -> None:
+        try:
+            self._sift()
+        finally:
+            self._done.set()
+            os.close(self._reader)
+            os.close(self._real)
+
+    def _sift(self) -> None:
         """Until the last writer has gone: a process that was started meanwhile has this end of the pipe as well."""
         kept = b""
         while data := os.read(self._reader, 1 << 16):
             kept += data
             before, mark, after = kept.partition(self._mark)
             if mark:
-                self._write(re.sub(_PANIC % re.escape(self._message.encode()), b"", before) + after)
+                self._write(re.sub(_PANIC % re.escape(self._message.encode(errors="replace")), b"", before) + after)
                 self._done.set()
                 kept = b""
             elif _BEGINS not in kept and not self._mark.startswith(kept[kept.rfind(b"\0") :] or b"-"):
                 self._write(kept)
                 kept = b""
-        os.close(self._reader)
-        os.close(self._real)
 
     def _write(self, data: bytes) -> None:
         with suppress(OSError):

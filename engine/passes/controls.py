@@ -52,11 +52,11 @@ class Controls:
         self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback
 
     def refuse(self, control: str, reason: str) -> None:
-        """From now on `control` stays as it is."""
+        """From now on `control` cannot be changed."""
         self._refused[control] = reason
 
     def refusal(self, control: str) -> str:
-        """Why `control` stays as it is, whoever asks; empty where it may be changed."""
+        """Why `control` cannot be changed, whoever asks; empty where it can."""
         return self._refused.get(control, "")
 
     def end(self, tell: Callable[[AnyEvent], object]) -> None:
@@ -74,12 +74,14 @@ class Controls:
             return f"{control} cannot be {value!r}; it can be: {', '.join(VALUES.get(control, ('nothing',)))}"
         asked = ControlApplied(control=control, value=value, who=who)
         with self._lock:
-            if self.tell and (reason := self.refusal(control)):
-                with suppress(InterlockError):  # a journal that cannot be written ends the run where it is written next
-                    self.tell(self._answer(asked))
-                return reason
-            self._asked.append(asked)
-        return ""
+            tell, reason = self.tell, self.refusal(control)
+            if tell is None or not reason:
+                self._asked.append(asked)
+                return ""
+        # A journal that cannot be written ends the run where it is written next; one that is closed wants no answer.
+        with suppress(InterlockError, ValueError):
+            tell(ControlRefused(control=control, value=value, who=who, reason=reason))
+        return reason
 
     def pending(self) -> list[ControlApplied]:
         """What was asked and does not count yet."""

@@ -100,7 +100,9 @@ class Forwards:
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
         self._grow_back(calm)
-        parts = [Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items()]
+        parts = [
+            Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items() if rows
+        ]
         return Result(vectors, forwards, parts)
 
     def _planned(self) -> list[_Piece]:

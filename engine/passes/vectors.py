@@ -55,13 +55,12 @@ def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], 
 
 
 class VectorFile:
-    """The vectors of one model; rows that were never written, or are parked, are NaN. `fresh`: made just now."""
+    """The vectors of one model; rows that were never written, or are parked, are NaN."""
 
     def __init__(self, path: Path, texts: int, dim: int) -> None:
         """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
         self.path = path
-        self.fresh = not path.exists()
-        if self.fresh:
+        if not path.exists():
             _create(path, texts, dim)
         try:
             dtype, shape, size = header_of(path, whole=False)

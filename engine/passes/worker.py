@@ -131,6 +131,7 @@ class Worker:
         cells, batch = post.queue.cells, post.queue.cells.batches[index]
         own = Computed(device=self.device.name, dtype=post.seat.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
+        crc = cells.file.put(batch.rows, result.vectors)
         event = BatchCommitted(
             model_pass=cells.model_pass,
             batch_index=index,
@@ -139,7 +140,7 @@ class Worker:
             padding=cells.layout.padding(batch),
             seconds=round(seconds, 6),
             device=joined(part.device for part in parts),
-            crc=cells.file.put(batch.rows, result.vectors),
+            crc=crc,
             forwards=result.forwards,
             dtype=joined(part.dtype for part in parts),
             parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,

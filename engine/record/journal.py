@@ -135,7 +135,7 @@ class Journal:
             return ""
         return (
             f"{self.path} was removed or replaced while the run wrote it: what was done since cannot be resumed; "
-            "start a new run, and leave its directory alone until it ends"
+            "start a new run and do not touch its directory while it runs"
         )
 
     def close(self) -> None:

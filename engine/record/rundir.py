@@ -166,7 +166,10 @@ class RunDirectory:
 def _refuse_links(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.is_symlink():
-            raise UsageError(f"{path} is a link, and a run writes through none: put what it leads to in its place")
+            raise UsageError(
+                f"{path} is a symbolic link; runs do not write through links: "
+                "replace it with the real file or directory"
+            )
 
 
 def choose(
@@ -217,7 +220,7 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
     begun = directory.inputs()
     if not begun and directory.vectors_begun:
         raise InterlockError(
-            f"{RUN} of run {directory.id} is gone: nobody can say what its vectors are of; "
+            f"{RUN} of run {directory.id} is missing, so its vectors cannot be matched to texts; "
             f"put back a copy of {directory.path / RUN}, or start a new run"
         )
     if not begun:
