@@ -139,7 +139,7 @@ def _survey(settings: Configuration) -> int:
     print(render([*heads, "configuration"], rows))
     print(f"\npredicted for {kind}, peak with the weights; no weights were read, nothing was computed")
     if unreached := sum(each.source == UNREACHED for each in models):
-        print(f"no network: configurations of {unreached} models not available", file=sys.stderr)
+        print(f"hub not reached: configurations of {unreached} models not available", file=sys.stderr)
     return ExitCode.COMPLETED
 
 

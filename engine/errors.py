@@ -77,6 +77,11 @@ def remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "mend that, or write elsewhere")
 
 
+def reason(error: BaseException) -> str:
+    """Why it failed, in one line that is never empty: what it says, else the limit it met, else its type."""
+    return " ".join(str(error).split()) or limit(error) or type(error).__name__
+
+
 def limit(error: BaseException) -> str:
     """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
     if isinstance(error, MemoryError):

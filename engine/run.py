@@ -327,10 +327,11 @@ class Run:
         """Say once in a run what a model does not see of a collection."""
         if not share.truncated:
             return
-        are = "is longer than its {} tokens and is" if share.truncated == 1 else "are longer than its {} tokens and are"
+        exceed, are = ("exceeds", "is") if share.truncated == 1 else ("exceed", "are")
         message = (
-            f"{card.key}: {share.truncated:,} of {share.rows + share.reused:,} texts of {share.collection} "
-            f"{are.format(card.max_tokens)} truncated ({share.truncated_tokens:,} tokens not embedded)"
+            f"{card.key}: {share.truncated:,} of {share.rows + share.reused:,} texts of {share.collection} {exceed} "
+            f"its limit of {card.max_tokens} tokens and {are} truncated "
+            f"({share.truncated_tokens:,} tokens not embedded)"
         )
         if message not in self.recorder.look(lambda state: state.collections[share.collection].warnings):
             self._emit(ev.Warned(message=message, collection=share.collection))

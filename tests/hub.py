@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,13 +11,19 @@ from urllib.parse import unquote, urlsplit
 
 
 class Hub:
-    """Serves one model directory as `repo` at `commit`; the first `failures` requests are answered with 503."""
+    """Serves one model directory as `repo` at `commit`.
 
-    def __init__(self, repo: str, model: Path, commit: str, failures: int = 0) -> None:
+    The first `failures` requests are answered with 503, and those for a repository in `refused` with its status.
+    """
+
+    def __init__(
+        self, repo: str, model: Path, commit: str, failures: int = 0, refused: Mapping[str, int] | None = None
+    ) -> None:
         self.repo = repo
         self.model = model
         self.commit = commit
         self.failures = failures
+        self.refused = refused or {}
         self.requests: list[str] = []
         self.url = ""
 
@@ -56,6 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.failures:
             hub.failures -= 1
             self._send(503, b"{}")
+        elif status := next((status for repo, status in hub.refused.items() if f"/{repo}/" in path), 0):
+            self._send(status, b"{}")
         elif path.startswith(f"/api/models/{hub.repo}/revision/"):
             self._send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": []}).encode())
         elif path.startswith(f"/api/models/{hub.repo}/tree/{hub.commit}"):

@@ -115,6 +115,19 @@ def test_GIVEN_something_behind_the_list_WHEN_read_THEN_it_is_not_passed_over_in
     assert len(texts) + len(refusals) >= 2
 
 
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"[" + GOOD + b"] and more", "ignored: text after the end of the list (JSON is malformed"),
+        (b'{"data": [], "chunks": [' + GOOD + b'], "items": []}', "used 'chunks', ignored 'data', 'items'"),
+    ],
+)
+def test_what_of_a_file_is_ignored_is_told(tmp_path, data, told):
+    texts, ((_, said),) = read(tmp_path, data)
+    assert texts == ["good"]
+    assert said.startswith(told)
+
+
 BAD_FILES = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n", "truncated"),

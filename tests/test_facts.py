@@ -221,8 +221,10 @@ def test_a_model_that_does_not_see_whole_texts_is_warned_of_once_for_each_collec
     _, run = desk.run(devices="cpu", run_id="r", stop_after=3, roster="one")
     desk.run(devices="cpu", run_id="r", resume="yes", roster="one")
     (warned,) = events_of(run, ev.Warned)
-    assert warned.message.startswith(f"one: {len(over)} of {len(lengths)} texts of More")
-    assert warned.message.endswith(f"longer than its 128 tokens and is truncated ({sum(over):,} tokens not embedded)")
+    assert warned.message == (
+        f"one: {len(over)} of {len(lengths)} texts of More exceeds its limit of 128 tokens and is truncated "
+        f"({sum(over):,} tokens not embedded)"
+    )
     assert [each["warnings"] for each in summary_of(run)["collections"]] == [[], [warned.message]]
 
 

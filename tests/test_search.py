@@ -9,7 +9,7 @@ from engine.config import load
 from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.gpu.devices import choose
 from engine.gpu.lease import Lessor
-from engine.models.assets import Policy
+from engine.models.assets import Policy, resolve
 from engine.models.registry import ModelSpec
 from engine.outlet import search as searching
 from engine.passes.controls import Controls
@@ -116,3 +116,23 @@ def test_GIVEN_a_manifest_with_an_unknown_precision_WHEN_searched_THEN_it_is_ref
     file.write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"manifest cannot be read .*int3.*models\[0\]\.dtype"):
         best(store)
+
+
+def test_a_tokenizer_that_grows_beyond_bounds_is_refused_when_searching_before_it_is_run_here(tmp_path, model):
+    store = written(tmp_path, model)
+    file, manifest = model / "tokenizer.json", store / "docs" / "manifest.json"
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Sequence", "normalizers": [step] * 6}})
+    )
+    said = json.loads(manifest.read_text())
+    said["models"][0]["fingerprint"] = fingerprint_of(model)  # as in a store that came with this tokenizer
+    manifest.write_text(json.dumps(said))
+    told = r"model mine: .*tokenizer\.json is not a tokenizer that can be used: it turns 1 characters into 1000000"
+    with pytest.raises(UnavailableError, match=told) as raised:
+        best(store)
+    assert raised.value.exit_code == ExitCode.UNAVAILABLE
+
+
+def fingerprint_of(directory):
+    return resolve(ModelSpec("mine", (str(directory),)), Policy(offline=True), lambda _: None).fingerprint

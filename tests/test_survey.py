@@ -28,15 +28,15 @@ def planned(tmp_path: Path, url: str, count: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["connections are refused", "nobody ever answers"])
-def test_no_network_is_told_in_one_line_and_nothing_is_retried_when_planning_without_chunks(tmp_path, silent):
+def test_an_unreached_hub_is_told_in_one_line_and_nothing_is_retried_when_planning_without_chunks(tmp_path, silent):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         if not silent:
             listening.close()
         said, errors = planned(tmp_path, f"http://127.0.0.1:{port}", 3)
-    missing = [line for line in said.splitlines() if line.rstrip().endswith("no network")]
+    missing = [line for line in said.splitlines() if line.rstrip().endswith("hub not reached")]
     assert {line.split()[0] for line in missing} >= {"m0", "m1", "m2", "bge-m3"}
-    assert errors == f"no network: configurations of {len(missing)} models not available\n"
+    assert errors == f"hub not reached: configurations of {len(missing)} models not available\n"
 
 
 def test_a_configuration_is_asked_of_the_hub_and_kept_when_planning_without_chunks(tiny_a, tmp_path):
@@ -44,9 +44,36 @@ def test_a_configuration_is_asked_of_the_hub_and_kept_when_planning_without_chun
         said, errors = planned(tmp_path, hub.url, 2)
     lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
     assert lines["m0"].endswith("hf:stations/m0")
-    assert lines["m1"].endswith("not to be had")
+    assert lines["m1"].endswith("not found")
     assert errors == ""
     assert planned(tmp_path, "http://127.0.0.1:9", 1)[0].count("hf:stations/m0") == 1
+
+
+def test_what_the_hub_answers_is_told_as_what_it_is_when_planning_without_chunks(tiny_a, tmp_path):
+    statuses = [401, 403, 404, 429, 500, 503]
+    refused = {f"stations/m{number}": status for number, status in enumerate(statuses)}
+    with Hub("stations/other", tiny_a, COMMIT, refused=refused).serving() as hub:
+        said, errors = planned(tmp_path, hub.url, len(statuses))
+    lines = {line.split()[0]: line.rstrip() for line in said.splitlines() if line.strip()}
+    assert [lines[f"m{number}"].endswith("  not found") for number in range(6)] == [True] * 3 + [False] * 3
+    assert [lines[f"m{number}"].endswith("  hub not reached") for number in range(6)] == [False] * 3 + [True] * 3
+    assert errors == "hub not reached: configurations of 3 models not available\n"
+
+
+def test_a_configuration_that_cannot_be_read_is_told_with_its_reason_when_planning_without_chunks(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{broken")
+    tables = {
+        "here": {"source": str(tmp_path / "broken")},
+        "there": {"source": "hf:stations/there", "revision": COMMIT},
+    }
+    with Hub("stations/there", tmp_path / "broken", COMMIT).serving() as hub:
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+        done = interlock("plan", "--config", toml(tmp_path / "m.toml", tables), env=env)
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    for name in tables:
+        assert "config.json cannot be read: Expecting property name" in lines[name]
+    assert done.stderr == ""
 
 
 def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_the_law_of_each_is_shown(tmp_path):
@@ -58,7 +85,7 @@ def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_t
     lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
     assert "1.1 GiB" in lines["big"]  # 559 million values in float16
     assert "2.9 GiB" in lines["bigger"]  # 1,543 million
-    assert "not to be had" in lines["bge-m3"]
+    assert "not found" in lines["bge-m3"]
 
 
 def test_GIVEN_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_that_the_model_is_streamed_or_goes_to_the_cpu(

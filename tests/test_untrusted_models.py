@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -13,11 +16,11 @@ import pytest
 from engine.errors import UnavailableError
 from engine.intake import tokens
 from engine.intake.tokens import encoded, load_tokenizer
-from engine.models import tokenizer
+from engine.models import tokenizer, weights
 from engine.models.assets import Policy
 from engine.models.registry import find
 from engine.models.roster import cards_of
-from tests.builders import corpus, interlock, tiny_model
+from tests.builders import ROOT, corpus, environment, interlock, tiny_model
 
 
 def cards(directory):
@@ -74,7 +77,7 @@ def test_a_tokenizer_that_does_not_end_is_given_up(model, monkeypatch):
     steps = [replacing(text="a", by="aa")] * 24  # too much to do in a second, and not too much to hold
     edit(model / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
     began = time.monotonic()
-    with pytest.raises(UnavailableError, match="does not come to an end within 1 s"):
+    with pytest.raises(UnavailableError, match="did not finish within 1 s of processor time"):
         cards(model)
     assert time.monotonic() - began < 60
 
@@ -119,8 +122,69 @@ class Endless:
 
 def test_texts_that_a_tokenizer_comes_to_no_end_of_are_given_up(monkeypatch):
     monkeypatch.setattr(tokens, "PATIENCE", 0.2)
-    with pytest.raises(UnavailableError, match="not come to an end of 1 texts of 3 characters"):
+    monkeypatch.setattr(tokens, "SLICE", 0.1)
+    with pytest.raises(UnavailableError, match=r"tokenising 1 texts \(3 characters\) did not finish within 0 s"):
         encoded(Endless(), ["abc"])
+
+
+STOPPED_WHILE_TOKENISING = """
+import sys, time
+from engine.intake import tokens
+tokens.PATIENCE, tokens.SLICE = 3.0, 0.25
+class Slow:
+    def encode_batch_fast(self, texts, add_special_tokens):
+        print("begun", flush=True)
+        for _ in range(10):
+            time.sleep(0.1)
+        return []
+tokens.encoded(Slow(), ["abc"])
+print("done")
+"""
+
+
+def test_being_stopped_for_longer_than_tokenising_may_take_refuses_no_tokenizer():
+    child = [sys.executable, "-c", STOPPED_WHILE_TOKENISING]
+    with subprocess.Popen(child, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=60)[0] == "done\n"
+
+
+def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(monkeypatch, tmp_path):
+    monkeypatch.setattr(tokenizer, "TRIAL", "import json, time\ntime.sleep(0.5)\nprint(json.dumps(''))")
+    begun, patient = [], subprocess.Popen.communicate
+
+    def jumping(process, *args, timeout):
+        """The clock has jumped by all the time there is, as after a stop, when it is first waited for."""
+        begun.append(timeout)
+        if len(begun) == 1:
+            raise subprocess.TimeoutExpired("", timeout)
+        return patient(process, *args, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", jumping)
+    assert tokenizer._tried(tmp_path) == ""
+
+
+def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path):
+    monkeypatch.setattr(tokenizer, "TRIAL", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    told = tokenizer._tried(tmp_path)
+    assert "was killed (SIGKILL)" in told
+    assert "did not finish" not in told
+
+
+def test_memory_that_runs_out_has_a_reason(model, monkeypatch):
+    class Full:
+        def encode_batch_fast(self, texts, add_special_tokens):
+            raise MemoryError
+
+    with pytest.raises(UnavailableError, match="out of memory; free memory"):
+        encoded(Full(), ["abc"])
+    (card,) = cards(model)
+    monkeypatch.setattr(weights, "_packed", lambda card: Full().encode_batch_fast([], False))
+    with pytest.raises(UnavailableError, match=r"model model in .* does not load: out of memory; free memory"):
+        weights.load(card)
 
 
 def test_a_panic_of_the_library_is_an_error_that_names_the_file(model):

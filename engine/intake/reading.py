@@ -4,15 +4,15 @@ Tells what it read and what it refused, and keeps nothing of the texts.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import Stopped, UnavailableError, UsageError
+from engine.errors import Stopped, UsageError
 from engine.intake.collections import Collection
 from engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
-from engine.intake.tokens import TokenStore, load_tokenizer
+from engine.intake.tokens import TokenStore, load_tokenizer, naming
 from engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
 
 
@@ -46,7 +46,7 @@ def read_and_tokenise(
                 raise Stopped("stopped by the operator while reading; --resume begins again")
             for key, store in stores.items():
                 began = time.monotonic()
-                with _naming(wanted[key]):
+                with naming(wanted[key].models, wanted[key].tokenizer):
                     store.add(texts)
                 spent[key] += time.monotonic() - began
 
@@ -69,18 +69,8 @@ def read_and_tokenise(
 
 
 def _store(path: Path, job: Tokenising) -> TokenStore:
-    with _naming(job):
+    with naming(job.models, job.tokenizer):
         return TokenStore(path, load_tokenizer(job.tokenizer), job.prompt, job.cap)
-
-
-@contextmanager
-def _naming(job: Tokenising) -> Iterator[None]:
-    """Say of whatever a tokenizer cannot do which it is, and whose."""
-    try:
-        yield
-    except UnavailableError as error:
-        where = "" if str(job.tokenizer) in str(error) else f"{job.tokenizer}: "
-        raise UnavailableError(f"model {', '.join(job.models)}: {where}{error}") from error
 
 
 def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:

@@ -102,7 +102,7 @@ def _members(data: bytes) -> Iterator[Found]:
     else:
         yield from _each(members) if members is not None else _cut(bytes(body), 1, "")
         if len(keys) > 1:
-            yield None, f"only its {keys[0]} are read, not its {', '.join(keys[1:])}"
+            yield None, f"used {keys[0]!r}, ignored {', '.join(map(repr, keys[1:]))}"
 
 
 class _NoList(Exception):
@@ -151,7 +151,7 @@ def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:
         start = end.end()
         if data[start - 1 : start] == b"]":
             if data[start:].strip() not in (b"", b"}"):
-                yield None, f"what stands behind its list is not read: {error}"
+                yield None, f"ignored: text after the end of the list ({error})"
             return
     yield number + 1, "the file ends within this record"
 

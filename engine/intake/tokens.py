@@ -5,9 +5,10 @@ length kept, so that every model knows exactly what it truncates.
 """
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
-from engine.errors import UnavailableError
+from engine.errors import UnavailableError, reason
 from engine.record import durable
 
 Ids = npt.NDArray[np.uint32]
@@ -30,6 +31,8 @@ PATIENCE = 60.0
 """Seconds that a window of texts has to be tokenised, whatever it holds."""
 SLOWEST = 50_000
 """Characters that it may hold for each further second: a hundredth of what slow tokenizers reach."""
+SLICE = 1.0
+"""Seconds waited at a time: a process that is stopped or frozen, however long, loses one of its slices."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,24 @@ def translated() -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise UnavailableError(" ".join(str(error).split())) from error
+            raise UnavailableError(reason(error)) from error
         raise
+
+
+@contextmanager
+def naming(models: Sequence[str], file: Path) -> Iterator[None]:
+    """Say of whatever a tokenizer cannot do which it is, and whose."""
+    try:
+        yield
+    except UnavailableError as error:
+        where = "" if str(file) in str(error) else f"{file}: "
+        raise UnavailableError(f"model {', '.join(models)}: {where}{error}") from error
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
     """The encodings of `texts` without special tokens.
 
-    Raises UnavailableError for texts that the tokenizer cannot take, and where it does not come to an end: the library
+    Raises UnavailableError for texts that the tokenizer cannot take, and where it does not finish in time: the library
     cannot be interrupted, so that its thread is then left behind.
     """
     answer: SimpleQueue[list[Encoding] | UnavailableError] = SimpleQueue()
@@ -91,14 +104,13 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
     size = sum(map(len, texts))
     seconds = PATIENCE + size / SLOWEST
     threading.Thread(target=encode, name="tokenizer", daemon=True).start()
-    try:
-        found = answer.get(timeout=seconds)
-    except Empty:
-        told = f"it has not come to an end of {len(texts)} texts of {size} characters after {seconds:.0f} s"
-        raise UnavailableError(told) from None
-    if isinstance(found, UnavailableError):
-        raise found
-    return found
+    for _ in range(math.ceil(seconds / SLICE)):
+        with suppress(Empty):
+            found = answer.get(timeout=SLICE)
+            if isinstance(found, UnavailableError):
+                raise found
+            return found
+    raise UnavailableError(f"tokenising {len(texts)} texts ({size} characters) did not finish within {seconds:.0f} s")
 
 
 def lowercases(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """What a model says of itself: its shape, limits, pooling and prompts, read from the files of its snapshot.
 
-Reads JSON and the header of the weights, never the weights. The registry's row has the last word.
+Reads JSON and the header of the weights, never the weights, and has the tokenizer tried. The registry's row has the
+last word.
 """
 
 import math
@@ -15,6 +16,7 @@ from engine.models.checks import check_settings
 from engine.models.layout import Module, modules_of, read_object
 from engine.models.network import packable
 from engine.models.registry import ModelSpec
+from engine.models.tokenizer import check_tokenizer
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -69,7 +71,7 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     _width(spec, path, config)
     document, query = _prompts(spec, path)
     _check_prompts(spec, _pooling_file(path, modules), document + query)
-    return ModelCard(
+    card = ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
@@ -83,6 +85,8 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
         batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
         attention=spec.attention,
     )
+    check_tokenizer(card.key, card.tokenizer_file)
+    return card
 
 
 def _refuse_foreign(path: Path, modules: Sequence[Module]) -> None:

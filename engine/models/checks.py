@@ -28,29 +28,29 @@ def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> Non
     """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says."""
     _check_config(path / "config.json", config)
     for module in modules:
-        _require(path / "modules.json", "type", module.type, _is_module, "none of sentence-transformers' modules")
+        _require(path / "modules.json", "type", module.type, _is_module, "not a module of sentence-transformers")
     for module in modules:
         file = path / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
             told = dense["activation_function"]
-            _require(file, "activation_function", told, _is_activation, "no activation of torch.nn")
+            _require(file, "activation_function", told, _is_activation, "not an activation of torch.nn")
         if module.kind == "Pooling":
             for key, value in read_object(file).items():
                 if key.startswith("pooling_mode_"):
-                    _require(file, key, value, _is_flag, "neither true nor false")
+                    _require(file, key, value, _is_flag, "not true or false")
     lower = read_object(path / "sentence_bert_config.json").get("do_lower_case")
-    _require(path / "sentence_bert_config.json", "do_lower_case", lower, _is_flag, "neither true nor false")
+    _require(path / "sentence_bert_config.json", "do_lower_case", lower, _is_flag, "not true or false")
 
 
 def _check_config(file: Path, config: Config) -> None:
     for key in COUNTS:
         if key in config:
-            _require(file, key, config[key], _is_count, "no whole number of 1 or more")
+            _require(file, key, config[key], _is_count, "not an integer >= 1")
     for key in ("layer_norm_eps", "layer_norm_epsilon"):
         if key in config:
-            _require(file, key, config[key], _is_size, "no number of 0 or more")
+            _require(file, key, config[key], _is_size, "not a number >= 0")
     if "hidden_act" in config:
-        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "no activation that transformers has")
+        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "not an activation of transformers")
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
         raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")

@@ -20,7 +20,9 @@ from engine.models.sources import Missing, config_in
 
 PATIENCE = 4.0
 """Seconds that the hub has for all models together."""
-NOWHERE, UNREACHED = "not to be had", "no network"
+NOWHERE, UNREACHED = "not found", "hub not reached"
+DENIED = (401, 403, 404)
+"""What the hub answers for what it has not, or not for this user."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Found:
 
 def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
     """The configuration of each model: of this machine, else, where the policy lets it, of the hub."""
-    found = [_here(spec) or Found(None, NOWHERE) for spec in specs]
+    found = [_here(spec) for spec in specs]
     asked = [
         (place, _Asked(repo, spec.revision))
         for place, spec in enumerate(specs)
@@ -42,15 +44,22 @@ def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
     if asked:
         _ask([each for _, each in asked], PATIENCE)
     for place, each in asked:
-        found[place] = each.answer
+        if each.answer.config is not None or found[place].source == NOWHERE:
+            found[place] = each.answer
     return found
 
 
-def _here(spec: ModelSpec) -> Found | None:
+def _here(spec: ModelSpec) -> Found:
+    """What this machine has, or why it has none: what is wrong with a file that is here says more than its absence."""
+    why = NOWHERE
     for source in spec.sources:
-        with suppress(Missing, UnavailableError):
+        try:
             return Found(read_object(config_in(source, spec)), label(source))
-    return None
+        except Missing:
+            continue
+        except UnavailableError as error:
+            why = str(error)
+    return Found(None, why)
 
 
 def _repo(spec: ModelSpec) -> str | None:
@@ -72,11 +81,15 @@ class _Asked:
         url = hf_hub_url(self._repo, "config.json", revision=self._revision)
         with suppress(Exception):  # the hub and its transport each raise their own
             left = until - time.monotonic()
-            if get_session().head(url, headers=build_hf_headers(), timeout=left).status_code >= 400:
-                self.answer = Found(None, NOWHERE)
+            status = get_session().head(url, headers=build_hf_headers(), timeout=left).status_code
+            if status >= 400:
+                self.answer = Found(None, NOWHERE if status in DENIED else UNREACHED)
                 return
             file = hf_hub_download(self._repo, "config.json", revision=self._revision)
-            self.answer = Found(read_object(Path(file)), f"hf:{self._repo}")
+            try:
+                self.answer = Found(read_object(Path(file)), f"hf:{self._repo}")
+            except UnavailableError as error:
+                self.answer = Found(None, str(error))
 
 
 def _ask(questions: Sequence[_Asked], seconds: float) -> None:

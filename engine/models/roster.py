@@ -11,7 +11,6 @@ from engine.intake.tokens import lowercases
 from engine.models.assets import Policy, resolve
 from engine.models.card import ModelCard, read_card
 from engine.models.registry import ModelSpec
-from engine.models.tokenizer import check_tokenizer
 from engine.record import durable
 from engine.record.events import AnyEvent, RosterEntry
 
@@ -19,11 +18,8 @@ from engine.record.events import AnyEvent, RosterEntry
 def cards_of(
     specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Callable[[AnyEvent], object]
 ) -> list[ModelCard]:
-    """A card for every model. Raises UnavailableError for the first that is not to be had."""
-    cards = [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
-    for card in cards:
-        check_tokenizer(card.key, card.tokenizer_file)
-    return cards
+    """A card for every model. Raises UnavailableError for the first that cannot be had."""
+    return [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
 
 
 def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:

@@ -34,7 +34,7 @@ plain = "The quick brown fox (it jumps, 12.5 times) over the lazy dog. "
 texts = ["a", plain * 40, *(sign * 200 + "!" for sign in signs)]
 def grown(made, text):
     if made > 100 * len(text):
-        raise ValueError(f"it makes {made} of a text of {len(text)} characters")
+        raise ValueError(f"it turns {len(text)} characters into {made}")
 try:
     tokenizer = Tokenizer.from_file(path)
     tokenizer.no_truncation()
@@ -78,20 +78,33 @@ def check_tokenizer(model: str, file: Path) -> None:
 def _tried(file: Path) -> str:
     """What is wrong with a tokenizer, if anything, as a process of its own found it."""
     trial = [sys.executable, "-P", "-c", TRIAL, str(file), str(SECONDS), str(MEMORY)]
+    with subprocess.Popen(  # noqa: S603  # our own script, with the file as its argument
+        trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        said = _answer(process)
+    if said is None:
+        return f"it did not finish within {12 * SECONDS} s"
+    if process.returncode == -signal.SIGXCPU:
+        return f"it did not finish within {SECONDS} s of processor time"
+    if process.returncode == -signal.SIGKILL:
+        return "its process was killed (SIGKILL) for its time, its memory or from outside"
+    if process.returncode < 0:
+        return f"it takes more than {durable.human_bytes(MEMORY)}, or ends its process ({_name(-process.returncode)})"
     try:
-        done = subprocess.run(  # noqa: S603  # our own script, with the file as its argument
-            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=12 * SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"it does not come to an end within {12 * SECONDS} s"
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"it does not come to an end within {SECONDS} s"
-    if done.returncode < 0:
-        return f"it takes more than {durable.human_bytes(MEMORY)}, or ends its process ({_name(-done.returncode)})"
-    try:
-        return str(json.loads(done.stdout))
+        return str(json.loads(said))
     except ValueError:
-        return f"its process ended with {done.returncode} and said nothing"
+        return f"its process exited with {process.returncode} and no message"
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes | None:
+    """What a trial wrote; None where it had to be killed. Waits a second at a time: being stopped costs one of them."""
+    try:
+        for _ in range(12 * SECONDS):
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=1)[0]
+        return None
+    finally:
+        process.kill()
 
 
 def _name(number: int) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import InterlockError, UnavailableError
+from engine.errors import InterlockError, UnavailableError, reason
 from engine.gpu.device import Device
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder
@@ -145,7 +145,7 @@ def load(card: ModelCard) -> nn.Module:
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
-        raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {error}") from error
+        raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {reason(error)}") from error
 
 
 def attach_to_host(card: ModelCard, device: Device) -> Attached:

@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.gpu.device import Device
 from engine.gpu.lease import Lessor
-from engine.intake.tokens import encoded, load_tokenizer, specials_of
+from engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
 from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder, filling
 from engine.models.trace import law_for
@@ -97,13 +97,12 @@ class PaddedRows:
 
 def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor) -> Vectors:
     """Unit vectors [len(texts), dim] of a few texts, under a lease of their own; for queries."""
-    tokenizer = load_tokenizer(card.tokenizer_file)
-    specials = specials_of(tokenizer)
+    with naming([card.key], card.tokenizer_file):
+        tokenizer = load_tokenizer(card.tokenizer_file)
+        specials = specials_of(tokenizer)
+        encodings = encoded(tokenizer, [prompt + text for text in texts])
     room = card.max_tokens - specials.count
-    rows = [
-        np.asarray([*specials.before, *encoding.ids[:room], *specials.after], np.int64)
-        for encoding in encoded(tokenizer, [prompt + text for text in texts])
-    ]
+    rows = [np.asarray([*specials.before, *encoding.ids[:room], *specials.after], np.int64) for encoding in encodings]
     (device,) = lessor.devices
     lengths = [len(row) for row in rows]
     predicted = law_for(card, device.kind).peak(computed_tokens(lengths, padded=not card.packed), max(lengths))
