@@ -88,14 +88,13 @@ def _own(work: Callable[[], object]) -> Spent:
 def grown(subject: Subject, ground: Ground, share: float, rounds: int) -> dict[str, Any]:
     """Measure one subject at all its sizes; the least of some rounds counts."""
     sizes = [max(2, round(size * share)) for size in subject.sizes]
-    seconds, memory = [], []
-    for size in sizes:
-        took = []
-        for _ in range(rounds):
+    took: list[list[Spent]] = [[] for _ in sizes]
+    for _ in range(rounds):  # all sizes in each, so that a busy minute is nobody's alone
+        for size, found in zip(sizes, took, strict=True):
             with tempfile.TemporaryDirectory(dir=ground.place) as made:
-                took.append(spent(subject.make(ground, Path(made), size), Path(made)))
-        seconds.append(round(min(each.seconds for each in took), 3))
-        memory.append(round(min(each.mib for each in took), 1))
+                found.append(spent(subject.make(ground, Path(made), size), Path(made)))
+    seconds = [round(min(each.seconds for each in found), 3) for found in took]
+    memory = [round(min(each.mib for each in found), 1) for found in took]
     exponents = fit(sizes, seconds, TELLING_SECONDS), fit(sizes, memory, TELLING_MIB)
     told = {
         "sizes": sizes,

@@ -1,7 +1,8 @@
 """Textual's Linux driver on a terminal that may go away: then the app ends with `Leave.HANGUP`, and nothing waits.
 
 A hang-up is noticed by its signal, by the terminal's descriptors, or by a failed read. Of Textual's private names
-`_app`, `_loop` and `_key_thread` are used; the tests hang up a real terminal in every way that matters.
+`_app`, `_loop`, `_key_thread` and the handlers of SIGTSTP and SIGCONT are used; the tests hang up a real terminal in
+every way that matters.
 """
 
 import os
@@ -32,6 +33,7 @@ class HangupSafeDriver(LinuxDriver):
         self._terminal = terminal.held()
         self._wire: Wire | None = None
         self._thrift = Thrift(*self._get_terminal_size())
+        self._taken = self._suspended = False
         self._size = self._size or self._get_terminal_size()
         self.fileno = self._terminal.reads
         self.input_tty = True
@@ -53,6 +55,7 @@ class HangupSafeDriver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         self._thrift.forget()
+        self._taken, self._suspended = True, False
         self._wire = Wire(
             self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose, self._thrifty
         )
@@ -82,7 +85,29 @@ class HangupSafeDriver(LinuxDriver):
         if self._key_thread is not None:
             self._key_thread.join(PATIENCE)
 
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self._suspended = True
+
+    def _sigtstp_application(self, *about: Any) -> None:
+        """Stop between two steps of the loop: a handler that meets a write holds the lock that it then waits for."""
+        self._later(super()._sigtstp_application)
+
+    def _sigcont_application(self, *about: Any) -> None:
+        self._later(self._continued)
+
+    def _continued(self) -> None:
+        """Take the terminal again. Whoever was stopped without being asked still has it: give it back first.
+
+        A process that has not taken it yet, or has given it back for good, has nothing to take again.
+        """
+        if self._taken:
+            self.suspend_application_mode()
+        if self._suspended:
+            super()._sigcont_application()
+
     def stop_application_mode(self) -> None:
+        self._taken = False
         if self._wire:
             self._wire.leave()
             self._wire.write(RESET)

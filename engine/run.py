@@ -7,7 +7,6 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 import gc
 import importlib.metadata
 import platform
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -168,7 +167,7 @@ class Run:
         self._journal.rewind()
         self._journal.close()
         if self._fresh:
-            shutil.rmtree(self.directory.path, ignore_errors=True)
+            durable.remove(self.directory.path)
 
     def _outcome(self) -> tuple[ev.Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from textual.app import App, ComposeResult
 from textual.widgets import Static
@@ -25,7 +26,7 @@ from console.driver import HangupSafeDriver
 from console.look import Leave
 from console.terminal import quiet_descriptors
 from engine.errors import ExitCode
-from tests.builders import ROOT
+from tests.builders import ROOT, environment
 from tests.pty_harness import OnTerminal
 
 pytestmark = pytest.mark.alone
@@ -297,3 +298,21 @@ def _main(report: Path, seconds: float, flags: set[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(_main(Path(sys.argv[1]), float(sys.argv[2]), set(sys.argv[3:])))
+
+
+def test_a_console_that_is_stopped_and_continued_has_one_reader_and_one_writer_as_before(tmp_path):
+    words = [sys.executable, "-m", "console.main", "demo", "--scripted", "--out", tmp_path / "runs"]
+    with OnTerminal(words, env=environment(), cwd=tmp_path) as console:
+        console.wait_for("Passes", 60)
+        counts = [_threads_after_a_stop(console) for _ in range(4)]
+        assert counts[-1] == counts[0]
+
+
+def _threads_after_a_stop(console: OnTerminal) -> int:
+    """How many threads a console has that was stopped, continued, and painted anew."""
+    console.signal(signal.SIGSTOP)
+    painted = len(console.output)
+    console.signal(signal.SIGCONT)
+    console.wait_for(lambda _: b"\x1b[?1049h" in console.output[painted:], 60)
+    time.sleep(0.5)
+    return psutil.Process(console.process.pid).num_threads()

@@ -15,6 +15,8 @@ from tests.pty_harness import OnTerminal
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGPIPE", "SIGALRM", "SIGWINCH", "SIGTSTP", "SIGSTOP")
 STOPS = (signal.SIGSTOP, signal.SIGTSTP)
+OVER = " exit "
+"""The console shows the summary of a run that is over until it is left."""
 LEAVES = b"\x1b[?1049l"
 ENTERS = b"\x1b[?1049h"
 
@@ -65,9 +67,13 @@ def _on_terminal(room: Room, command: list[object], storm: list[str]) -> Outcome
     words = [sys.executable, "-m", "console.main", *command]
     with OnTerminal(words, env=builders.environment(), cwd=room.place) as terminal:
         _storm(room, storm, 1.0 + 3.0 * room.rng.random())(terminal.process.pid)
-        with suppress(Exception):
-            terminal.wait(60)
-        hung = terminal.process.poll() is None
+        until = time.monotonic() + 60
+        while (hung := terminal.process.poll() is None) and time.monotonic() < until:
+            time.sleep(2)
+            terminal.signal(signal.SIGCONT)  # a console that was asked to stop does so when it has tidied up
+            time.sleep(1)
+            if OVER in terminal.screen().text:
+                terminal.press("q")
         code = -9 if hung else terminal.process.returncode
         time.sleep(0.05)
         painted = terminal.output

@@ -87,6 +87,17 @@ def take_blocks(path: Path, size: int = 0) -> None:
         os.posix_fallocate(handle.fileno(), 0, max(size, path.stat().st_size, 1))
 
 
+def remove(tree: Path) -> None:
+    """Remove a directory with all that it holds, as far as it can be. One descriptor at a time is enough."""
+    for directory, below, files in os.walk(tree, topdown=False):
+        for name in (*files, *below):
+            path = Path(directory, name)
+            with suppress(OSError):
+                path.rmdir() if name in below and not path.is_symlink() else path.unlink()
+    with suppress(OSError):
+        tree.rmdir()
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in `directory` survive a power cut."""
     handle = os.open(directory, os.O_RDONLY)
