@@ -222,7 +222,7 @@ def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["nowhere", "q"], "holds 0 collections"),
+        (["nowhere", "q"], "the store nowhere does not exist"),
         (["STORE", "q", "--collection", "other"], "no collection 'other'.*docs, more"),
         (["STORE", "q", "--collection", "docs", "--limit", "0"], "limit of at least 1"),
         (["STORE", "q", "--collection", "../docs"], "no collection"),
