@@ -49,6 +49,7 @@ class _Sieve:
         self._mark = b"\0" + secrets.token_bytes(16)
         self._message = ""
         self._done = threading.Event()
+        self._given_back = threading.Event()
         threading.Thread(target=self._hand_on, name="panics", daemon=True).start()
         os.dup2(self._writer, STDERR)
 
@@ -56,6 +57,7 @@ class _Sieve:
         """Give descriptor 2 back, and what was kept but for the panic of this `message`."""
         self._message = message
         os.dup2(self._real, STDERR)
+        self._given_back.set()
         with suppress(OSError):  # nobody reads any more
             os.write(self._writer, self._mark)
         os.close(self._writer)
@@ -63,10 +65,12 @@ class _Sieve:
 
     def _hand_on(self) -> None:
         try:
-            self._sift()
+            with suppress(OSError):  # the pipe is no more
+                self._sift()
         finally:
             self._done.set()
             os.close(self._reader)
+            self._given_back.wait()
             os.close(self._real)
 
     def _sift(self) -> None:
