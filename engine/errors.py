@@ -69,6 +69,7 @@ _REMEDIES = {
     errno.ENOMEM: "free memory, or allow this process more, and do it again",
     errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
 }
+_NO_THREAD = ("can't start new thread", "Failed to launch worker thread")  # Python's words, and Arrow's
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -86,7 +87,7 @@ def limit(error: BaseException) -> str:
     """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
     if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+    if any(words in str(error) for words in _NO_THREAD):
         return f"no thread can be started; {_REMEDIES[errno.EAGAIN]}"
     if not isinstance(error, OSError) or error.errno not in (*_REMEDIES, *_CLOSED):
         return ""

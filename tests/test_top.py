@@ -87,6 +87,7 @@ LIMITS = {
     "closed": (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied; mend that"),
     "memory": (MemoryError(), "out of memory; free memory"),
     "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
+    "threads of a library": (Exception("Unknown error: Failed to launch worker thread: try again"), "ulimit -u"),
 }
 
 
