@@ -13,14 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UnavailableError
+from engine.config import load
+from engine.errors import ExitCode, UnavailableError
+from engine.gpu.lease import Lessor
 from engine.intake import tokens
 from engine.intake.tokens import encoded, load_tokenizer
 from engine.models import tokenizer, weights
 from engine.models.assets import Policy
 from engine.models.registry import find
 from engine.models.roster import cards_of
-from tests.builders import ROOT, corpus, environment, interlock, tiny_model
+from engine.passes.controls import Controls
+from engine.record.events import ArtefactWritten, PassFailed
+from engine.run import Run
+from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model
 
 
 def cards(directory):
@@ -306,3 +311,28 @@ def test_a_limit_of_descriptors_is_told_as_that(model):
             cards(model)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("replaced", ["in place", "by another file"])
+def test_weights_that_are_replaced_after_the_run_looked_at_them_fail_its_pass(tmp_path, tiny_a, monkeypatch, replaced):
+    model = shutil.copytree(tiny_a, tmp_path / "model")
+    other = tiny_model(tmp_path / "other", seed=9) / "model.safetensors"
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["one", "two"]}})
+    granted = Lessor.lease
+
+    def lease(self, *args, **kwargs):
+        file = model / "model.safetensors"
+        if replaced == "in place":
+            file.write_bytes(other.read_bytes())
+        else:
+            other.replace(file)
+        monkeypatch.setattr(Lessor, "lease", granted)
+        return granted(self, *args, **kwargs)
+
+    monkeypatch.setattr(Lessor, "lease", lease)
+    flags = {"out": str(tmp_path / "runs"), "roster": str(model), "run_id": "r", "export": "npy"}
+    run = Run(chunks, load(flags, {}, None), Controls())
+    assert run.go() == ExitCode.FAILED
+    (failed,) = events_of(tmp_path / "runs" / "r", PassFailed)
+    assert "changed after the run had looked at them" in failed.reason
+    assert not events_of(tmp_path / "runs" / "r", ArtefactWritten)

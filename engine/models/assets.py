@@ -10,8 +10,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import UnavailableError
@@ -38,6 +39,22 @@ class Snapshot:
     fingerprint: str
     bytes: int
     seconds: float
+    stamps: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
+    """What the system said of every file that counts, before it was hashed."""
+
+    def check_unchanged(self, model: str) -> None:
+        """Raise UnavailableError unless the files still are those that were hashed; asked after they were loaded."""
+        with suppress(OSError):
+            files = _counting(self.path, self.weights)
+            if {file: _stamp(file) for file in files} == self.stamps:
+                return
+            hashes = {_within(file, self.path): durable.sha256_of(file) for file in self.weights}
+            if _fingerprint(self.path, hashes) == self.fingerprint:
+                return
+        raise UnavailableError(
+            f"model {model}: its files in {self.path} changed after the run had looked at them: put them back, "
+            "then --resume"
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,8 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     path, source, commit, outcome = _locate(spec, policy, emit)
     try:
         weights = tuple(weights_of(path))
-        hashes = {str(file.relative_to(path)): durable.sha256_of(file) for file in weights}
+        stamps = {file: _stamp(file) for file in _counting(path, weights)}
+        hashes = {_within(file, path): durable.sha256_of(file) for file in weights}
         _check_sha(spec, path, hashes)
         fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
     except OSError as error:
@@ -71,7 +89,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
             f"model {spec.key}: {error.filename or path} cannot be read: {error.strerror}"
         ) from error
     seconds = round(time.monotonic() - began, 3)
-    snapshot = Snapshot(path, source, commit, outcome, weights, fingerprint, size, seconds)
+    snapshot = Snapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
     emit(
         ModelResolved(
             model=spec.key,
@@ -152,9 +170,23 @@ def _check_sha(spec: ModelSpec, path: Path, hashes: dict[str, str]) -> None:
 
 def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
     """What makes two copies the same model: its weights, configuration, modules and tokenizer."""
-    small = sorted({file for pattern in _IDENTITY for file in path.glob(pattern)})
-    parts = dict(hashes) | {str(file.relative_to(path)): durable.sha256_of(file) for file in small}
+    parts = dict(hashes) | {_within(file, path): durable.sha256_of(file) for file in _counting(path, ())}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _counting(path: Path, weights: Sequence[Path]) -> list[Path]:
+    """The files that make a model what it is: its weights, configuration, modules and tokenizer."""
+    return sorted({*weights, *(file for pattern in _IDENTITY for file in path.glob(pattern))})
+
+
+def _within(file: Path, path: Path) -> str:
+    return str(file.relative_to(path))
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What changes with a file's contents: nobody can set the time of its last change."""
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _snapshot(repo: str, revision: str) -> Path:

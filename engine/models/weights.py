@@ -139,13 +139,18 @@ class Master:
 
 
 def load(card: ModelCard) -> nn.Module:
-    """The network of `card` with its weights, on the host. Raises UnavailableError for weights that do not load."""
+    """The network of `card` with its weights, on the host.
+
+    Raises UnavailableError for weights that do not load, or are not those that the run looked at.
+    """
     try:
-        return _packed(card) if card.packed else _graph(card)
+        network = _packed(card) if card.packed else _graph(card)
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
         raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {reason(error)}") from error
+    card.snapshot.check_unchanged(card.key)
+    return network
 
 
 def attach_to_host(card: ModelCard, device: Device) -> Attached:

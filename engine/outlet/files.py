@@ -58,8 +58,7 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
         with ExitStack() as open_files:
             sinks = {path: open_files.enter_context(kind.written(partials[path])) for path, kind in kinds.items()}
             if sinks or beside:
-                with_chunks = beside or "parquet" in formats
-                pour(delivery.windows() if with_chunks else delivery.without_chunks(), {**sinks, **beside})
+                pour(delivery.windows(), {**sinks, **beside})
         with ExitStack() as open_files:
             checks = {}
             for path, kind in kinds.items():
