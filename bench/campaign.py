@@ -69,7 +69,8 @@ def result_of(
                 "name": each.name,
                 "what": each.told,
                 "trials": tallies[each.name].trials,
-                "tried": dict(sorted(tallies[each.name].tried.items())),
+                "tried": {name: tallies[each.name].tried[name] for name in MAIN if tallies[each.name].tried[name]},
+                "spread": {name: n for name, n in sorted(tallies[each.name].tried.items()) if name not in MAIN},
                 "failures": tallies[each.name].failures,
                 "seconds": round(tallies[each.name].seconds),
             }
@@ -78,6 +79,11 @@ def result_of(
     }
 
 
+MAIN = (
+    *("kills", "resumes", "damaged files", "damaged journals", "disk-full points", "limited runs", "changed inputs"),
+    *("inputs that failed once", "hostile models", "signals", "storms on a terminal", "storms without one", "pairs"),
+)
+"""What stands in the table; the rest is how it was spread."""
 GOALS = {"kills": 1000, "damaged files": 5000, "disk-full points": 200, "changed inputs": 500}
 
 

@@ -138,7 +138,7 @@ def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_i
     docs = state.collections["Docs"]
     assert (state.status, state.reason, state.exit_code) == (None, "", None)
     assert (state.failures, docs.refusals, docs.artefacts) == ({}, [], {})
-    assert (state.warnings, docs.warnings) == (["w"], ["v"])
+    assert (list(state.warnings), list(docs.warnings)) == (["w"], ["v"])
     assert docs.status is None
     assert state.versions == {"torch": "2"}
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from bench.campaigns.field import Field, store_of
 
+LONGEST = 300
+"""Characters of what is told of a failure; the seed and the number of the trial bring back the rest."""
+
 
 @dataclass
 class Report:
@@ -73,7 +76,7 @@ class Tally:
         self.seconds += seconds
         self.tried.update(report.tried)
         if report.wrong:
-            self.failures.append({"trial": number, "wrong": report.wrong})
+            self.failures.append({"trial": number, "wrong": [wrong[:LONGEST] for wrong in report.wrong]})
 
     def merge(self, other: "Tally") -> None:
         self.trials += other.trials

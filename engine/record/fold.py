@@ -138,8 +138,7 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
             collection.status, collection.reason = event.status, event.reason
         case ev.Warned():
             warnings = state.warnings if event.collection is None else _collection(state, event.collection).warnings
-            if event.message not in warnings:  # a session that goes on may warn of the same again
-                warnings.append(event.message)
+            warnings.setdefault(event.message)  # a session that goes on may warn of the same again
 
 
 def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:

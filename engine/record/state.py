@@ -71,7 +71,7 @@ class Collection:
     pressure_passed: list[ev.PressurePassed] = field(default_factory=list)
     artefacts: dict[str, ev.ArtefactWritten] = field(default_factory=dict)
     verification: ev.StoreVerified | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, None] = field(default_factory=dict)
     status: Status | None = None
     reason: str = ""
 
@@ -181,7 +181,7 @@ class RunState:
     passes_completed: set[int] = field(default_factory=set)
     failures: dict[int, ev.PassFailed] = field(default_factory=dict)
     current_pass: int | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, None] = field(default_factory=dict)
     status: Status | None = None
     reason: str = ""
     exit_code: int | None = None

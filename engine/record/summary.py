@@ -305,7 +305,7 @@ def summarise(state: RunState) -> Summary:
         },
         versions=state.versions,
         environment=started.environment,
-        warnings=state.warnings,
+        warnings=list(state.warnings),
     )
 
 
@@ -370,7 +370,7 @@ def _collection(state: RunState, collection: Collection) -> CollectionSummary:
         pressure_passed=[PressurePassedSummary.model_validate(each) for each in collection.pressure_passed],
         parked=_parked(state, collection),
         cache=_cache(state),
-        warnings=collection.warnings,
+        warnings=list(collection.warnings),
     )
 
 
