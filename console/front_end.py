@@ -106,6 +106,7 @@ def _console(session: Session, configuration: Configuration) -> int:
         sys.stderr.write("aborted; --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
     session.start()  # where the screen was gone before it was painted
+    session.detach()
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
         session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
     elif session.alive and left is None:

@@ -96,7 +96,7 @@ def _of_input(event: ev.AnyEvent) -> str:
                 f"{event.duplicates} duplicates, {event.refused} refused{_reasons(event)} -> {event.qdrant_collection}"
             )
         case ev.CorpusTokenised():
-            return f"{event.texts} texts are {event.tokens} tokens to {', '.join(event.models)}"
+            return f"{event.texts:,} texts are {event.tokens:,} tokens, before truncation, to {', '.join(event.models)}"
     return ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.errors import ExitCode
-from engine.passes.controls import Controls
+from engine.passes.controls import NO, Controls
 from engine.record.recorder import Recorder
 from engine.record.rundir import RunDirectory
 
@@ -46,6 +46,11 @@ class Session:
         """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
         if self.controls.code is None:
             self.controls.code = code
+
+    def detach(self) -> None:
+        """Lift a pause that nobody is left to lift."""
+        if self.controls.paused or any(each.control == "pause" for each in self.controls.pending()):
+            self.controls.ask("pause", NO, "interlock")
 
     @property
     def alive(self) -> bool:

@@ -16,6 +16,8 @@ def label(action: Action, snapshot: Snapshot) -> str:
 
 def foreseen(wanted: Schedule, then: Round | None, snapshot: Snapshot) -> list[str]:
     """What another schedule would do to the cells that are left, as the engine foresees it."""
+    if not snapshot.passes:
+        return ["The batches are not planned yet: it counts from the first lease on."]
     if then is None or not then.turns:
         return ["Nothing is left to compute: no cell would change its place."]
     names = {each.model_pass: each.model for each in snapshot.passes}

@@ -157,3 +157,11 @@ def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_compl
     told = (tmp_path / "r" / "journal.jsonl").read_bytes()
     assert told.count(b'"run_started"') == 1
     assert b'"run_closed"' in told
+
+
+def test_a_paused_run_whose_console_is_left_goes_on(once):
+    session = Session(once)
+    session.controls.paused = True
+    session.detach()
+    session.controls.heed(lambda _: None)
+    assert not session.controls.paused

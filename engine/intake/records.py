@@ -5,11 +5,8 @@ and one too large is not held; a list is held whole, once. A list that is broken
 so that the good ones are kept and the bad ones named.
 """
 
-import errno
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from itertools import chain
@@ -62,18 +59,11 @@ def records(path: Path, read: Callable[[str], object]) -> Iterator[Found]:
 def _blocks(path: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
     """The bytes of a file, at most `size` at a time (-1: all of them)."""
     digest = hashlib.sha256()
-    with FileIO(path, opener=_at_once) as handle:
-        if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+    with FileIO(path, opener=durable.at_once) as handle:
         while block := handle.read(size):
             digest.update(block)
             yield block
     read(digest.hexdigest())
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open what may have become a pipe meanwhile, which would be waited for."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[Found]:

@@ -47,9 +47,10 @@ def search(
 def _only(directory: Path) -> str:
     """The one collection of a store."""
     held = shard.collections(directory)
-    if len(held) != 1:
-        listed = ", ".join(held) or "none"
-        raise UsageError(f"{directory} holds {len(held)} collections ({listed}): choose one with --collection")
+    if not held:
+        raise UsageError(f"{directory} holds no collection: name the directory that a run wrote with --qdrant")
+    if len(held) > 1:
+        raise UsageError(f"{directory} holds {len(held)} collections ({', '.join(held)}): choose one with --collection")
     return held[0]
 
 

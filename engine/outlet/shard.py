@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InterlockError, UsageError, remedy
 from engine.outlet.panics import panics_untold
 from engine.record.compare import differences, few
-from engine.record.durable import PARTIAL, sync_directory, write_bytes
+from engine.record.durable import PARTIAL, opened, sync_directory, write_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard
@@ -103,6 +103,8 @@ def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
     from qdrant_edge import EdgeShard
 
     left = [] if dims is None else list(path.rglob(LEFT))
+    if (path / CONFIG).exists():
+        read_dims(path)  # the engine would wait for a pipe in its place
     with opening(path), panics_untold():
         shard = EdgeShard.load(str(path), None if dims is None else _config(dims))
     for each in left:  # whoever made them held the lock that is ours now
@@ -113,14 +115,14 @@ def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
 def read_dims(path: Path) -> dict[str, int]:
     """The vectors of a shard, by name, and their dimensions."""
     with opening(path):
-        vectors = json.loads((path / CONFIG).read_text(encoding="utf-8"))["vectors"]
+        vectors = json.loads(opened(path / CONFIG).read())["vectors"]
         return {name: int(params["size"]) for name, params in vectors.items()}
 
 
 def read_manifest(path: Path) -> dict[str, object]:
     """The manifest of a collection's directory; UsageError if it is damaged."""
     with opening(path):
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(opened(path / MANIFEST).read())
         if not isinstance(manifest, dict):
             raise ValueError(f"{MANIFEST} is not an object")
         return manifest

@@ -170,7 +170,7 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
             "older versions lack it until they are resumed): leave out --reuse, or reuse another run"
         )
     with _damage_of(path):
-        with path.open("rb") as handle:
+        with durable.opened(path) as handle:
             order = np.lib.format.read_array(handle)
         if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
             raise ValueError(f"it holds {order.dtype} {order.shape}, not a row order")
@@ -192,7 +192,7 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
             f"the journal of {earlier.path} does not say which texts it has (those of older versions do "
             "not until they are resumed): leave out --reuse, or reuse another run"
         )
-    with _damage_of(earlier.digests), earlier.digests.open("rb") as handle:
+    with _damage_of(earlier.digests), durable.opened(earlier.digests) as handle:
         found = np.lib.format.read_array(handle)
         if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
             raise ValueError(f"it holds {found.dtype} {found.shape}, not {DIGEST.itemsize} bytes a text")

@@ -44,7 +44,7 @@ def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], 
 
     Raises one of NOT_AN_ARRAY where it is none, or not the `whole` of it is there; OSError where it cannot be read.
     """
-    with path.open("rb") as handle:
+    with durable.opened(path) as handle:
         if np.lib.format.read_magic(handle) != (1, 0):
             raise ValueError("it is of another version of the format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)

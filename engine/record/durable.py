@@ -5,13 +5,16 @@ file or none, never half of one. The other name is new each time and made by the
 that lies in its place, a link above all, is ever written through.
 """
 
+import errno
 import hashlib
 import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 from engine.errors import InterlockError, remedy
@@ -107,9 +110,24 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def opened(path: Path) -> BufferedReader:
+    """Open a file to read. Raises OSError for a pipe in its place too, which would be waited for."""
+    return BufferedReader(FileIO(path, opener=at_once))
+
+
+def at_once(path: str, flags: int) -> int:
+    """Open what may have become a pipe or a device, which is refused; for `opener=`."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of a directory `open` itself says what it is
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as handle:
+    with opened(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

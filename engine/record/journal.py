@@ -16,6 +16,7 @@ from zlib import crc32
 import msgspec
 
 from engine.errors import InterlockError, UsageError, remedy
+from engine.record import durable
 from engine.record.events import Entry
 from engine.record.safe import DELETE, unarmed
 
@@ -55,7 +56,7 @@ def read(path: Path) -> Iterator[Entry]:
 def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
     """Every whole entry with the offset of its end."""
     end, torn, expected = 0, 0, 0
-    with path.open("rb") as handle:
+    with durable.opened(path) as handle:
         for number, line in enumerate(handle, 1):
             if torn:
                 raise InterlockError(f"{path}: line {torn} is damaged; the run cannot be trusted beyond it")

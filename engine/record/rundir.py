@@ -114,7 +114,7 @@ class RunDirectory:
     def inputs(self) -> dict[str, Any]:
         """What the run was begun with; empty for a run that has not come so far. Raises InterlockError when damaged."""
         try:
-            told = json.loads((self.path / RUN).read_bytes())
+            told = json.loads(durable.opened(self.path / RUN).read())
             msgspec.convert(told, _Inputs)
         except (FileNotFoundError, NotADirectoryError):
             return {}
@@ -134,7 +134,7 @@ class RunDirectory:
         with (
             suppress(FileNotFoundError, NotADirectoryError),
             durable.reading(self.journal),
-            self.journal.open("rb") as lines,
+            durable.opened(self.journal) as lines,
         ):
             for line in lines:
                 entry = journal.decode(line) if any(mark in line for mark in _TELLING) else None
