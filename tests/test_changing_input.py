@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -152,3 +153,18 @@ def test_an_error_in_the_middle_of_a_file_is_told_and_costs_no_neighbour(tmp_pat
 def _descriptor(path):
     """The descriptor under which this process has `path` open."""
     return next(int(link.name) for link in Path("/proc/self/fd").iterdir() if link.exists() and link.samefile(path))
+
+
+@pytest.mark.parametrize("swapped", ["a.jsonl", "."])
+def test_a_file_that_became_a_link_out_of_the_root_after_it_was_listed_is_not_read(tmp_path, swapped):
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["inside"], "b.jsonl": ["beside"]}})
+    other = corpus(tmp_path / "out", {"Docs": {"a.jsonl": ["secret"], "b.jsonl": ["secret"]}}) / "Docs"
+    (collection,) = discover(root)
+    place = root / "Docs" / swapped
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    place.symlink_to(other / swapped)
+    found = list(ChunkReader(collection))
+    assert "secret" not in [each.text for each in found if not isinstance(each, Refusal)]
+    assert {each.reason for each in found if isinstance(each, Refusal)} == {
+        "it cannot be read: it is a link that leaves the root"
+    }

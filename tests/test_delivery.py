@@ -12,13 +12,13 @@ import qdrant_edge as edge
 
 from engine.config import load
 from engine.errors import ExitCode, UsageError
-from engine.intake import records
 from engine.intake.chunks import ChunkReader
 from engine.intake.collections import Refusal
 from engine.outlet import delivery, files, windows
 from engine.outlet.qdrant import Store
 from engine.passes.controls import Controls
 from engine.passes.rounds import Rounds
+from engine.record import durable
 from engine.record.events import ArtefactWritten, StoreVerified
 from engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
@@ -102,15 +102,17 @@ def test_what_is_read_otherwise_for_delivery_than_for_the_plan_is_not_delivered(
 def test_a_chunk_file_that_cannot_be_opened_for_delivery_fails_it_and_resume_delivers_all(
     embed, monkeypatch, tmp_path, failing
 ):
-    opened, at_once = [], records._at_once
+    opened, at_once = [], durable.at_once
 
     def failing_once(path, flags):
-        opened.append(path)
+        if str(path).startswith(str(tmp_path / "in")):
+            opened.append(path)
         if len(opened) == len(FILES) + failing:
+            opened.append("failed")
             raise OSError(24, "Too many open files")
         return at_once(path, flags)
 
-    monkeypatch.setattr(records, "_at_once", failing_once)
+    monkeypatch.setattr(durable, "at_once", failing_once)
     reason = refused(*embed(run_id="r"))
     assert f"Docs/{list(FILES)[failing - 1]} changed during the run (it cannot be read: Too many open files)" in reason
     code, run = embed(run_id="r", resume=True)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from engine.intake.collections import Collection, Refusal
-from engine.intake.records import TOO_DEEP, depth_of, records
+from engine.intake.records import TOO_DEEP, Found, depth_of, records
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
@@ -77,8 +77,12 @@ class ChunkReader:
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
         for name in self.collection.files:
-            for number, found in records(self.collection.root / name, partial(self.hashes.__setitem__, name)):
+            for number, found in self._records(name):
                 yield Refusal(name, number, found) if isinstance(found, str) else self._read(name, number, found)
+
+    def _records(self, name: str) -> Iterator[Found]:
+        path, within = self.collection.root / name, self.collection.within
+        return records(path, within, partial(self.hashes.__setitem__, name))
 
     def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal:
         """The chunk that a record is, or why it is none; bad records are often millions of the same."""

@@ -30,13 +30,14 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Collection:
-    """A directory of chunk files; `files` are relative to `root`, sorted."""
+    """A directory of chunk files; `files` are relative to `root`, sorted. Nothing is read outside `within`."""
 
     name: str
     qdrant_collection: str
     root: Path
     files: tuple[str, ...]
     refusals: tuple[Refusal, ...] = field(default=())
+    within: Path = Path("/")
 
 
 def qdrant_name(name: str) -> str:
@@ -115,7 +116,7 @@ def _collection(directory: Path, root: Path) -> Collection:
             refusals.append(Refusal(printable(relative), None, reason))
         elif path.name.endswith(SUFFIXES):
             files.append(relative)
-    return Collection(directory.name, "", directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)))
+    return Collection(directory.name, "", directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)), root)
 
 
 def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:

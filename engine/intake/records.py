@@ -5,6 +5,7 @@ and one too large is not held; a list is held whole, once. A list that is broken
 so that the good ones are kept and the bad ones named.
 """
 
+import errno
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -36,14 +37,15 @@ _LIST = re.compile(rb"\s*:\s*\[")
 _BOM = b"\xef\xbb\xbf"
 
 
-def records(path: Path, read: Callable[[str], object]) -> Iterator[Found]:
+def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator[Found]:
     """Every record of a file in order; `read` gets the SHA-256 of exactly the bytes parsed, once the end is reached.
 
-    A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called.
+    A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called; one that has
+    become a link out of the directory `within` is not read.
     """
     lines = path.name.endswith(".jsonl")
     try:
-        blocks = _blocks(path, BLOCK if lines else -1, read)
+        blocks = _blocks(path, within, BLOCK if lines else -1, read)
         first = next(blocks, None)
         if first is None:
             yield None, "the file is empty"
@@ -56,10 +58,12 @@ def records(path: Path, read: Callable[[str], object]) -> Iterator[Found]:
         yield None, "it does not fit in memory: write it as .jsonl, one record a line"
 
 
-def _blocks(path: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
+def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
     """The bytes of a file, at most `size` at a time (-1: all of them)."""
     digest = hashlib.sha256()
     with FileIO(path, opener=durable.at_once) as handle:
+        if not durable.place_of(handle.fileno(), path).is_relative_to(within):
+            raise OSError(errno.EPERM, "it is a link that leaves the root")
         while block := handle.read(size):
             digest.update(block)
             yield block

@@ -115,6 +115,13 @@ def opened(path: Path) -> BufferedReader:
     return BufferedReader(FileIO(path, opener=at_once))
 
 
+def place_of(descriptor: int, path: Path) -> Path:
+    """Where the file that was opened by `path` lies, without links; what the path says now, where no system tells."""
+    with suppress(OSError):
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+    return path.resolve()
+
+
 def at_once(path: str, flags: int) -> int:
     """Open what may have become a pipe or a device, which is refused; for `opener=`."""
     handle = os.open(path, flags | os.O_NONBLOCK)
