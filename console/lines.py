@@ -5,9 +5,9 @@ from collections.abc import Callable
 from engine.models.registry import label
 from engine.record import durable
 from engine.record import events as ev
+from engine.record.counting import batch_of, batches_of, pass_of, percent, several
 from engine.record.snapshot import Snapshot
 from engine.record.state import RunState
-from widgets.words import batch_of, batches_of, pass_of, percent, several
 
 Look = Callable[[Callable[[RunState], str]], str]
 

@@ -70,6 +70,7 @@ _REMEDIES = {
     errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
 }
 _NO_THREAD = ("can't start new thread", "Failed to launch worker thread")  # Python's words, and Arrow's
+_NO_PRIMITIVE = "could not create a primitive"  # oneDNN's words, for memory that it does not get
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -85,7 +86,7 @@ def reason(error: BaseException) -> str:
 
 def limit(error: BaseException) -> str:
     """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _NO_PRIMITIVE in str(error):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
     if any(words in str(error) for words in _NO_THREAD):
         return f"no thread can be started; {_REMEDIES[errno.EAGAIN]}"

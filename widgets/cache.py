@@ -5,12 +5,13 @@ On a small screen `line` says the most of it in one line of another pane.
 
 from collections.abc import Sequence
 
+from engine.record.counting import several
 from engine.record.durable import human_bytes
 from engine.record.snapshot import Snapshot
 from widgets import glyphs
 from widgets.pane import Pane
 from widgets.text import Row, Span, fitted, kept, width_of
-from widgets.words import count, rates, several, trouble, unreal
+from widgets.words import count, rates, trouble, unreal
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 

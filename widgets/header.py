@@ -7,6 +7,7 @@ both toggles, that the picture is old or frozen) goes last.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from engine.record.counting import batches_of, pass_of, percent
 from engine.record.durable import duration
 from engine.record.snapshot import Snapshot
 from widgets import words
@@ -96,14 +97,14 @@ def _where(snapshot: Snapshot) -> list[Field]:
     """How far, in which pass, which batch and whose."""
     fields = []
     if snapshot.passes:
-        fields.append(Field(2, words.percent(snapshot.share_done), "bold"))
+        fields.append(Field(2, percent(snapshot.share_done), "bold"))
     number = snapshot.current_pass
     if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
         now, passes = snapshot.passes[number], len(snapshot.passes)
-        own = f" at {words.percent(now.share_done).strip()}" if passes > 1 else ""
-        fields.append(Field(10, words.pass_of(number, passes) + own))
+        own = f" at {percent(now.share_done).strip()}" if passes > 1 else ""
+        fields.append(Field(10, pass_of(number, passes) + own))
         fields.append(Field(25, now.model, least=14))
-        if told := words.batches_of(now):
+        if told := batches_of(now):
             fields.append(Field(30, told, "dim"))
     if snapshot.collection:
         fields.append(Field(50, snapshot.collection, "dim", least=14))

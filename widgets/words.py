@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from engine.record.snapshot import PassView, Snapshot
+from engine.record.snapshot import Snapshot
 
 GIB = 2**30
 RECENT = 10
@@ -16,38 +16,12 @@ def gib(size: float) -> str:
     return "<0.1" if 0 < size < 0.05 * GIB else f"{size / GIB:.1f}"
 
 
-def pass_of(model_pass: int, passes: int = 0) -> str:
-    """`pass 2/3`: counted from 1, as people count, where files count from 0; without a total that is not known."""
-    return f"pass {model_pass + 1}" + (f"/{passes}" if passes else "")
-
-
-def batch_of(batch_index: int) -> str:
-    """`batch 14`: which one, counted from 1 too."""
-    return f"batch {batch_index + 1}"
-
-
-def batches_of(each: PassView) -> str:
-    """`batch 14/22`: how many of a pass are committed, whichever they are; nothing before there is one."""
-    return f"batch {each.batches_done}/{each.batches}" if each.batches_done else ""
-
-
-def percent(share: float) -> str:
-    """In four cells; 100 % is said of nothing that is not finished."""
-    whole = 100 if share >= 1 else min(99, int(share * 100 + 1e-9))
-    return f"{max(0, whole):>3}%"
-
-
 def count(number: float) -> str:
     """At most six cells: 9876, 12.3k, 4.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= (size if unit != "k" else 1e4):
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
-
-
-def several(number: int, thing: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def tally(words: Iterable[str]) -> str:
