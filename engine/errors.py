@@ -70,7 +70,7 @@ _REMEDIES = {
     errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
 }
 _NO_THREAD = ("can't start new thread", "Failed to launch worker thread")  # Python's words, and Arrow's
-_NO_PRIMITIVE = "could not create a primitive"  # oneDNN's words, for memory that it does not get
+_NO_PRIMITIVE = "could not create a primitive"  # oneDNN's words: it does not say why
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -86,8 +86,10 @@ def reason(error: BaseException) -> str:
 
 def limit(error: BaseException) -> str:
     """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
-    if isinstance(error, MemoryError) or _NO_PRIMITIVE in str(error):
+    if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
+    if _NO_PRIMITIVE in str(error):
+        return f"oneDNN {_NO_PRIMITIVE}, mostly for want of memory; {_REMEDIES[errno.ENOMEM]}"
     if any(words in str(error) for words in _NO_THREAD):
         return f"no thread can be started; {_REMEDIES[errno.EAGAIN]}"
     if not isinstance(error, OSError) or error.errno not in (*_REMEDIES, *_CLOSED):
