@@ -53,11 +53,11 @@ class Ground:
         return [*words, "--out", place, "--run-id", "r", *more]
 
     def lines(self, name: str, count: int, *, distinct: bool, place: Path | None = None) -> Path:
-        """One collection of one file of so many records."""
+        """One collection of one file of so many records, all of one length."""
         root = (place or self.place) / name
         (root / "Docs").mkdir(parents=True)
         with (root / "Docs" / "a.jsonl").open("w") as handle:
-            handle.writelines(json.dumps({"text": f"text {n if distinct else 0}"}) + "\n" for n in range(count))
+            handle.writelines(json.dumps({"text": f"text {n if distinct else 0:07}"}) + "\n" for n in range(count))
         return root
 
     def finished(self, chunks: Path, place: Path, *more: object, model: str = "tiny") -> Path:
@@ -267,8 +267,8 @@ def subjects() -> list[Subject]:
     return [
         Subject("plan, rows", _sizes(150_000), _plan_rows),
         Subject("plan, repeats", _sizes(150_000), _plan_repeats),
-        Subject("plan, files", _sizes(8_000), _plan_files),
-        Subject("plan, collections", _sizes(5_000), _plan_collections),
+        Subject("plan, files", _sizes(32_000), _plan_files),
+        Subject("plan, collections", _sizes(20_000), _plan_collections),
         Subject("plan, refusals", _sizes(500_000), _plan_refusals),
         Subject("run, rows", _sizes(40_000), _run_rows),
         Subject("run, repeats", _sizes(60_000), _run_repeats),
@@ -286,5 +286,5 @@ def subjects() -> list[Subject]:
 
 
 def _sizes(most: int) -> list[int]:
-    """Four sizes, each 2.5 times the one before."""
-    return [round(most / 2.5**step) for step in (3, 2, 1, 0)]
+    """Four sizes, each four times the one before: hash tables double, and are equally full at all of them."""
+    return [round(most / 4**step) for step in (3, 2, 1, 0)]

@@ -1,6 +1,7 @@
 """What a summary says of devices, precisions, rows and seconds is what was seen where they were computed."""
 
 import random
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,9 @@ class Witness:
         self.pause = 0.0
         self.broken = ""
         """A device that computes nothing but NaN."""
+        self.held = ""
+        """A device that computes nothing before another one has failed."""
+        self.failed = threading.Event()
         self.poison: dict[str, bytes] = {}
         """A row of each model that comes out as NaN wherever it is computed; empty: the first that is."""
 
@@ -51,9 +55,15 @@ class _Watched:
         self._device, self._witness = device, witness
 
     def encode(self, rows):
+        if self._device == self._witness.held:
+            self._witness.failed.wait(60)
         began = time.monotonic()
         time.sleep(self._witness.pause)
-        vectors = self._encoder.encode(rows)
+        try:
+            vectors = self._encoder.encode(rows)
+        except Exception:
+            self._witness.failed.set()
+            raise
         if self._device == self._witness.broken:
             vectors[:] = np.nan
         if self._model in self._witness.poison:
@@ -195,6 +205,8 @@ def test_only_a_shortage_that_happened_is_told_as_one_that_did(desk, faults):
 
 
 def test_what_a_device_lost_under_a_batch_is_told_with_the_rows_of_that_batch(desk):
+    """The other device waits: on a loaded machine it would take all batches before this one reaches the fault."""
+    desk.witness.held = "cuda:0"
     _, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:200", roster="one")
     (step,) = [step for step in events_of(run, ev.Mitigated) if step.rung == "relocate"]
     assert 0 < step.rows < len(TEXTS)
@@ -244,7 +256,7 @@ def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_two_sessions_are_counted_where_each_was_computed(desk, seed):
     dice = random.Random(seed)
-    faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:{dice.randrange(100, 200)}"])
+    faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:200{dice.randrange(100, 200)}"])
     flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"exclusive": "no"}])}
     code, run = desk.run(devices="sim:2xT4", faults=faults, stop_after=dice.randrange(3, 9), **flags)
     assert code == ExitCode.STOPPED

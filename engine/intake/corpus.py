@@ -80,7 +80,9 @@ def read_corpus(collections: Sequence[Collection], take: Callable[[list[str]], N
     """Read every collection; `take` gets the distinct texts in order, a window at a time."""
     seen: dict[int, int] = {}  # of 16 bytes Python makes an integer of 48, and a string of bytes of 64
     rows = [_read(collection, seen, take) for collection in collections]
-    digests = b"".join(digest.to_bytes(DIGEST.itemsize, "big") for digest in seen)
+    digests = bytearray()
+    for digest in seen:  # joined at once, they would all be there twice
+        digests += digest.to_bytes(DIGEST.itemsize, "big")
     return Corpus(rows, np.frombuffer(digests, DIGEST))
 
 
