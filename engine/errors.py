@@ -69,8 +69,15 @@ _REMEDIES = {
     errno.ENOMEM: "free memory, or allow this process more, and do it again",
     errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
 }
-_NO_THREAD = ("can't start new thread", "Failed to launch worker thread")  # Python's words, and Arrow's
-_NO_PRIMITIVE = "could not create a primitive"  # oneDNN's words: it does not say why
+_WORDS = {  # of libraries that raise no OSError, with what they mean
+    "can't start new thread": ("no thread can be started", errno.EAGAIN),  # Python
+    "Failed to launch worker thread": ("no thread can be started", errno.EAGAIN),  # Arrow
+    "failed to map segment": ("a library cannot be loaded into memory", errno.ENOMEM),  # the dynamic loader
+    "could not create a primitive": (  # it does not say why
+        "oneDNN could not create a primitive, mostly for want of memory",
+        errno.ENOMEM,
+    ),
+}
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -88,10 +95,9 @@ def limit(error: BaseException) -> str:
     """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
     if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
-    if _NO_PRIMITIVE in str(error):
-        return f"oneDNN {_NO_PRIMITIVE}, mostly for want of memory; {_REMEDIES[errno.ENOMEM]}"
-    if any(words in str(error) for words in _NO_THREAD):
-        return f"no thread can be started; {_REMEDIES[errno.EAGAIN]}"
+    for words, (what, number) in _WORDS.items():
+        if words in str(error):
+            return f"{what}; {_REMEDIES[number]}"
     if not isinstance(error, OSError) or error.errno not in (*_REMEDIES, *_CLOSED):
         return ""
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""

@@ -256,7 +256,7 @@ def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_two_sessions_are_counted_where_each_was_computed(desk, seed):
     dice = random.Random(seed)
-    faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:200{dice.randrange(100, 200)}"])
+    faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:{dice.randrange(200, 300)}"])
     flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"exclusive": "no"}])}
     code, run = desk.run(devices="sim:2xT4", faults=faults, stop_after=dice.randrange(3, 9), **flags)
     assert code == ExitCode.STOPPED

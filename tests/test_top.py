@@ -88,6 +88,8 @@ LIMITS = {
     "memory": (MemoryError(), "out of memory; free memory"),
     "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
     "threads of a library": (Exception("Unknown error: Failed to launch worker thread: try again"), "ulimit -u"),
+    "memory, to the loader": (ImportError("x.so: failed to map segment from shared object"), "free memory"),
+    "memory, to oneDNN": (RuntimeError("could not create a primitive"), "free memory"),
 }
 
 
