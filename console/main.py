@@ -29,6 +29,8 @@ ENVIRONMENT = {
     # Read when the hub's library is imported: no calls home, nothing drawn over the screen.
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    # Where memory is refused, Arrow's other pools end the process with a signal; this one raises.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
 
