@@ -40,7 +40,9 @@ def warm() -> None:
     """Import what every command needs, with one thread for everything."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = "1"
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    import console.main
+
+    os.environ |= {**console.main.ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     import pyarrow.parquet
     import qdrant_edge
     import torch
@@ -48,7 +50,6 @@ def warm() -> None:
 
     import console.commands
     import console.follow
-    import console.main
     import console.summaries
     import engine.forecast
     import engine.outlet.search
