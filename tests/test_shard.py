@@ -1,12 +1,13 @@
 """The directory of a collection: what is taken up, what is refused, and what each failure is told as."""
 
+import fcntl
 import json
 import os
 import resource
 import subprocess
 import sys
 from collections import namedtuple
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from uuid import UUID
 
@@ -196,6 +197,55 @@ def test_GIVEN_an_open_collection_WHEN_checked_by_another_process_THEN_it_is_in_
         refused = run_python(code, tmp_path)
     assert "in use by another process" in refused.stderr
     assert run_python(code, tmp_path).returncode == 0
+
+
+def test_a_collection_whose_files_the_engine_has_yet_to_make_is_in_use_too(tmp_path):
+    (tmp_path / "docs").mkdir()
+    with shard.holding(tmp_path / "docs", fcntl.LOCK_EX):
+        for asked in (check, open_store):
+            with pytest.raises(UsageError, match="in use by another process"):
+                asked(tmp_path)
+    assert not list((tmp_path / "docs").iterdir())
+
+
+def test_who_writes_is_not_refused_because_another_run_just_checks(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    checking = ExitStack()
+    checking.enter_context(shard.holding(tmp_path / "docs", fcntl.LOCK_SH))
+    monkeypatch.setattr(shard.time, "sleep", lambda _: checking.close())
+    with open_store(tmp_path) as store:
+        assert store.upsert([POINT]) == 1
+
+
+CREATOR = f"""{OPEN}
+import numpy, qdrant_edge, uuid
+from engine.errors import InterlockError
+from engine.outlet.qdrant import Point
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        with Store.open_for_write(Path(line.strip()), "docs", {{"small": 8}}, {MANIFEST}) as store:
+            store.upsert([Point(str(uuid.uuid4()), {{}}, {{"small": numpy.ones(8, numpy.float32)}})])
+        print("whole", flush=True)
+    except InterlockError as error:
+        print("in use" if "in use by another process" in str(error) else error, flush=True)
+"""
+
+
+def test_two_processes_that_make_one_new_collection_leave_it_whole_and_are_told_no_worse_than_in_use(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    both = [subprocess.Popen([sys.executable, "-c", CREATOR], **pipes) for _ in range(2)]
+    for each in both:
+        assert each.stdout.readline() == "ready\n"
+    for trial in range(12):
+        for each in both:
+            print(tmp_path / str(trial), file=each.stdin, flush=True)
+        told = [each.stdout.readline().strip() for each in both]
+        assert "whole" in told and set(told) <= {"whole", "in use"}
+        with Store.open_for_read(tmp_path / str(trial), "docs") as store:
+            assert store.count() == told.count("whole")
+    for each in both:
+        each.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(("fusion", "refused"), [(Fusion.CONCAT, False), (Fusion.NAMED, True)])

@@ -3,13 +3,16 @@
 `<directory>/<collection>/` is a shard that any qdrant_edge loads, plus `manifest.json`, which says what its
 vectors mean; vectors of another meaning are refused. Points go in once, with all their vectors, by ids that
 do not change, so delivering twice changes nothing and a killed delivery is repeated. Points that left the
-corpus are counted, never deleted. The write-ahead log stays on: it is what locks the shard against a second
-process and what survives SIGKILL. Nothing is ever optimised, so every search is exact.
+corpus are counted, never deleted. The write-ahead log stays on: it is what survives SIGKILL, and what locks the
+shard against other programs; Interlock's own lock holds before the engine makes a file. Nothing is ever optimised, so
+every search is exact.
 """
 
+import fcntl
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -25,7 +28,9 @@ from engine.outlet.shard import (
     check_names,
     claim,
     find,
+    holding,
     load,
+    make,
     read_dims,
     read_manifest,
     require_room,
@@ -86,9 +91,17 @@ class Verification:
 class Store:
     """One open collection of an embedded store; a context manager. `dims` gives its vectors' dimensions."""
 
-    def __init__(self, path: Path, shard: "EdgeShard", manifest: Mapping[str, object], dims: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shard: "EdgeShard",
+        manifest: Mapping[str, object],
+        dims: Mapping[str, int],
+        held: ExitStack,
+    ) -> None:
         self.path, self.manifest, self.dims = path, manifest, dims
         self._shard = shard
+        self._held = held.pop_all()
         self._unflushed = 0
         self._known = 0
         self._before = self.count()
@@ -103,18 +116,23 @@ class Store:
         """
         check_names(collection, dims)
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
-        claim(path, wanted)
-        require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
-        shard = load(path, dims)
-        sweep(path)
-        write_manifest(path, wanted)  # under the shard's lock: the "run" of whoever writes is the one kept
-        return cls(path, shard, wanted, dict(dims))
+        make(path)
+        with ExitStack() as held:
+            held.enter_context(holding(path, fcntl.LOCK_EX))
+            claim(path, wanted)
+            require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
+            shard = load(path, dims)
+            sweep(path)
+            write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
+            return cls(path, shard, wanted, dict(dims), held)
 
     @classmethod
     def open_for_read(cls, directory: Path, collection: str) -> Self:
         """Open an existing collection; UsageError if there is none, or it is damaged or in use."""
         path = find(directory, collection)
-        return cls(path, load(path, None), read_manifest(path), read_dims(path))
+        with ExitStack() as held:
+            held.enter_context(holding(path, fcntl.LOCK_SH))
+            return cls(path, load(path, None), read_manifest(path), read_dims(path), held)
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +166,7 @@ class Store:
 
     def close(self) -> None:
         """Flush and let go of the shard; a second call does nothing."""
-        with working(self.path, "closing"):
+        with self._held, working(self.path, "closing"):
             self._shard.close()  # the engine's close is a flush and an unlock
 
     def count(self) -> int:

@@ -1,7 +1,8 @@
 """The directory of a collection: Qdrant's shard, and the manifest that says what its vectors mean.
 
 A directory is claimed by its manifest before the shard is made, so that a creation killed in between is
-taken up; one that is foreign, damaged, in use or of another meaning is refused and left as it is. The
+taken up; one that is foreign, damaged, in use or of another meaning is refused and left as it is. Whoever
+opens it holds a lock (flock) on the directory itself: the engine's own holds only once its files are made. The
 engine's errors leave here as ours: UsageError for what cannot be opened, InterlockError for what failed.
 """
 
@@ -11,8 +12,9 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ MANIFEST = "manifest.json"
 CONFIG = "edge_config.json"  # the engine's own
 LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
+TRIES, PAUSE = 5, 0.02
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
@@ -85,15 +88,32 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
     path = directory / collection
     _check_place(path)
     require_room(path, 0)
+    _check_free(path)
     if not _is_ours(path, json.loads(json.dumps(manifest))):
         return
-    _check_free(path)
     if (path / CONFIG).exists() and (found := list(differences(read_dims(path), dict(dims)))):
         raise UsageError(f"{path} holds vectors of other dimensions: {few(found)}. {_elsewhere(path)}")
 
 
+def make(path: Path) -> None:
+    """Make the directory of a collection, where there is none; InterlockError if the disk refuses."""
+    with working(path, f"writing {MANIFEST}"):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def holding(path: Path, how: int) -> Iterator[None]:
+    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError if another process does."""
+    with opening(path):
+        handle = _locked(path, how)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def claim(path: Path, wanted: Mapping[str, object]) -> None:
-    """Make the directory this collection's, by its manifest; UsageError if it already is something else."""
+    """Make a directory that is held this collection's, by its manifest; UsageError if it is something else."""
     if not _is_ours(path, wanted):
         write_manifest(path, wanted)
 
@@ -131,7 +151,6 @@ def read_manifest(path: Path) -> dict[str, object]:
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
     """Write atomically: a reader, or a restart after a power cut, sees the old or the new one, whole."""
     with working(path, f"writing {MANIFEST}"):
-        path.mkdir(parents=True, exist_ok=True)
         write_bytes(path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
         sync_directory(path.parent)  # the name of a directory just made
 
@@ -186,15 +205,26 @@ def _there(path: Path) -> Path:
 
 
 def _check_free(path: Path) -> None:
-    """UsageError if another process has the shard open."""
-    if not (path / LOCKED).is_dir():
-        return
-    with opening(path):
-        handle = os.open(path / LOCKED, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        finally:
-            os.close(handle)
+    """UsageError if another process has the collection open."""
+    with opening(path), ExitStack() as held:
+        for each in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
+            if each.is_dir():
+                held.callback(os.close, _locked(each, fcntl.LOCK_SH))
+
+
+def _locked(directory: Path, how: int) -> int:
+    """The open directory, locked; BlockingIOError if another process has it for longer than a check takes."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+                return handle
+            time.sleep(PAUSE)  # a check holds it no longer than that
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def _elsewhere(path: Path) -> str:
