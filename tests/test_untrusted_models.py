@@ -11,10 +11,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.config import load
 from engine.errors import ExitCode, UnavailableError
+from engine.gpu.cpu import CpuDevice
 from engine.gpu.lease import Lessor
 from engine.intake import tokens
 from engine.intake.tokens import encoded, load_tokenizer
@@ -23,6 +25,7 @@ from engine.models.assets import Policy
 from engine.models.registry import find
 from engine.models.roster import cards_of
 from engine.passes.controls import Controls
+from engine.passes.encoder import encoder_for
 from engine.record.events import ArtefactWritten, PassFailed
 from engine.run import Run
 from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model
@@ -311,6 +314,49 @@ def test_a_limit_of_descriptors_is_told_as_that(model):
             cards(model)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+KINDS = {
+    "packed": {},
+    "electra": {"kind": "electra"},
+    "qwen3": {"kind": "qwen3", "pooling": "lasttoken", "head_dim": 8, "num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_weights_that_are_overwritten_while_they_compute_change_no_vector(tmp_path, kind):
+    model = tiny_model(tmp_path / "model", **kind)
+    other = tiny_model(tmp_path / "other", seed=9, **kind)
+    (card,) = cards(model)
+    device = CpuDevice()
+    attached = weights.attach_to_host(card, device)
+    encoder = encoder_for(card, attached.network, device)
+    rows = [np.arange(2, 20), np.arange(3, 9)]
+    before = encoder.encode(rows)
+    file = model / "model.safetensors"
+    file.write_bytes((other / file.name).read_bytes())
+    np.testing.assert_array_equal(encoder.encode(rows), before)
+    assert str(file) not in Path("/proc/self/maps").read_text()  # or it would die of a signal where it is cut short
+
+
+def test_weights_that_are_others_while_they_are_loaded_are_refused_though_they_are_put_back(tmp_path, monkeypatch):
+    model, other = (tiny_model(tmp_path / name, seed=seed) for name, seed in (("model", 1), ("other", 2)))
+    file = model / "model.safetensors"
+    own = file.read_bytes()
+    (card,) = cards(model)
+    packed = weights._packed
+
+    def swapped(card):
+        file.write_bytes((other / file.name).read_bytes())
+        network = packed(card)
+        file.write_bytes(own)
+        return network
+
+    monkeypatch.setattr(weights, "_packed", swapped)
+    with pytest.raises(UnavailableError, match="changed after the run had looked at them"):
+        weights.load(card)
+    monkeypatch.setattr(weights, "_packed", packed)
+    weights.load(card)
 
 
 @pytest.mark.parametrize("replaced", ["in place", "by another file"])

@@ -42,19 +42,29 @@ class Snapshot:
     stamps: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     """What the system said of every file that counts, before it was hashed."""
 
-    def check_unchanged(self, model: str) -> None:
-        """Raise UnavailableError unless the files still are those that were hashed; asked after they were loaded."""
+    def stamped(self) -> dict[Path, tuple[int, ...]]:
+        """What the system says now of every file that counts; empty where one is gone."""
         with suppress(OSError):
-            files = _counting(self.path, self.weights)
-            if {file: _stamp(file) for file in files} == self.stamps:
-                return
-            hashes = {_within(file, self.path): durable.sha256_of(file) for file in self.weights}
-            if _fingerprint(self.path, hashes) == self.fingerprint:
-                return
+            return {file: _stamp(file) for file in _counting(self.path, self.weights)}
+        return {}
+
+    def check_unchanged(self, model: str, looked: Mapping[Path, tuple[int, ...]]) -> None:
+        """Raise UnavailableError unless the files that were loaded are those that were hashed.
+
+        `looked` are the stamps from before they were loaded: what moved meanwhile is refused, whatever it is now.
+        """
+        if looked and looked == self.stamped() and (looked == self.stamps or self._hashes_hold()):
+            return
         raise UnavailableError(
             f"model {model}: its files in {self.path} changed after the run had looked at them: put them back, "
             "then --resume"
         )
+
+    def _hashes_hold(self) -> bool:
+        with suppress(OSError):
+            hashes = {_within(file, self.path): durable.sha256_of(file) for file in self.weights}
+            return _fingerprint(self.path, hashes) == self.fingerprint
+        return False
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,14 @@ def load(card: ModelCard) -> nn.Module:
 
     Raises UnavailableError for weights that do not load, or are not those that the run looked at.
     """
+    looked = card.snapshot.stamped()
     try:
-        network = _packed(card) if card.packed else _graph(card)
+        network = _packed(card) if card.packed else _owned(_graph(card))
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
         raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {reason(error)}") from error
-    card.snapshot.check_unchanged(card.key)
+    card.snapshot.check_unchanged(card.key, looked)
     return network
 
 
@@ -201,6 +202,13 @@ def _like(tensor: Tensor) -> Tensor:
 
 def _packed(card: ModelCard) -> PackedEncoder:
     return PackedEncoder.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+
+
+def _owned(network: nn.Module) -> nn.Module:
+    """The network in memory of its own: as it was loaded, it is the file, and becomes what is written there later."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        tensor.data = tensor.data.clone()
+    return network
 
 
 def _graph(card: ModelCard) -> "SentenceTransformer":
