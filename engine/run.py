@@ -290,6 +290,7 @@ class Run:
             "roster": [as_input(entry) for entry in roster],
             "files": corpus.fingerprint(),
         }
+        self._journal.sync()  # what is bound is never there without what began it
         rundir.bind(self.directory, inputs)
         if digest_of_texts(corpus.digests) != self.recorder.look(lambda state: state.texts_digest):
             raise UsageError(

@@ -23,6 +23,10 @@ def cut(data):
     return data[: len(data) // 2]
 
 
+def cut_before_the_first(_):
+    return b'{"seq":0,"a'
+
+
 def without(*keys):
     """JSON without one of its members, named by the way to it."""
 
@@ -256,6 +260,25 @@ def test_a_damaged_journal_is_told_in_one_line_or_begun_again(home, call, tiny_a
     ):
         code, said = call(*args)
         assert len([line for line in said if "no console" not in line]) == (code != 0), said
+
+
+@pytest.mark.parametrize("damage", [*map(whole, (b"", b"{}", b"\0" * 500)), cut_before_the_first], ids=name)
+def test_a_begun_run_whose_journal_says_nothing_is_not_begun_again(home, call, tiny_a, damage):
+    harm(home / "runs" / "one" / "journal.jsonl", damage)
+    code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
+    assert (code, len(said)) == (ExitCode.FAILED, 1) and "journal.jsonl of run one is missing or says nothing" in said[
+        0
+    ]
+    assert (home / "runs" / "one" / "journal.jsonl").read_bytes() == damage(b"")
+
+
+def test_a_name_that_no_run_has_is_begun_anew_and_the_names_of_those_there_are_told(home, call, tiny_a):
+    words = ["--roster", tiny_a, "--resume", "--no-ui", "--quiet"]
+    assert call("run", "chunks", *words, "--run-id", "oen") == (0, [])
+    (warning,) = summary_of(home / "runs" / "oen")["warnings"]
+    assert "there is no run oen" in warning and "the runs in runs are one" in warning
+    assert call("run", "chunks", *words, "--run-id", "first", "--out", "none-so-far") == (0, [])
+    assert summary_of(home / "none-so-far" / "first")["warnings"] == []
 
 
 @pytest.mark.parametrize("place", ["passes", "exports", "exports/Docs", "passes/0_tiny-a", "."])

@@ -90,10 +90,13 @@ class Journal:
             raise InterlockError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
     def replay(self) -> Iterator[Entry]:
-        """The entries written by earlier sessions; a torn tail behind them is cut off."""
-        for entry, end in _scan(self.path):
-            self._end = end
-            yield entry
+        """The entries written by earlier sessions; a torn tail behind them is cut off. InterlockError for damage."""
+        try:
+            for entry, end in _scan(self.path):
+                self._end = end
+                yield entry
+        except InterlockError as error:
+            raise InterlockError(f"{error}: put back a copy of it, or start a new run") from error
         self._handle.truncate(self._end)
         self._begin = self._end
 

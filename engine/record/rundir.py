@@ -128,7 +128,10 @@ class RunDirectory:
         return dict(told)
 
     def begun(self) -> Begun | None:
-        """What the latest session was called with, by the journal; None where no session came so far."""
+        """What the latest session was called with, by the journal; None where no session came so far.
+
+        Raises InterlockError for a run that was begun and whose journal does not say so.
+        """
         config: Mapping[str, Setting] = {}
         devices: tuple[DeviceFacts, ...] = ()
         with (
@@ -143,6 +146,11 @@ class RunDirectory:
                         pass
                     case DevicesFound(devices=found):
                         devices = tuple(found)
+        if not config and (self.path / RUN).exists():
+            raise InterlockError(
+                f"{JOURNAL} of run {self.id} is missing or says nothing of how the run was begun, so nothing of it can "
+                f"be trusted; put back a copy of {self.journal}, or start a new run"
+            )
         return Begun(config, devices) if config else None
 
     def check_links(self) -> None:
@@ -177,13 +185,16 @@ def choose(
 ) -> RunDirectory:
     """The directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
 
-    A run that cannot be read is no run to continue unless it is named: `skipped` is told. Raises UsageError for a run
-    that exists and is not to be resumed, for a directory of something else, and for links; InterlockError for a place
-    that is closed.
+    A run that cannot be read is no run to continue unless it is named: `skipped` is told, and so it is of a name that
+    none of the runs there has. Raises UsageError for a run that exists and is not to be resumed, for a directory of
+    something else, and for links; InterlockError for a place that is closed.
     """
     with durable.explaining(out):
         if run_id:
-            return _checked(_named(out / run_id), out, resume)
+            named = _checked(_named(out / run_id), out, resume)
+            if resume and not named.journal.exists() and runs_in(out):
+                skipped(f"--resume: there is no run {run_id}, a new one is begun; {beside(named.path)}")
+            return named
         newest = _newest(out, chunks, skipped) if resume else None
         return _checked(newest, out, resume) if newest else _fresh(out)
 
