@@ -20,6 +20,7 @@ from engine.record.compare import differences, few
         ({"files": ["a"]}, {"files": ["a", "b"]}, ['files was ["a"], is now ["a", "b"]']),
         ({"a": {"b": 1}}, {"a": None}, ['a was {"b": 1}, is now null']),
         ([1, 2], [1, 3], ["[1] was 2, is now 3"]),
+        ({"sha": "ab" * 32}, {"sha": "cd" * 32}, ["sha was abababababab…, is now cdcdcdcdcdcd…"]),
         (1, 2, ["the value was 1, is now 2"]),
     ],
 )

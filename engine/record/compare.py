@@ -4,7 +4,10 @@ A person who is told "not the same" must also be told where; nothing here decide
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def differences(stored: object, wanted: object, where: str = "") -> Iterator[str]:
@@ -36,4 +39,7 @@ def few(items: Sequence[str], most: int = 8) -> str:
 
 
 def _shown(value: object) -> str:
+    """As JSON; of a SHA-256 the first twelve digits, which are as good to a reader."""
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return f"{value[:12]}…"
     return json.dumps(value, ensure_ascii=False, default=str)
