@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from engine import __version__, config
 from engine.config import Configuration, flag_of, knobs
-from engine.errors import MEANINGS
+from engine.errors import MEANINGS, meant
 from engine.record.safe import safe
 
 EPILOG = f"""exit codes:
@@ -37,6 +37,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(safe(message))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what a command does not know here, where its own options are known."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            told = ", ".join(each + self._meant(each) for each in left)
+            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: not known: {safe(told)}\n")
+        return found, left
+
+    def _meant(self, argument: str) -> str:
+        options = [each[2:] for each in self._option_string_actions if each.startswith("--")]
+        return meant(argument[2:].partition("=")[0], options, "--") if argument.startswith("--") else ""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

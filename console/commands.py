@@ -17,6 +17,7 @@ from console.table import render
 from engine.config import Configuration, flag_of, knobs, shown
 from engine.errors import ExitCode, UnavailableError, UsageError
 from engine.models.registry import extended, find, label
+from engine.record.counting import several
 from engine.record.durable import duration, human_bytes
 from engine.record.safe import safe
 
@@ -139,7 +140,7 @@ def _survey(settings: Configuration) -> int:
     print(render([*heads, "configuration"], rows))
     print(f"\npredicted for {kind}, peak with the weights; no weights were read, nothing was computed")
     if unreached := sum(each.source == UNREACHED for each in models):
-        print(f"hub not reached: configurations of {unreached} models not available", file=sys.stderr)
+        print(f"hub not reached: configurations of {several(unreached, 'model')} not available", file=sys.stderr)
     return ExitCode.COMPLETED
 
 
@@ -234,6 +235,7 @@ def demo(options: argparse.Namespace) -> int:
 
     code = attend(make, chunks, settings, _outputs(options))
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
+        print()
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
     return code
 
@@ -275,7 +277,7 @@ def _print_search(
         for hit in hits:
             print(json.dumps({"id": hit.id, "score": hit.score, "payload": hit.payload}, ensure_ascii=True))
         return
-    print(f"\n{safe(query)}")
+    print(safe(query))
     for place, hit in enumerate(hits, 1):
         print(f"{place:3}. {hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({safe(hit.payload.get('source'))})")
         print(f"     {safe(' '.join(str(hit.payload.get('text')).split()), 160)}")

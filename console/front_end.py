@@ -15,10 +15,12 @@ from pathlib import Path
 from console.crash import told
 from console.headless import Headless, deliver_summary, say
 from console.session import Session, Work
+from console.tail import journal_at
 from console.terminal import quiet_descriptors, why_headless
 from engine.config import Configuration
 from engine.errors import ExitCode, InterlockError, UsageError
 from engine.passes.controls import Controls
+from engine.record.rundir import SUMMARY
 from engine.record.safe import safe
 
 
@@ -131,19 +133,23 @@ def _heeding(session: Session) -> Iterator[None]:
 def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
     if reason := why_headless(no_ui=False, events=False, summary=None):
-        raise UsageError(f"watch needs a terminal, and {reason}: `interlock view {run}` prints the summary")
+        raise UsageError(f"watch needs a terminal, and {reason}{_instead(journal_at(run).with_name(SUMMARY))}")
     from console.app import Console
     from console.follow import Replayed, Watched
     from console.look import look_of
 
     source = Replayed(run, speed) if speed else Watched(run)
-    app = Console(source, look_of(configuration), summary=source.path.parent / "summary.json")
+    app = Console(source, look_of(configuration), summary=source.path.with_name(SUMMARY))
     try:
         with quiet_descriptors():
             app.run()
     finally:
         source.close()
     return ExitCode.COMPLETED
+
+
+def _instead(summary: Path) -> str:
+    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
 def fill_in(configuration: Configuration) -> list[str] | None:

@@ -85,18 +85,21 @@ def _of_input(event: ev.AnyEvent) -> str:
             return f"model {event.model}: try {event.attempt} failed ({event.reason}); again in {event.wait_seconds} s"
         case ev.RosterResolved():
             told = ", ".join(f"{entry.model} {entry.weight:g}" for entry in event.roster)
-            return f"{len(event.roster)} models by weight, the primary first: {told}"
+            return f"{several(len(event.roster), 'model')} by weight, the primary first: {told}"
         case ev.RecordRefused(record=None):
             return f"{event.collection}/{event.file}: {event.reason}"
         case ev.RecordRefused():
             return f"{event.collection}/{event.file} record {event.record}: {event.reason}"
         case ev.CollectionRead():
             return (
-                f"collection {event.collection}: {event.chunks} chunks in {event.files} files, "
-                f"{event.duplicates} duplicates, {event.refused} refused{_reasons(event)} -> {event.qdrant_collection}"
+                f"collection {event.collection}: {several(event.chunks, 'chunk')} in {several(event.files, 'file')}, "
+                f"{several(event.duplicates, 'duplicate')}, {event.refused:,} refused{_reasons(event)} "
+                f"-> {event.qdrant_collection}"
             )
         case ev.CorpusTokenised():
-            return f"{event.texts:,} texts are {event.tokens:,} tokens, before truncation, to {', '.join(event.models)}"
+            are = "is" if event.texts == 1 else "are"
+            told = f"{several(event.texts, 'text')} {are} {several(event.tokens, 'token')}"
+            return f"{told}, before truncation, to {', '.join(event.models)}"
     return ""
 
 
@@ -110,7 +113,7 @@ def _of_outcome(event: ev.AnyEvent) -> str:
     match event:
         case ev.ArtefactWritten():
             word = "wrote and read back" if event.verified else "wrote"
-            return f"{word} {event.path} ({event.rows} rows, {durable.human_bytes(event.bytes)})"
+            return f"{word} {event.path} ({several(event.rows, 'row')}, {durable.human_bytes(event.bytes)})"
         case ev.StoreVerified():
             word = "verified" if event.ok else "NOT AS WRITTEN"
             return f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"
@@ -125,25 +128,27 @@ def _of_pass(event: ev.AnyEvent, timed: bool) -> str:
     match event:
         case ev.PassPlanned(reused=0):
             place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
-            return f"{place}: {event.rows} rows in {event.batches} batches, {event.truncated} truncated"
+            return f"{place}: {_work(event)}, {event.truncated:,} truncated"
         case ev.PassPlanned():
             place = f"{pass_of(event.model_pass)} {event.model} of {event.collection}"
-            return f"{place}: {event.reused} of {event.reused + event.rows} vectors reused"
+            return f"{place}: {event.reused:,} of {several(event.reused + event.rows, 'vector')} reused"
         case ev.RowsReused():
-            return f"{pass_of(event.model_pass)} {event.model}: {event.rows} vectors taken over from {event.source}"
+            taken = f"{several(event.rows, 'vector')} taken over from {event.source}"
+            return f"{pass_of(event.model_pass)} {event.model}: {taken}"
         case ev.BatchesLost():
-            lost = f"{len(event.batches)} batches that were committed did not survive"
+            were, are = ("was", "is") if len(event.batches) == 1 else ("were", "are")
+            lost = f"{several(len(event.batches), 'batch', 'batches')} that {were} committed did not survive"
             named = ", ".join(str(index + 1) for index in event.batches[:20])
-            return f"{pass_of(event.model_pass)}: {lost} and are done again: {named}"
+            return f"{pass_of(event.model_pass)}: {lost} and {are} done again: {named}"
         case ev.BatchCommitted():
             took = _took(event.seconds, timed)
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
-            return f"{place}: {event.rows} rows, {event.tokens} tokens{took}"
+            return f"{place}: {several(event.rows, 'row')}, {several(event.tokens, 'token')}{took}"
         case ev.EnsemblePassCompleted():
             place = f"{pass_of(event.model_pass)} {event.model} done"
             where = f" on {event.device}" if event.device else ""
             dtype = f", {event.dtype}" if event.dtype else ""
-            return f"{place}{where}: {event.rows} rows{_pace(event, timed)}{dtype}"
+            return f"{place}{where}: {several(event.rows, 'row')}{_pace(event, timed)}{dtype}"
         case ev.PassFailed():
             return f"{pass_of(event.model_pass)} {event.model} FAILED: {event.reason}"
         case ev.PressurePassed():
@@ -171,7 +176,8 @@ def _of_memory(event: ev.AnyEvent, timed: bool) -> str:
         case ev.MemoryCalibrated():
             place = f"{pass_of(event.model_pass)} on {event.device}"
             law = f"activations are {event.scale:.3g} times what the law says"
-            return f"{place}: {law}, {event.margin:.1%} margin, worst {event.worst:.3g}, of {event.batches} batches"
+            measured = f"worst {event.worst:.3g}, of {several(event.batches, 'batch', 'batches')}"
+            return f"{place}: {law}, {event.margin:.1%} margin, {measured}"
         case ev.Mitigated():
             return _mitigated(event, timed)
     return ""
@@ -198,9 +204,9 @@ def _granted(event: ev.LeaseGranted) -> str:
     return f"{place} on {where}, {event.schedule}, {_work(event)}"
 
 
-def _work(event: ev.LeaseGranted) -> str:
-    """What a lease was opened for."""
-    return f"{several(event.rows, 'row')} in {event.batches} {'batch' if event.batches == 1 else 'batches'}"
+def _work(event: ev.LeaseGranted | ev.PassPlanned) -> str:
+    """What a lease is opened for, or a pass planned."""
+    return f"{several(event.rows, 'row')} in {several(event.batches, 'batch', 'batches')}"
 
 
 def _receipt(receipt: ev.Receipt) -> str:
@@ -208,7 +214,7 @@ def _receipt(receipt: ev.Receipt) -> str:
     if receipt.lost:
         return f"{receipt.device} is LOST"
     path = " > ".join(durable.human_bytes(each.occupied) for each in (receipt.before, receipt.peak, receipt.after))
-    retries = f", {receipt.retries} retries" if receipt.retries else ""
+    retries = f", {several(receipt.retries, 'retry', 'retries')}" if receipt.retries else ""
     return f"{receipt.device} {path}, residue {durable.human_bytes(receipt.residue_bytes)}{retries}"
 
 
@@ -221,8 +227,8 @@ def _pace(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     if not timed or not event.seconds:
         return ""
     rate, devices = event.rows / event.seconds, event.device.count(",") + 1
-    several = (f" of computing on {devices} devices", " each") if devices > 1 else ("", "")
-    return f" in {event.seconds:.1f} s{several[0]} ({rate:.1f} rows/s{several[1]})"
+    on, each = (f" of computing on {devices} devices", " each") if devices > 1 else ("", "")
+    return f" in {event.seconds:.1f} s{on} ({rate:.1f} rows/s{each})"
 
 
 BEFORE = {
@@ -271,7 +277,8 @@ def _feigned(device_kind: str) -> str:
 
 def _resumed(state: RunState) -> str:
     kept = sum(len(done) for done in state.committed.values())
-    return f"run {state.started.run_id if state.started else ''} resumed: {kept} batches were committed before"
+    told = f"{several(kept, 'batch', 'batches')} {'was' if kept == 1 else 'were'}"
+    return f"run {state.started.run_id if state.started else ''} resumed: {told} committed before"
 
 
 def _begins(state: RunState, event: ev.LeaseGranted) -> str:
@@ -279,7 +286,7 @@ def _begins(state: RunState, event: ev.LeaseGranted) -> str:
     place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
     streamed = ", its layers streamed" if event.streamed else ""
     text = f"{place}: lease {event.lease} on {_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, "
-    return text + _work(event) + (f", {reused} reused" if reused else "")
+    return text + _work(event) + (f", {reused:,} reused" if reused else "")
 
 
 def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
@@ -288,7 +295,7 @@ def _completed(state: RunState, event: ev.EnsemblePassCompleted) -> str:
     shares = [share for share in state.shares() if share.model_pass == event.model_pass]
     reused = sum(share.reused for share in shares)
     place = f"{pass_of(event.model_pass, len(state.roster))} {event.model}"
-    text = f"{place} done: {event.rows} rows" + (f", {reused} reused" if reused else "")
+    text = f"{place} done: {several(event.rows, 'row')}" + (f", {reused:,} reused" if reused else "")
     text += _pace(event, state.timed)
     planned = state.roster[event.model_pass].dtype if state.roster else event.dtype
     if event.dtype != planned or not {*event.device.split(",")} <= {*(lease.devices if lease else ())}:

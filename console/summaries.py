@@ -114,7 +114,7 @@ def _of_directory(path: Path) -> Path:
         return path / FILE
     if (path / "journal.jsonl").exists():
         raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
-    if runs := sorted(path.glob(f"*/{FILE}")):
+    if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
         raise UsageError(f"{path}: a directory of {_counted(len(runs), 'run', 'runs')}; name one, as {runs[-1].parent}")
     raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run; {beside(path)}")
 

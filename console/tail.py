@@ -10,8 +10,10 @@ from typing import BinaryIO
 
 from engine.errors import InterlockError, UsageError
 from engine.record import journal
+from engine.record.compare import few
+from engine.record.counting import several
 from engine.record.events import Entry
-from engine.record.rundir import JOURNAL, beside, runs_in
+from engine.record.rundir import JOURNAL, LISTED, beside, runs_in
 
 CHUNK_BYTES = 256 << 10
 MARK = 64
@@ -31,8 +33,11 @@ def journal_at(path: Path) -> Path:
             return found
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if runs := runs_in(path):
-        raise UsageError(f"{path} holds {len(runs)} runs: name one of them; the latest is {runs[0]}")
+    if runs := runs_in(path) or runs_in(path / "runs"):
+        told = few([str(run) for run in runs], LISTED)
+        raise UsageError(
+            f"{path} is no run, it holds {several(len(runs), 'run')}, the latest first: name one of {told}"
+        )
     wrong = "holds no journal" if path.is_dir() else "is not there"
     raise UsageError(f"{path} {wrong}: give the directory of a run; {beside(path)}")
 

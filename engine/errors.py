@@ -6,6 +6,7 @@ Raised anywhere in the engine, rendered once by the front end. A message says wh
 
 import errno
 import os
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -34,6 +35,14 @@ MEANINGS = {
     ExitCode.INTERRUPTED: "interrupted, resumable",
     ExitCode.TERMINATED: "terminated, resumable",
 }
+
+
+def meant(word: str, known: Iterable[str], before: str = "") -> str:
+    """` (did you mean --roster?)`, where one of the known words is close; `before` is what all of them begin with."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, list(known), 1)
+    return f" (did you mean {before}{close[0]}?)" if close else ""
 
 
 class InterlockError(Exception):

@@ -70,6 +70,35 @@ def test_GIVEN_a_wrong_command_line_WHEN_read_THEN_it_exits_2_and_says_so_on_std
     assert "usage: interlock" in err
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run", "x", "--rooster", "y"], "interlock run: error: not known: --rooster (did you mean --roster?), y\n"),
+        (["watch", "x", "--sped=3"], "interlock watch: error: not known: --sped=3 (did you mean --speed?)\n"),
+        (["view", "x", "--qqq"], "interlock view: error: not known: --qqq\n"),
+        (["run", "x", f"--{HOSTILE}"], "interlock run: error: not known: --"),
+        (["run", "x", "--roster", "all-minilm"], "no model 'all-minilm' (did you mean all-minilm-l6?); there are: "),
+        (["run", "x", "--roster", "zzz"], "no model 'zzz'; there are: "),
+    ],
+)
+def test_a_word_that_is_not_known_is_told_with_the_one_that_was_meant_where_one_is_close(call, args, said):
+    code, _, err = call(*args)
+    assert code == ExitCode.USAGE
+    assert said in err and ESC not in err
+
+
+def test_watch_without_a_terminal_offers_the_summary_of_a_run_that_has_one_and_of_no_other(call, tmp_path):
+    (begun := tmp_path / "begun").mkdir()
+    (begun / "journal.jsonl").touch()
+    (over := tmp_path / "over").mkdir()
+    (over / "journal.jsonl").touch()
+    (over / "summary.json").touch()
+    for run, word in ((tmp_path / "nope", "nope is not there"), (begun, "needs a terminal"), (over, "interlock view")):
+        code, out, err = call("watch", run)
+        assert (code, out) == (ExitCode.USAGE, "")
+        assert word in err and (f"interlock view {run}" in err) == (run is over)
+
+
 def test_GIVEN_exit_codes_WHEN_printed_in_the_help_THEN_they_are_those_of_the_program(call):
     said = call("--help")[1]
     for code in (0, 1, 2, 3, 4, 5, 130, 143):
@@ -201,6 +230,7 @@ def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_cho
     assert "holds 2 collections (docs, more): choose one with --collection" in err
     code, out, _ = call("search", store, "text 3", "--collection", "more")
     assert code == 0 and "about the more" in out
+    assert out.startswith("text 3\n")
 
 
 @pytest.mark.parametrize("more", [[], ["--collection", "docs"]])

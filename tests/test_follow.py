@@ -234,8 +234,18 @@ def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_dire
     assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
     with pytest.raises(UsageError, match=f"new is not there: .*the runs in {whole.parent} are {whole.name}"):
         journal_at(whole.parent / "new")
-    with pytest.raises(UsageError, match=f"holds 1 runs.*{whole.name}"):
+    with pytest.raises(UsageError, match=f"holds 1 run,.*{whole.name}"):
         journal_at(whole.parent)
+
+
+def test_the_runs_below_the_directory_of_a_project_are_named_the_latest_first(tmp_path):
+    for age, name in enumerate(["new", "old"]):
+        (run := tmp_path / "runs" / name).mkdir(parents=True)
+        (run / "journal.jsonl").touch()
+        os.utime(run / "journal.jsonl", (1000 - age, 1000 - age))
+    runs = tmp_path / "runs"
+    with pytest.raises(UsageError, match=f"holds 2 runs, the latest first: name one of {runs}/new; {runs}/old"):
+        journal_at(tmp_path)
 
 
 def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error(tmp_path):

@@ -1,5 +1,6 @@
 """What is said of events: every kind has its words, many of one kind become a count, and what is kept is bounded."""
 
+import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -30,22 +31,22 @@ HOSTILE = st.one_of(
 )
 
 
-def example(kind: Any, text: str = "x", filled: bool = True) -> Any:
-    """A value of a type: what may be left out is left out unless `filled`; every text is `text`."""
+def example(kind: Any, text: str = "x", filled: bool = True, count: int = 7) -> Any:
+    """A value of a type: what may be left out is left out unless `filled`; texts are `text`, whole numbers `count`."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         hints = get_type_hints(kind)
         names = [item.name for item in fields(kind) if filled or item.required]
-        return kind(**{name: example(hints[name], text, filled) for name in names})
+        return kind(**{name: example(hints[name], text, filled, count) for name in names})
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
         return args[0]
     if origin in (Union, types.UnionType):
-        return example(args[0], text, filled) if filled else None
+        return example(args[0], text, filled, count) if filled else None
     if origin is list:
-        return [example(args[0], text, filled)] if filled else []
+        return [example(args[0], text, filled, count)] if filled else []
     if origin is dict:
-        return {text: example(args[1], text, filled)} if filled else {}
-    return {str: text, int: 7, float: 1.5, bool: True}.get(kind, text)
+        return {text: example(args[1], text, filled, count)} if filled else {}
+    return {str: text, int: count, float: 1.5, bool: True}.get(kind, text)
 
 
 def entry(seq: int, body: ev.AnyEvent, device_kind: str = "cuda") -> Entry:
@@ -117,6 +118,13 @@ def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_sa
     assert texts(event) == [f"warning mitigation {told}"]
     assert line_of(event, lambda read: read(RunState(device_kind="cuda"))) == f"mitigation: {told}"
     assert "cost" not in line_of(event, lambda read: read(RunState(device_kind="sim")))
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_one_of_a_kind_is_told_in_the_singular(kind):
+    event, state = example(kind, count=1), RunState(committed={0: {0: batch(0)}})
+    for told in (text_of(event), line_of(event, lambda read: read(state))):
+        assert not re.search(r"\b1 [a-z]+s\b|\b1 batch\b.* were\b", told)
 
 
 def test_GIVEN_a_lease_WHEN_it_ends_THEN_its_receipts_are_told_and_a_lost_device_by_its_name():

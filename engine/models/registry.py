@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.errors import UsageError
+from engine.errors import UsageError, meant
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
@@ -175,7 +175,8 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
 def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
     if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
         raise UsageError(
-            f"no model {name!r}; there are: {', '.join(registry)} (or hf:org/name, pkg:dist, a directory with a /)"
+            f"no model {name!r}{meant(name, registry)}; there are: {', '.join(registry)} "
+            "(or hf:org/name, pkg:dist, a directory with a /)"
         )
     key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
     check_key(key)

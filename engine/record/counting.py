@@ -24,6 +24,6 @@ def percent(share: float) -> str:
     return f"{max(0, whole):>3}%"
 
 
-def several(number: int, thing: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def several(number: int, thing: str, things: str = "") -> str:
+    """`1 row`, `2,000 rows`; `things` is the plural of what does not take an s."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
