@@ -33,6 +33,11 @@ SLOWEST = 50_000
 """Characters that it may hold for each further second: a hundredth of what slow tokenizers reach."""
 SLICE = 1.0
 """Seconds waited at a time: a process that is stopped or frozen, however long, loses one of its slices."""
+SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names that sentence-transformers' settings of a model may have, in the order in which it looks for them."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,26 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
 
 
 def lowercases(path: Path) -> bool:
-    """Whether `sentence_bert_config.json` beside a `tokenizer.json` wants every text in small letters."""
-    file = path.with_name("sentence_bert_config.json")
-    try:
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return bool(said.get("do_lower_case"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise UnavailableError(f"{file} cannot be read: {error}") from error
+    """Whether the sentence-transformers settings beside a `tokenizer.json` want every text in small letters."""
+    return bool(sentence_config(path.parent)[1].get("do_lower_case"))
+
+
+def sentence_config(directory: Path) -> tuple[Path, dict[str, object]]:
+    """The file of a model's sentence-transformers settings that counts, and what it says.
+
+    That is the first that says anything. Without a `modules.json` nothing reads them, and they say nothing.
+    """
+    names = SENTENCE_CONFIGS if (directory / "modules.json").is_file() else ()
+    for file in (directory / name for name in names):
+        try:
+            said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise UnavailableError(f"{file} cannot be read: {error}") from error
+        if not isinstance(said, dict):
+            raise UnavailableError(f"{file} is not a JSON object")
+        if said:
+            return file, said
+    return directory / SENTENCE_CONFIGS[0], {}
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:

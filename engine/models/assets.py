@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import UnavailableError
+from engine.intake.tokens import SENTENCE_CONFIGS
 from engine.models.layout import check_complete, weights_of
 from engine.models.registry import ModelSpec
 from engine.models.sources import PATTERNS, Missing, local, seen
@@ -24,7 +25,7 @@ from engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outco
 
 ATTEMPTS = 5
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")
-_IDENTITY = ("config.json", "modules.json", "tokenizer.json", "sentence_bert_config.json", "*/config.json")
+_IDENTITY = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS, "*/config.json")
 
 
 @dataclass(frozen=True)

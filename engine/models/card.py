@@ -16,11 +16,15 @@ from engine.models.checks import check_settings
 from engine.models.layout import Module, modules_of, read_object
 from engine.models.network import packable
 from engine.models.registry import ModelSpec
+from engine.models.sentence import check_sentence, check_whole, limits_of
 from engine.models.tokenizer import check_tokenizer
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -39,6 +43,7 @@ class ModelCard:
     dim: int
     max_tokens: int
     pooling: str | None
+    """None for a mixture, which sentence-transformers pools itself."""
     packed: bool
     dtype: str
     document_prompt: str
@@ -61,21 +66,26 @@ def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCar
     config, modules = read_object(path / "config.json"), modules_of(path)
     _refuse_foreign(path, modules)
     check_settings(path, config, modules)
-    pooling = _pooling(path, modules)
+    check_sentence(spec.key, path, config)
+    poolings = _poolings(spec, path, modules)
+    pooling = poolings[0] if len(poolings) == 1 else None
     packed = _is_plain(modules) and pooling in ("cls", "mean") and packable(config)
     if not packed:
         _refuse_own_code(spec, path, config)
+        _check_attention(spec, path, config)
     dtype = spec.dtype.get(device_kind, "float32")
     if dtype not in BYTES:
         raise UsageError(f"[models.{spec.key}] dtype {dtype!r} is not one of {', '.join(BYTES)}")
     _width(spec, path, config)
     document, query = _prompts(spec, path)
     _check_prompts(spec, _pooling_file(path, modules), document + query)
+    dim = _dim(spec, path, config, modules, len(poolings))
+    check_whole(spec.key, path, dim)
     card = ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
-        dim=_dim(spec, path, config, modules),
+        dim=dim,
         max_tokens=_max_tokens(spec, path, config),
         pooling=pooling,
         packed=packed,
@@ -111,23 +121,39 @@ def _refuse_own_code(spec: ModelSpec, path: Path, config: Config) -> None:
         )
 
 
+def _check_attention(spec: ModelSpec, path: Path, config: Config) -> None:
+    """Refuse an architecture that transformers cannot load with the attention kernel of its row."""
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+
+    kind = str(config.get("model_type"))
+    found = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
+    network = found[0] if isinstance(found, tuple) else found
+    if spec.attention == "sdpa" and not getattr(network, "_supports_sdpa", True):
+        raise UnavailableError(
+            f'model {spec.key}: attention = "sdpa" does not exist for {kind} ({path / "config.json"}: model_type); '
+            f'set attention = "eager" in [models.{spec.key}]'
+        )
+
+
 def _pooling_file(path: Path, modules: Sequence[Module]) -> Path:
     folder = next((module.path for module in modules if module.kind == "Pooling"), "1_Pooling")
     return path / folder / "config.json"
 
 
-def _pooling(path: Path, modules: Sequence[Module]) -> str | None:
-    """`cls`, `mean` or `lasttoken`; None for a mixture, which sentence-transformers pools itself."""
-    config = read_object(_pooling_file(path, modules))
-    if not config:
-        return "mean"
-    if isinstance(mode := config.get("pooling_mode"), str):
-        return mode
-    chosen = [name for flag, name in POOLINGS.items() if config.get(flag)]
-    others = [
-        flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on is True and flag not in POOLINGS
-    ]
-    return chosen[0] if len(chosen) == 1 and not others else None
+def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[str, ...]:
+    """The ways of pooling whose results stand side by side in a vector; a model without modules takes the mean."""
+    file = _pooling_file(path, modules)
+    config = read_object(file) if modules else {}
+    others = [flag for flag in config if flag.startswith("pooling_mode_") and flag not in POOLINGS]
+    flags = [flag for flag in (*POOLINGS, *others) if config.get(flag)]
+    said = config.get("pooling_mode", [POOLINGS.get(flag, flag) for flag in flags])
+    modes = [said] if isinstance(said, str) else said
+    if not isinstance(modes, list) or any(mode not in POOLINGS.values() for mode in modes):
+        raise UnavailableError(
+            f"model {spec.key}: {file}: pooling_mode is {str(repr(said))[:100]}, not one or more of "
+            f"{', '.join(POOLINGS.values())}"
+        )
+    return tuple(modes) or ("mean",)
 
 
 def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
@@ -152,11 +178,16 @@ def _check_prompts(spec: ModelSpec, file: Path, prompts: str) -> None:
         )
 
 
-def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module]) -> int:
-    dense = [path / module.path / "config.json" for module in modules if module.kind == "Dense"]
-    read = _whole(dense[-1], read_object(dense[-1]), "out_features") if dense else _width(spec, path, config)
-    if read is None:
-        raise UnavailableError(f"{dense[-1]} does not say the width of its vectors (out_features)")
+def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
+    read = _width(spec, path, config)
+    for module in modules:
+        if module.kind == "Pooling":
+            read *= poolings
+        if module.kind == "Dense":
+            file = path / module.path / "config.json"
+            if (out := _whole(file, read_object(file), "out_features")) is None:
+                raise UnavailableError(f"{file} does not say the width of its vectors (out_features)")
+            read = out
     if spec.dim is not None and spec.dim != read:
         raise UnavailableError(f"model {spec.key} has {read} dimensions, the registry says {spec.dim}: {path}")
     return read
@@ -164,7 +195,7 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module])
 
 def _width(spec: ModelSpec, path: Path, config: Config) -> int:
     """Numbers that the model itself keeps of each token."""
-    width = _whole(path / "config.json", config, "hidden_size", "n_embd") or spec.dim
+    width = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
     if width is None:
         raise UnavailableError(f"{path / 'config.json'} does not say the width of its vectors (hidden_size)")
     return width
@@ -177,9 +208,8 @@ def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model has positions for {positions} tokens "
             f"({path / 'config.json'})"
         )
-    said = _limit(path / "sentence_bert_config.json", "max_seq_length")
-    limit = _limit(path / "tokenizer_config.json", "model_max_length")
-    return spec.max_tokens or min(value for value in (positions or POSITIONS, said, limit) if value)
+    said = [limit for limit in [_limit(*place) for place in limits_of(path)] if limit]
+    return spec.max_tokens or min([positions or POSITIONS, *said[:1]])
 
 
 def _positions(path: Path, config: Config) -> int | None:
@@ -195,9 +225,8 @@ def _positions(path: Path, config: Config) -> int | None:
     return positions
 
 
-def _limit(file: Path, key: str) -> int | None:
+def _limit(file: Path, key: str, value: object) -> int | None:
     """A limit in tokens; None where there is none, which some tokenizers write as a number beyond all bounds."""
-    value = read_object(file).get(key)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return _whole(file, {key: int(value) if isinstance(value, float) else value}, key)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import UnavailableError
+from engine.intake.tokens import sentence_config
 from engine.models.layout import Module, read_object
 from engine.models.network import PACKED_TYPES
 
@@ -27,8 +28,14 @@ PLAIN_ACTIVATIONS = ("gelu", "relu")
 def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> None:
     """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says."""
     _check_config(path / "config.json", config)
+    if (path / "adapter_config.json").is_file():
+        raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported; merge it into the weights")
     for module in modules:
         _require(path / "modules.json", "type", module.type, _is_module, "not a module of sentence-transformers")
+        if module.kind == "Transformer" and Path(module.path) != Path():
+            raise UnavailableError(
+                f"{path / 'modules.json'}: path is {module.path!r}; a Transformer must lie in the model's directory"
+            )
     for module in modules:
         file = path / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
@@ -38,8 +45,8 @@ def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> Non
             for key, value in read_object(file).items():
                 if key.startswith("pooling_mode_"):
                     _require(file, key, value, _is_flag, "not true or false")
-    lower = read_object(path / "sentence_bert_config.json").get("do_lower_case")
-    _require(path / "sentence_bert_config.json", "do_lower_case", lower, _is_flag, "not true or false")
+    file, said = sentence_config(path)
+    _require(file, "do_lower_case", said.get("do_lower_case"), _is_flag, "not true or false")
 
 
 def _check_config(file: Path, config: Config) -> None:

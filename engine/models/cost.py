@@ -23,14 +23,14 @@ def cost_of(config: Mapping[str, object]) -> Cost | None:
     """
     inside = config.get("text_config")
     config = {**config, **inside} if isinstance(inside, Mapping) else config
-    width = _whole(config, "hidden_size", "n_embd", "d_model")
+    width = _whole(config, "hidden_size", "n_embd", "d_model", "dim")
     depth = _whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if width is None or depth is None:
         return None
     heads = _whole(config, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
     size = _whole(config, "head_dim", "d_kv") or max(1, width // heads)
     shared = _whole(config, "num_key_value_heads") or heads
-    inner = _whole(config, "intermediate_size", "n_inner", "d_ff") or 4 * width
+    inner = _whole(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * width
     attention = 2 * width * size * (heads + shared)
     feed_forward = (3 if _gated(config) else 2) * width * inner
     return Cost(per_token=2.0 * depth * (attention + feed_forward), per_pair=4.0 * depth * heads * size)

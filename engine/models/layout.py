@@ -14,9 +14,10 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import UnavailableError
+from engine.intake.tokens import SENTENCE_CONFIGS
 
 WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
-SETTINGS = ("sentence_bert_config.json", "tokenizer_config.json", "config_sentence_transformers.json")
+SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""What sentence-transformers is told by a model beside its configuration: used as it stands, harmless, or refused.
+
+Its own settings file, the tokenizer's and the cut of its vectors count. Whatever would change vectors and is not done
+here is an UnavailableError that names model, file and key.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import UnavailableError
+from engine.intake.tokens import sentence_config
+from engine.models.layout import read_object
+
+Said = Mapping[str, object]
+USED = ("max_seq_length", "do_lower_case")
+UNHEARD = ("unpad_inputs", "backend", "cache_dir")
+"""They say how a library computes, and not what."""
+PLACES = ("trust_remote_code", "code_revision", "revision", "subfolder", "token", "cache_dir", "local_files_only")
+"""sentence-transformers says these itself, whatever a file says."""
+KERNELS = ("torch_dtype", "dtype", "attn_implementation")
+"""The registry says these."""
+HARMLESS = {
+    "model": (*PLACES, *KERNELS, "low_cpu_mem_usage", "use_safetensors", "add_pooling_layer"),
+    "config": (*PLACES, *KERNELS, "use_cache"),
+    "tokenizer": (*PLACES, "use_fast", "padding_side", "clean_up_tokenization_spaces"),
+    "text": ("padding", "padding_side", "pad_to_multiple_of", "return_tensors"),
+}
+GROUPS = {
+    "model_args": "model",
+    "model_kwargs": "model",
+    "config_args": "config",
+    "config_kwargs": "config",
+    "tokenizer_args": "tokenizer",
+    "processor_kwargs": "tokenizer",
+}
+PLAIN = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    "modality_config.text.method": "forward",
+    "modality_config.text.method_output_name": "last_hidden_state",
+}
+"""What a model that turns text into vectors says of itself since sentence-transformers 5.4."""
+CUT_WHOLE = (True, "longest_first")
+
+
+class _Truncation(msgspec.Struct):
+    direction: str = "Right"
+
+
+class _Tokenizer(msgspec.Struct):
+    truncation: _Truncation | None = None
+
+
+def check_sentence(model: str, path: Path, config: Said) -> None:
+    """Raise UnavailableError for a setting that would change vectors and is not done here; `config` is config.json."""
+    file, said = sentence_config(path)
+    for key, value in _unknown(said, config):
+        raise UnavailableError(
+            f"model {model}: {file}: {key} is {str(repr(value))[:100]}, which would change its vectors and is not "
+            "supported"
+        )
+    side = next((place for place in _sides(path) if place[2] is not None), None)
+    if side and side[2] != "right":
+        raise UnavailableError(
+            f"model {model}: {side[0]}: {side[1]} is {str(repr(side[2]))[:100]}; only the end of a text that is too "
+            "long can be cut off"
+        )
+
+
+def check_whole(model: str, path: Path, dim: int) -> None:
+    """Raise UnavailableError where the model's `dim` numbers are to be cut by its own settings."""
+    file = path / "config_sentence_transformers.json"
+    cut = read_object(file).get("truncate_dim")
+    if cut is not None and not (isinstance(cut, int) and cut >= dim):
+        raise UnavailableError(
+            f"model {model}: {file}: truncate_dim is {str(repr(cut))[:100]}, but its vectors have {dim} dimensions and "
+            f"are cut here by --dim only; remove truncate_dim and give matryoshka in [models.{model}]"
+        )
+
+
+def limits_of(path: Path) -> Iterator[tuple[Path, str, object]]:
+    """File, key and value of each limit on tokens, the one that outdoes the others first; a value may be None."""
+    file, said = sentence_config(path)
+    for group in ("tokenizer_args", "processor_kwargs"):
+        yield file, f"{group}.model_max_length", _group(said, group).get("model_max_length")
+    yield file, "max_seq_length", said.get("max_seq_length")
+    own = path / "tokenizer_config.json"
+    for key in ("model_max_length", "max_len"):
+        yield own, key, read_object(own).get(key)
+
+
+def _unknown(said: Said, config: Said) -> Iterator[tuple[str, object]]:
+    """Keys and values that are neither used nor harmless."""
+    for key, value in said.items():
+        if value is None or value == {} or key in USED or key in UNHEARD:
+            continue
+        if key not in (*GROUPS, "processing_kwargs", "modality_config") or not isinstance(value, dict):
+            if PLAIN.get(key) != value:
+                yield key, value
+        elif key == "modality_config":
+            text = _group(value, "text")
+            for name in ("method", "method_output_name"):
+                if PLAIN[place := f"{key}.text.{name}"] != text.get(name):
+                    yield place, text.get(name)
+        elif key == "processing_kwargs":
+            for bucket in ("common", "text"):
+                yield from _unfit(f"{key}.{bucket}", _group(value, bucket), "text", {})
+        else:
+            yield from _unfit(key, value, GROUPS[key], config if GROUPS[key] == "config" else {})
+
+
+def _unfit(place: str, group: Said, kind: str, config: Said) -> Iterator[tuple[str, object]]:
+    for key, value in group.items():
+        used = key in ("model_max_length", "truncation_side") and kind == "tokenizer"
+        same = (key in config and config[key] == value) or (key == "truncation" and value in CUT_WHOLE)
+        if not (used or same or key in HARMLESS[kind]):
+            yield f"{place}.{key}", value
+
+
+def _sides(path: Path) -> Iterator[tuple[Path, str, object]]:
+    """File, key and value of each word on where texts are cut, the one that outdoes the others first."""
+    file, said = sentence_config(path)
+    for group in ("tokenizer_args", "processor_kwargs"):
+        yield file, f"{group}.truncation_side", _group(said, group).get("truncation_side")
+    own = path / "tokenizer_config.json"
+    yield own, "truncation_side", read_object(own).get("truncation_side")
+    file = path / "tokenizer.json"
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, OSError):  # what is wrong with it is told by its trial
+        found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer).truncation
+        yield file, "truncation.direction", found and found.direction.lower()
+
+
+def _group(said: Said, key: str) -> Said:
+    found = said.get(key)
+    return found if isinstance(found, dict) else {}
