@@ -147,6 +147,22 @@ def test_GIVEN_a_disk_that_refuses_a_file_WHEN_opened_THEN_it_is_no_usage_error_
     assert "free space" in failed.stderr
 
 
+@pytest.mark.parametrize("spare", [1, 2, 3, 4])
+def test_a_whole_store_is_not_called_damaged_where_the_limit_of_open_files_is_met(tmp_path, spare):
+    open_store(tmp_path).close()
+    code = f"""{OPEN}
+import os, qdrant_edge, resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1 + {spare - 1}, most))
+try:
+    Store.open_for_write(Path(sys.argv[1]), "docs", {{"small": 8}}, {MANIFEST})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = run_python(code, tmp_path).stdout
+    assert said.startswith("InterlockError ") and "raise the limit of open files (ulimit -n), then deliver" in said
+
+
 def test_GIVEN_a_parent_that_is_a_file_WHEN_opened_for_write_THEN_the_path_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InterlockError, match="file/docs failed while writing manifest"):

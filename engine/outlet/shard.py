@@ -34,6 +34,7 @@ TRIES, PAUSE = 5, 0.02
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
+LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 def collections(directory: Path) -> list[str]:
@@ -259,7 +260,7 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
 def _unopenable(path: Path, cause: BaseException) -> InterlockError:
     if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
         return UsageError(f"{path} is in use by another process: wait for it, or choose another --qdrant DIR")
-    if _disk_error(cause):
+    if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening", cause)
     return UsageError(
         f"{path} cannot be opened as an embedded collection ({cause}): it is damaged or not Interlock's. "
@@ -268,14 +269,17 @@ def _unopenable(path: Path, cause: BaseException) -> InterlockError:
 
 
 def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
-    advice = "free space or mend the disk's permissions" if _disk_error(cause) else "see the cause"
+    code = _code(cause)
+    advice = "free space or mend the disk's permissions" if code in DISK_ERRORS else "see the cause"
+    if code in LIMITS:
+        advice = remedy(OSError(code, "")).removesuffix(" and do it again")
     return InterlockError(
         f"the embedded store {path} failed while {doing}: {cause}. To go on: {advice}, then deliver again "
         "(what is there is kept), or choose another --qdrant DIR"
     )
 
 
-def _disk_error(cause: BaseException) -> bool:
-    told = re.search(r"os error (\d+)", str(cause))
-    code = cause.errno if isinstance(cause, OSError) else int(told[1]) if told else None
-    return code in DISK_ERRORS
+def _code(cause: BaseException) -> int | None:
+    """The system's number of an error, which the engine has in its words."""
+    told = re.search(r"(?:os error |Os \{ code: )(\d+)", str(cause))
+    return cause.errno if isinstance(cause, OSError) else int(told[1]) if told else None
