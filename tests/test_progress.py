@@ -190,3 +190,8 @@ def test_the_cost_of_a_token_is_twice_the_numbers_in_the_matrices_of_its_layers(
 )
 def test_a_configuration_that_does_not_say_its_size_has_no_cost(config):
     assert cost_of(config) is None
+
+
+def test_the_words_of_distilbert_cost_what_those_of_bert_do():
+    bert = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1024}
+    assert cost_of({"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 1024}) == cost_of(bert)
