@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from engine.config import load
@@ -13,6 +14,7 @@ from engine.errors import ExitCode, UnavailableError
 from engine.gpu.cpu import CpuDevice
 from engine.gpu.lease import Lessor
 from engine.intake.tokens import SENTENCE_CONFIGS
+from engine.models import weights
 from engine.models.assets import Policy, resolve
 from engine.models.card import read_card
 from engine.models.registry import extended, find
@@ -281,3 +283,11 @@ def test_the_fingerprint_of_a_model_without_other_settings_files_is_what_it_was(
     hashes = {name: hashlib.sha256((model / name).read_bytes()).hexdigest() for name in names}
     expected = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
     assert looked_at(model)[1].fingerprint == expected
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_precision_in_the_settings_file_is_not_that_of_the_row(tmp_path, key):
+    model = tiny_model(tmp_path / "model", kind="electra")
+    edit(model / BERT, model_args={key: "float16"})
+    network = weights.load(card_of(model))
+    assert {tensor.dtype for tensor in network.parameters()} == {torch.float32}

@@ -221,7 +221,7 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
         local_files_only=True,
         trust_remote_code=False,
         model_kwargs={
-            "torch_dtype": DTYPES[card.dtype],
+            "dtype": DTYPES[card.dtype],
             "use_safetensors": True,
             "attn_implementation": card.attention,
         },
