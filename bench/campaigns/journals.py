@@ -1,7 +1,7 @@
 """The journal of a run cut at every byte, with bits flipped, lines swapped, dropped and doubled.
 
 What is read of it, by `watch`, by a resume and by the summary, is a beginning of what was written, or an error that
-names it; and a run whose journal was cut anywhere is continued to the undisturbed run's bytes.
+names it; and a run whose journal was cut anywhere behind its first line is continued to the undisturbed run's bytes.
 """
 
 import random
@@ -62,10 +62,12 @@ def trial(room: Room) -> Report:
     )
     report.wrong += aside(lambda: _read(journals, data, room.directory("journals")))
     run = room.copied(source)
-    (run / "journal.jsonl").write_bytes(room.rng.choice(journals))
+    chosen = room.rng.choice(journals)
+    (run / "journal.jsonl").write_bytes(chosen)
     outcome = carry_out(room.field.command(run, PLAIN, "--resume"), room.place)
     report.tried["then resume"] += 1
-    judge = room.field.must_be_right if cuts else room.field.right_or_refused
+    begun = cuts and b"\n" in chosen  # what a run was begun with is its first line
+    judge = room.field.must_be_right if begun else room.field.right_or_refused
     report.wrong += [f"{name}, resume: {each}" for each in judge(outcome, run, PLAIN)]
     return report
 
