@@ -27,9 +27,10 @@ def keep(result: Mapping[str, Any], path: Path | None, sources: Sequence[str]) -
 
 
 def stamp(sources: Sequence[str]) -> dict[str, Any]:
-    """Commit, day and sources, as of now."""
+    """Commit, day and sources; one whose files changed while it was measured is older than they are."""
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"commit": commit(), "date": day, "sources": list(sources), "sources_sha256": digest(sources)}
+    same = digest(sources) if commit() == BEGAN else ""
+    return {"commit": BEGAN, "date": day, "sources": list(sources), "sources_sha256": same}
 
 
 def commit() -> str:
@@ -70,3 +71,7 @@ def _files(root: Path, source: str) -> list[Path]:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+BEGAN = commit()
+"""What is measured: the commit at the start of this process."""

@@ -268,15 +268,15 @@ def subjects() -> list[Subject]:
         Subject("plan, rows", _sizes(150_000), _plan_rows),
         Subject("plan, repeats", _sizes(150_000), _plan_repeats),
         Subject("plan, files", _sizes(32_000), _plan_files),
-        Subject("plan, collections", _sizes(20_000), _plan_collections),
+        Subject("plan, collections", _sizes(20_000, 2), _plan_collections),
         Subject("plan, refusals", _sizes(500_000), _plan_refusals),
         Subject("run, rows", _sizes(40_000), _run_rows),
         Subject("run, repeats", _sizes(60_000), _run_repeats),
         Subject("run, rows into a store", _sizes(12_000), _run_store),
-        Subject("run, collections", _sizes(800), _run_collections),
+        Subject("run, collections", _sizes(1_200, 2), _run_collections),
         Subject("run, refusals", _sizes(500_000), _run_refusals),
         Subject("run, parked rows", _sizes(12_000), _run_parked),
-        Subject("run, collections with parked rows", _sizes(600), _run_parked_everywhere),
+        Subject("run, collections with parked rows", _sizes(1_200, 2), _run_parked_everywhere),
         Subject("run, reused rows", _sizes(60_000), _reuse),
         Subject("resume, rows", _sizes(60_000), _resume),
         Subject("view, collections", _sizes(1_000), _view_collections),
@@ -285,6 +285,6 @@ def subjects() -> list[Subject]:
     ]
 
 
-def _sizes(most: int) -> list[int]:
-    """Four sizes, each four times the one before: hash tables double, and are equally full at all of them."""
-    return [round(most / 4**step) for step in (3, 2, 1, 0)]
+def _sizes(most: int, step: int = 4) -> list[int]:
+    """Four sizes, each two or four times the one before: hash tables double, and are equally full at all of them."""
+    return [round(most / step**back) for back in (3, 2, 1, 0)]
