@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+CODE = ("engine", "console")
 UNRECORDED, OLDER = "commit not recorded", "older than the code"
 
 
@@ -27,9 +28,9 @@ def keep(result: Mapping[str, Any], path: Path | None, sources: Sequence[str]) -
 
 
 def stamp(sources: Sequence[str]) -> dict[str, Any]:
-    """Commit, day and sources; one whose files changed while it was measured is older than they are."""
+    """Commit, day and sources; where code changed while it was measured, the result is older than the code."""
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    same = digest(sources) if commit() == BEGAN else ""
+    same = digest(sources) if digest(CODE) == MEASURED else ""
     return {"commit": BEGAN, "date": day, "sources": list(sources), "sources_sha256": same}
 
 
@@ -73,5 +74,5 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-BEGAN = commit()
-"""What is measured: the commit at the start of this process."""
+BEGAN, MEASURED = commit(), digest(CODE)
+"""What is measured: the commit and the code at the start of this process."""

@@ -23,13 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from bench import evidence, machine
-from bench.campaign import commit
+from bench.campaign import commit, scratch
 from bench.campaigns.process import Outcome, aside, start, warm, wrongs
 from bench.growths import Ground, Subject, subjects
 from tests import builders
 
 SOURCES = ("engine",)
 MOST = 1.1
+LEAST_RISEN = 3
+"""Sizes that an exponent is told from."""
 TELLING_SECONDS, TELLING_MIB = 0.15, 16.0
 """Growth below this is noise, and no exponent is told."""
 RESULT = Path(__file__).parent / "results" / "growth.json"
@@ -50,8 +52,13 @@ def _error(grown: np.ndarray, y: np.ndarray) -> float:
     """Of the best `a + b * grown`, which is not seen below the least: starting takes some memory and gives it back."""
     found = []
     for columns in ([np.ones_like(grown), grown], [grown]):
-        matrix = np.stack(columns, axis=1)
-        parts = np.linalg.lstsq(matrix / y[:, None], np.ones_like(y), rcond=None)[0]
+        matrix, risen = np.stack(columns, axis=1), np.ones(len(y), bool)
+        for _ in y:  # what lies below tells nothing of a and b
+            parts = np.linalg.lstsq((matrix / y[:, None])[risen], np.ones(risen.sum()), rcond=None)[0]
+            above = matrix @ parts > y.min()
+            if above.sum() < LEAST_RISEN:
+                break
+            risen = above
         seen = np.maximum(matrix @ parts, y.min())
         found.append(float(((seen / y - 1) ** 2).sum()) if (parts >= 0).all() else np.inf)
     return min(found)
@@ -146,8 +153,8 @@ def main() -> None:
         options.share, options.rounds = 0.01, 1
     about, began = machine.describe(), time.monotonic()
     warm()
-    with tempfile.TemporaryDirectory() as made:
-        ground = Ground(Path(made))
+    with scratch() as made:  # in memory, where no disk makes one size slower than another
+        ground = Ground(made)
         chosen = [each for each in subjects() if not options.only or each.name.startswith(tuple(options.only))]
         found = []
         for subject in chosen:

@@ -261,7 +261,7 @@ def subjects() -> list[Subject]:
         "samples": (ev.DeviceSampled, 60_000),
         "warnings": (ev.Warned, 60_000),
         "mitigations": (ev.Mitigated, 60_000),
-        "leases": (ev.LeaseGranted, 20_000),
+        "leases": (ev.LeaseGranted, 80_000),
         "sessions": (None, 2_000),
     }
     return [
@@ -273,10 +273,10 @@ def subjects() -> list[Subject]:
         Subject("run, rows", _sizes(40_000), _run_rows),
         Subject("run, repeats", _sizes(60_000), _run_repeats),
         Subject("run, rows into a store", _sizes(12_000), _run_store),
-        Subject("run, collections", _sizes(1_200, 2), _run_collections),
+        Subject("run, collections", _sizes(2_400), _run_collections),
         Subject("run, refusals", _sizes(500_000), _run_refusals),
         Subject("run, parked rows", _sizes(12_000), _run_parked),
-        Subject("run, collections with parked rows", _sizes(1_200, 2), _run_parked_everywhere),
+        Subject("run, collections with parked rows", _sizes(2_400), _run_parked_everywhere),
         Subject("run, reused rows", _sizes(60_000), _reuse),
         Subject("resume, rows", _sizes(60_000), _resume),
         Subject("view, collections", _sizes(1_000), _view_collections),

@@ -91,8 +91,9 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     state.status, state.reason, state.exit_code = None, "", None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
-    for lease in state.leases.values():
-        lease.left = lease.held_seconds is None
+    for lease in state.held.values():
+        lease.left = True
+    state.held.clear()
     state.models.clear()
     state.tokenised.clear()
     state.schedule = event.schedule or state.schedule
@@ -152,7 +153,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:
                 state.current_pass, state.latest_batch = event.model_pass, None
-            state.leases[event.lease] = Lease(
+            state.leases[event.lease] = state.held[event.lease] = Lease(
                 event.lease,
                 event.model_pass,
                 event.model,
@@ -172,6 +173,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             lease.warm = event.warm
         case ev.LeaseReleased(lease=name) if lease := state.leases.get(name):
             lease.held_seconds = event.held_seconds
+            state.held.pop(name, None)
             lease.receipts = event.receipts
             for receipt in event.receipts:
                 if gauge := state.devices.get(receipt.device):

@@ -181,7 +181,7 @@ class Snapshot:
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """What the state says now, where `seq` is that of the entry folded last."""
     started = state.started
-    held = [lease for lease in state.leases.values() if lease.held]
+    held = list(state.held.values())
     shares = (share for each in state.collections.values() for share in each.shares.values())
     priced = all(share.flops for share in shares if share.batches)
     latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
