@@ -243,14 +243,15 @@ def _watch(run: Path) -> None:
     """Read and fold it as `watch` does, and fold its summary."""
     from console.tail import Tail
     from engine.record import summary
-    from engine.record.fold import fold
+    from engine.record.fold import fold, uncollected
     from engine.record.snapshot import snapshot
     from engine.record.state import RunState
 
     tail, state = Tail(run / "journal.jsonl"), RunState()
     while entries := tail.more()[1]:
-        for entry in entries:
-            fold(state, entry)
+        with uncollected():
+            for entry in entries:
+                fold(state, entry)
         snapshot(state, entries[-1].seq)
     summary.dumps(summary.summarise(state))
 

@@ -19,7 +19,7 @@ from engine.errors import InterlockError, UsageError
 from engine.passes.controls import Controls
 from engine.record import journal
 from engine.record.events import Entry
-from engine.record.fold import fold
+from engine.record.fold import fold, uncollected
 from engine.record.ring import Ring
 from engine.record.snapshot import Snapshot, snapshot
 from engine.record.state import RunState
@@ -82,7 +82,7 @@ class _Told(ABC):
 
     def _take(self, entries: list[Entry]) -> None:
         for start in range(0, len(entries), CHUNK):
-            with self._lock:
+            with self._lock, uncollected():
                 for entry in entries[start : start + CHUNK]:
                     fold(self._state, entry)
                     self._ring.add(entry)

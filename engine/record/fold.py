@@ -3,13 +3,27 @@
 Folding the journal of a run gives the same state as having watched it.
 """
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
 from engine.record import events as ev
 from engine.record.events import Entry
 from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Make much that stays without the collector: it would walk a long history over and over, and find nothing."""
+    working = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if working:
+            gc.enable()
 
 
 def fold(state: RunState, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.record.events import AnyEvent, Entry
-from engine.record.fold import fold
+from engine.record.fold import fold, uncollected
 from engine.record.journal import Journal
 from engine.record.ring import Ring
 from engine.record.snapshot import Snapshot, snapshot
@@ -35,9 +35,10 @@ class Recorder:
         self.device_kind = device_kind
         self._state = RunState()
         self._next = 0
-        for entry in journal.replay():
-            fold(self._state, entry)
-            self._next = entry.seq + 1
+        with uncollected():
+            for entry in journal.replay():
+                fold(self._state, entry)
+                self._next = entry.seq + 1
         self.first = self._next
         self.session = self._state.session + 1 if self._next else 0
         self._ring = Ring()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.record import durable
 from engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
+from engine.record.fold import uncollected
 from engine.record.safe import unarmed
 from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
@@ -277,6 +278,7 @@ class Summary(Part):
     warnings: list[str]
 
 
+@uncollected()
 def summarise(state: RunState) -> Summary:
     """The summary of a state that has seen at least `run_started`."""
     started = state.started
@@ -309,6 +311,7 @@ def summarise(state: RunState) -> Summary:
     )
 
 
+@uncollected()
 def dumps(summary: Summary) -> bytes:
     """The bytes of `summary.json`."""
     return unarmed(summary.model_dump_json(indent=2).encode()) + b"\n"
