@@ -96,6 +96,13 @@ def _start(way: Way, report: Path) -> OnTerminal:
     return OnTerminal([sys.executable, "-m", "tests.test_driver", report, way.seconds, *flags], cwd=ROOT)
 
 
+def _busy(terminal: OnTerminal) -> float:
+    """The share of a second that it computes."""
+    before, began = terminal.cpu_seconds(), time.monotonic()
+    time.sleep(1.0)
+    return (terminal.cpu_seconds() - before) / (time.monotonic() - began)
+
+
 def _leave(terminal: OnTerminal, report: Path, way: Way) -> Ended:
     if way.early:
         _wait_until(report.with_suffix(".log").exists)
@@ -109,9 +116,7 @@ def _leave(terminal: OnTerminal, report: Path, way: Way) -> Ended:
     elif not way.early:
         terminal.hang_up()
     time.sleep(0.5)
-    before, began = terminal.cpu_seconds(), time.monotonic()
-    time.sleep(1.0)
-    busy = (terminal.cpu_seconds() - before) / (time.monotonic() - began)
+    busy = min(_busy(terminal) for _ in range(1 if way.stalls else 3))  # leaving takes a while, spinning has no end
     terminal.signal(signal.SIGHUP)  # as shells do, once more
     if way.signal_only:
         terminal.go_on()
