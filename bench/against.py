@@ -123,11 +123,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     machine.quick(parser, only=["encode"], count=8, texts=8, rounds=1, repeats=1)
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    options = parser.parse_args()
-    result = measure(options)
-    show(result)
-    evidence.keep(result, options.json, SOURCES)
+    evidence.gather(parser, measure, show, SOURCES)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@
 No host names and no paths outside the repository come out of here.
 """
 
+import argparse
 import datetime
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,20 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 CODE = ("engine", "console")
 UNRECORDED, OLDER = "commit not recorded", "older than the code"
+
+
+def gather(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+    sources: Sequence[str],
+) -> None:
+    """Measure what the command line asks for, show it, and keep it where `--json` says."""
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    options = parser.parse_args()
+    result = measure(options)
+    show(result)
+    keep(result, options.json, sources)
 
 
 def keep(result: Mapping[str, Any], path: Path | None, sources: Sequence[str]) -> None:

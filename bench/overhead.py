@@ -88,11 +88,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--qdrant", action="store_true", help="deliver into an embedded store too")
     machine.quick(parser, chunks=40)
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    options = parser.parse_args()
-    result = measure(options)
-    show(result)
-    evidence.keep(result, options.json, SOURCES)
+    evidence.gather(parser, measure, show, SOURCES)
 
 
 if __name__ == "__main__":

@@ -112,11 +112,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6")
     parser.add_argument("--rounds", type=int, default=5)
     machine.quick(parser, rounds=1)
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    options = parser.parse_args()
-    result = measure(options)
-    show(result)
-    evidence.keep(result, options.json, SOURCES)
+    evidence.gather(parser, measure, show, SOURCES)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         found, left = super().parse_known_args(args, namespace)
         if left:
             told = ", ".join(each + self._meant(each) for each in left)
-            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: not known: {safe(told)}\n")
+            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {safe(told)}\n")
         return found, left
 
     def _meant(self, argument: str) -> str:

@@ -107,8 +107,8 @@ def knob(
     default: str, parse: Callable[[str], Any], metavar: str, text: str, *, screen: bool = False, kept: str = ""
 ) -> Any:
     """A field of `Settings`: its default as text, how text becomes a value, and its help; `screen` where it changes
-    only what an operator sees. A continued run has its `kept` ones from its beginning unless one of those that are kept
-    together, under the same word, is given."""
+    only what an operator sees. A resumed run keeps the value it was begun with for every setting that has a `kept`
+    group, unless one of that group is given now."""
     return field(
         default_factory=lambda: parse(default),
         metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "screen": screen, "kept": kept},

@@ -11,7 +11,8 @@ import string
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -256,3 +257,15 @@ def hub_snapshot(cache_directory: Path, repo: str, model: Path, commit: str, rev
 def _json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """As a user for whom permissions count."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)

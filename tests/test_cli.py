@@ -73,10 +73,10 @@ def test_GIVEN_a_wrong_command_line_WHEN_read_THEN_it_exits_2_and_says_so_on_std
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["run", "x", "--rooster", "y"], "interlock run: error: not known: --rooster (did you mean --roster?), y\n"),
-        (["watch", "x", "--sped=3"], "interlock watch: error: not known: --sped=3 (did you mean --speed?)\n"),
-        (["view", "x", "--qqq"], "interlock view: error: not known: --qqq\n"),
-        (["run", "x", f"--{HOSTILE}"], "interlock run: error: not known: --"),
+        (["run", "x", "--rooster", "y"], "interlock run: error: unknown: --rooster (did you mean --roster?), y\n"),
+        (["watch", "x", "--sped=3"], "interlock watch: error: unknown: --sped=3 (did you mean --speed?)\n"),
+        (["view", "x", "--qqq"], "interlock view: error: unknown: --qqq\n"),
+        (["run", "x", f"--{HOSTILE}"], "interlock run: error: unknown: --"),
         (["run", "x", "--roster", "all-minilm"], "no model 'all-minilm' (did you mean all-minilm-l6?); there are: "),
         (["run", "x", "--roster", "zzz"], "no model 'zzz'; there are: "),
     ],

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.errors import UsageError
 from engine.intake.collections import Refusal, discover, qdrant_name
-from tests.builders import ROOT, corpus, interlock
+from tests.builders import ROOT, corpus, interlock, unprivileged
 
 
 def refused(root, name="Docs"):
@@ -252,18 +251,6 @@ def nobody():
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
-
-
-@contextmanager
-def unprivileged():
-    """As a user for whom permissions count."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o711])

@@ -1,14 +1,12 @@
 """Tokenizers and settings of models as untrusted input: refused by file and reason, never the end of the process."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,7 @@ from engine.passes.controls import Controls
 from engine.passes.encoder import encoder_for
 from engine.record.events import ArtefactWritten, PassFailed
 from engine.run import Run
-from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model
+from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model, unprivileged
 
 
 def cards(directory):
@@ -278,18 +276,6 @@ def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, 
             cards(model)
 
 
-@contextmanager
-def unprivileged():
-    """As a user for whom permissions count."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "modules.json"])
 def test_a_file_of_a_model_that_may_not_be_read_is_told_as_that(name):
     with tempfile.TemporaryDirectory() as directory:
@@ -337,6 +323,17 @@ def test_weights_that_are_overwritten_while_they_compute_change_no_vector(tmp_pa
     file.write_bytes((other / file.name).read_bytes())
     np.testing.assert_array_equal(encoder.encode(rows), before)
     assert str(file) not in Path("/proc/self/maps").read_text()  # or it would die of a signal where it is cut short
+
+
+def test_weights_that_were_mapped_are_never_in_memory_twice(tmp_path):
+    (card,) = cards(tiny_model(tmp_path / "model", kind="electra", width=768, layers=6))
+    device = CpuDevice()
+    device.reclaim()
+    device.start_peak()
+    before = device.memory().occupied
+    attached = weights.attach_to_host(card, device)
+    assert attached.bytes > 100 << 20
+    assert device.peak().occupied - before < 1.5 * attached.bytes
 
 
 def test_weights_that_are_others_while_they_are_loaded_are_refused_though_they_are_put_back(tmp_path, monkeypatch):

@@ -1,11 +1,15 @@
 """The tensors of safetensors files, read one at a time into memory of their own.
 
-The library's own loader maps the file, and its pages count in the resident set beside every copy made of them; on a
-host with a memory ceiling that doubles what attaching a model costs. Format: huggingface.co/docs/safetensors.
+The library's own loader maps the file: what is written into it later is computed with, one that is cut short ends the
+process, and its pages count in the resident set beside every copy made of them. On a host with a memory ceiling that
+doubles what attaching a model costs. Format: huggingface.co/docs/safetensors.
 """
 
+import ctypes
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -35,6 +39,36 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def unmap(tensors: Iterable[torch.Tensor], files: Sequence[Path]) -> None:
+    """Give each tensor memory of its own; pages of `files` that it was mapped from are let go as they are copied."""
+    mapped = _mapped(files)
+    for tensor in tensors:
+        before = tensor.data
+        tensor.data = before.clone()
+        if any(before.data_ptr() in place for place in mapped):
+            _let_go(before)
+
+
+def _mapped(files: Sequence[Path]) -> list[range]:
+    """The addresses at which this process has the files mapped; none where no system tells."""
+    names, found = {str(file.resolve()) for file in files}, []
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            place, _, rest = line.partition(" ")
+            if rest.split(maxsplit=4)[-1] in names:
+                start, stop = (int(address, 16) for address in place.split("-"))
+                found.append(range(start, stop))
+    return found
+
+
+def _let_go(mapped: torch.Tensor) -> None:
+    """Take the whole pages of a mapped tensor out of the resident set; they stay in their file."""
+    start = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (mapped.data_ptr() + mapped.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _header(file: Path) -> dict[str, tuple[Path, int, str, list[int]]]:

@@ -22,7 +22,7 @@ from engine.models.card import ModelCard
 from engine.models.network import PackedEncoder
 from engine.models.stages import by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from engine.models.streaming import Stage, Streaming
-from engine.models.tensors import TensorFiles
+from engine.models.tensors import TensorFiles, unmap
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -145,7 +145,7 @@ def load(card: ModelCard) -> nn.Module:
     """
     looked = card.snapshot.stamped()
     try:
-        network = _packed(card) if card.packed else _owned(_graph(card))
+        network = _packed(card) if card.packed else _graph(card)
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
@@ -204,18 +204,11 @@ def _packed(card: ModelCard) -> PackedEncoder:
     return PackedEncoder.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
 
 
-def _owned(network: nn.Module) -> nn.Module:
-    """The network in memory of its own: as it was loaded, it is the file, and becomes what is written there later."""
-    for tensor in (*network.parameters(), *network.buffers()):
-        tensor.data = tensor.data.clone()
-    return network
-
-
 def _graph(card: ModelCard) -> "SentenceTransformer":
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(
+    network = SentenceTransformer(
         str(card.snapshot.path),
         device="cpu",
         local_files_only=True,
@@ -226,3 +219,5 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
             "attn_implementation": card.attention,
         },
     ).eval()
+    unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
+    return network

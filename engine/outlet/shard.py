@@ -82,8 +82,7 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
     """Raise now, and write nothing, what opening this collection for write would raise later.
 
     UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that another
-    process has open, and a place where no directory can be made; InterlockError for a
-    disk without room.
+    process has open, and a place where no directory can be made; InterlockError for a disk without room.
     """
     check_names(collection, dims)
     path = directory / collection

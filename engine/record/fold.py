@@ -16,7 +16,7 @@ from engine.record.state import Collection, Control, Gauge, Lease, RunState, Sha
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Make much that stays without the collector: it would walk a long history over and over, and find nothing."""
+    """Switch the garbage collector off: it would walk a growing history again and again, and find nothing."""
     working = gc.isenabled()
     gc.disable()
     try:

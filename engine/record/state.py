@@ -172,7 +172,7 @@ class RunState:
     collections: dict[str, Collection] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     held: dict[str, Lease] = field(default_factory=dict)
-    """Those of them that are: looked for among all, many would cost every look."""
+    """The leases that are held now; searching all of them would slow down every snapshot."""
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
     parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
     """By pass, collection and row."""

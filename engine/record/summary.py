@@ -290,7 +290,7 @@ def summarise(state: RunState) -> Summary:
         exit_code=state.exit_code,
         started_at=_iso(state.began_at),
         finished_at=_iso(state.latest_at),
-        seconds=round(state.elapsed, 3) if _timed(state) else None,
+        seconds=round(state.elapsed, 3) if state.timed else None,
         sessions=state.session + 1,
         batches_lost=state.batches_lost,
         device_kind=state.device_kind,
@@ -381,7 +381,7 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     entry = state.roster[share.model_pass]
     failure = state.failures.get(share.model_pass)
     whole = share.batches_done == share.batches
-    timed = _timed(state)
+    timed = state.timed
     computed = {place: rows for place, rows in sorted(share.computed.items()) if rows}
     encoded = sum(computed.values())
     return PassSummary(
@@ -407,10 +407,6 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     )
 
 
-def _timed(state: RunState) -> bool:
-    return state.timed
-
-
 def _control(asked: Control) -> ControlSummary:
     return ControlSummary(**{**vars(asked), "at": _iso(asked.at)})
 
@@ -421,12 +417,12 @@ def _device(gauge: Gauge) -> DeviceSummary:
 
 def _mitigation(state: RunState, step: Mitigated) -> Mitigation:
     summary = Mitigation.model_validate(step).model_copy(update={"measured_bytes": step.free, "free_bytes": step.free})
-    return summary if _timed(state) else summary.model_copy(update={"cost_seconds": None})
+    return summary if state.timed else summary.model_copy(update={"cost_seconds": None})
 
 
 def _lease(state: RunState, lease: Lease) -> LeaseSummary:
     summary = LeaseSummary.model_validate(lease)
-    if _timed(state) and timed(lease.device_kind):
+    if state.timed and timed(lease.device_kind):
         return summary
     return summary.model_copy(update={"attach_seconds": None, "held_seconds": None})
 
