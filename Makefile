@@ -21,14 +21,14 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m console.generate --check
-	$(BIN)/python -m console.shots --check
+	$(BIN)/python -m tools.generate --check
+	$(BIN)/python -m tools.screenshots --check
 
 generate: install  ## the parts of README and the schema that are made from code
-	$(BIN)/python -m console.generate
+	$(BIN)/python -m tools.generate
 
 screenshots: install  ## the pictures of every screen, from a scripted run; the PNGs need cairosvg
-	$(BIN)/python -m console.shots
+	$(BIN)/python -m tools.screenshots
 
 bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## README's figures, ten minutes
 
@@ -53,7 +53,7 @@ bench-rest: install  ## the figures that only bench/README.md has; an hour
 	$(BIN)/python bench/law.py --json bench/results/law.json
 	$(BIN)/python bench/screen.py --json bench/results/screen.json
 	$(BIN)/python bench/plans.py --json bench/results/plans.json
-	$(BIN)/python -m console.generate
+	$(BIN)/python -m tools.generate
 
 campaign: install  ## runs killed, starved and lied to, thousands of times; about an hour on two cores
 	$(BIN)/python bench/campaign.py

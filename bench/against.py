@@ -41,8 +41,8 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 def of(tree: Path) -> dict[str, str]:
-    """The environment in which `engine` and `console` are those of a tree."""
-    return {**os.environ, **machine.SINGLE_THREAD, "PYTHONPATH": str(tree)}
+    """The environment in which `interlock` is that of a tree."""
+    return {**os.environ, **machine.SINGLE_THREAD, "PYTHONPATH": f"{tree}/src"}
 
 
 def encoding(tree: Path, options: argparse.Namespace) -> Callable[[], float]:
@@ -64,7 +64,15 @@ def running(tree: Path, options: argparse.Namespace) -> Callable[[], float]:
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as made:
-            command = [sys.executable, "-m", "console.main", "run", str(options.chunks), "--roster", options.model]
+            command = [
+                sys.executable,
+                "-m",
+                "interlock.console.main",
+                "run",
+                str(options.chunks),
+                "--roster",
+                options.model,
+            ]
             where = ["--out", made, "--run-id", "bench", "--qdrant", f"{made}/store", "--threads", "1", "--offline"]
             return spent([*command, *where, "--quiet"], Path(made), of(tree))["cpu"]
 

@@ -8,9 +8,9 @@ import random
 import tempfile
 from pathlib import Path
 
-from console import demo
-from engine.intake.collections import discover
-from engine.intake.corpus import read_corpus
+from interlock.console import demo
+from interlock.engine.intake.collections import discover
+from interlock.engine.intake.corpus import read_corpus
 
 SEED = 7
 PER_FILE = 500

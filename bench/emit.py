@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from console.scripted import Scripted
-from engine.passes.controls import Controls
-from engine.record import journal
-from engine.record.recorder import Recorder
-from engine.record.rundir import RunDirectory
+from interlock.console.scripted import Scripted
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import journal
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
 
 POLL_HZ = 4
 

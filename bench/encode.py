@@ -26,16 +26,16 @@ import numpy as np
 import torch
 import work
 
-from engine.gpu.devices import choose
-from engine.gpu.lease import Lessor
-from engine.intake.tokens import TokenStore, load_tokenizer
-from engine.models.assets import Policy, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.registry import REGISTRY, find
-from engine.models.trace import law_for
-from engine.models.weights import DTYPES, attach_to_host
-from engine.passes.batches import plan
-from engine.passes.encoder import Encoder, encoder_for
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.intake.tokens import TokenStore, load_tokenizer
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import REGISTRY, find
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import DTYPES, attach_to_host
+from interlock.engine.passes.batches import plan
+from interlock.engine.passes.encoder import Encoder, encoder_for
 
 SOURCES = ("engine/passes", "engine/models", "engine/intake/tokens.py")
 SIZES = (32, 4, 8, 16, 64)

@@ -47,11 +47,11 @@ from acceptance.throughput import throughput
 from acceptance.wall import wall
 from acceptance.workbench import CEILING, REAL, SMALL, Bench
 
-from engine.errors import ExitCode, UnavailableError
-from engine.gpu.cuda import CudaDevice
-from engine.gpu.device import Device
-from engine.gpu.devices import describe_host, why_no_gpu
-from engine.gpu.sim import simulated
+from interlock.engine.errors import ExitCode, UnavailableError
+from interlock.engine.gpu.cuda import CudaDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import describe_host, why_no_gpu
+from interlock.engine.gpu.sim import simulated
 
 WHOLE, LAST = 510.0, 530.0
 """Seconds after which no section has time left, and after which what there is is written and the process ends."""

@@ -132,7 +132,7 @@ def big(ground: Ground) -> dict[str, Any]:
 
 
 def _process(ground: Ground, chunks: Path) -> Spent:
-    words = [sys.executable, "-m", "console.main", *map(str, ground.plan(chunks))]
+    words = [sys.executable, "-m", "interlock", *map(str, ground.plan(chunks))]
     child = subprocess.Popen(words, env=builders.environment(machine.SINGLE_THREAD), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from bench.campaigns.process import aside, carry_out
-from engine.record import events as ev
-from engine.record import journal
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal
 from tests import builders
 
 Work = Callable[[], object] | list[object]
@@ -241,11 +241,11 @@ def _watched(kind: type[ev.Event] | None) -> Callable[[Ground, Path, int], Work]
 
 def _watch(run: Path) -> None:
     """Read and fold it as `watch` does, and fold its summary."""
-    from console.tail import Tail
-    from engine.record import summary
-    from engine.record.fold import fold, uncollected
-    from engine.record.snapshot import snapshot
-    from engine.record.state import RunState
+    from interlock.console.sources.tail import Tail
+    from interlock.engine.record import summary
+    from interlock.engine.record.fold import fold, uncollected
+    from interlock.engine.record.snapshot import snapshot
+    from interlock.engine.record.state import RunState
 
     tail, state = Tail(run / "journal.jsonl"), RunState()
     while entries := tail.more()[1]:

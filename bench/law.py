@@ -24,10 +24,10 @@ os.environ |= machine.SINGLE_THREAD
 import numpy as np
 import torch
 
-from engine.gpu.memory import GRAIN, Law
-from engine.models.network import packable
-from engine.models.trace import law_of
-from engine.passes.encoder import computed_tokens
+from interlock.engine.gpu.memory import GRAIN, Law
+from interlock.engine.models.network import packable
+from interlock.engine.models.trace import law_of
+from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, LIMITS
 from tests.oracle import Oracle
 

@@ -39,7 +39,7 @@ def quick(parser: argparse.ArgumentParser, **small: Any) -> None:
 
 def describe() -> dict[str, Any]:
     """Processor, cores, capability, versions and the load now."""
-    from engine.gpu.devices import describe_host
+    from interlock.engine.gpu.devices import describe_host
 
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
     return {**describe_host(), "python": platform.python_version(), **versions, "load_before": load()}

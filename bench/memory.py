@@ -18,8 +18,15 @@ import corpora
 import evidence
 import machine
 
-from engine.record import journal
-from engine.record.events import ArtefactWritten, EnsemblePassCompleted, Entry, LeaseGranted, RunClosed, StoreVerified
+from interlock.engine.record import journal
+from interlock.engine.record.events import (
+    ArtefactWritten,
+    EnsemblePassCompleted,
+    Entry,
+    LeaseGranted,
+    RunClosed,
+    StoreVerified,
+)
 
 SOURCES = ("engine",)
 SECONDS = 0.05
@@ -43,12 +50,12 @@ def hold(model: str) -> None:
     """Attach a model as a run does, say so, and wait for the end of stdin. The other end of `baseline`."""
     import torch
 
-    from engine.gpu.devices import choose
-    from engine.gpu.lease import Lessor
-    from engine.models.assets import Policy, resolve
-    from engine.models.card import read_card
-    from engine.models.registry import REGISTRY, find
-    from engine.models.weights import attach_to_host
+    from interlock.engine.gpu.devices import choose
+    from interlock.engine.gpu.lease import Lessor
+    from interlock.engine.models.assets import Policy, resolve
+    from interlock.engine.models.card import read_card
+    from interlock.engine.models.registry import REGISTRY, find
+    from interlock.engine.models.weights import attach_to_host
 
     torch.set_num_threads(1)
     spec = find(REGISTRY, [model])[0]
@@ -74,7 +81,16 @@ def sampled_run(texts: Sequence[str], metadata_bytes: int, model: str) -> tuple[
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         corpora.write_chunks(root / "chunks", list(texts), metadata_bytes)
-        run = [sys.executable, "-m", "console.main", "run", str(root / "chunks"), "--roster", model, "--quiet"]
+        run = [
+            sys.executable,
+            "-m",
+            "interlock.console.main",
+            "run",
+            str(root / "chunks"),
+            "--roster",
+            model,
+            "--quiet",
+        ]
         where = ["--out", str(root / "runs"), "--run-id", "bench", "--qdrant", str(root / "store")]
         samples = []
         with subprocess.Popen([*run, *where, "--threads", "1", "--offline"], env=_environment(), cwd=root) as child:

@@ -18,8 +18,8 @@ import corpora
 import evidence
 import machine
 
-from engine.record import journal, summary
-from engine.record.events import (
+from interlock.engine.record import journal, summary
+from interlock.engine.record.events import (
     ArtefactWritten,
     BatchCommitted,
     EnsemblePassCompleted,
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         corpora.write_chunks(root / "chunks", texts, 1000)
-        run = [sys.executable, "-m", "console.main", "run", str(root / "chunks"), "--roster", options.model]
+        run = [sys.executable, "-m", "interlock", "run", str(root / "chunks"), "--roster", options.model]
         where = ["--out", str(root / "runs"), "--run-id", "bench", "--threads", "1", "--offline", "--quiet"]
         store = ["--qdrant", str(root / "store")] if options.qdrant else []
         environment = {**os.environ, **machine.SINGLE_THREAD}

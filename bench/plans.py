@@ -22,7 +22,7 @@ from bench.scenarios.checks import wrongs
 from bench.scenarios.plan import draw
 from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
-from engine.record import events as ev
+from interlock.engine.record import events as ev
 
 SOURCES = ("engine/gpu", "engine/models", "engine/passes")
 PATIENCE = 180

@@ -24,8 +24,8 @@ import machine
 import numpy as np
 from emit import emit_cost
 
-from engine.record import journal
-from engine.record.events import BatchCommitted
+from interlock.engine.record import journal
+from interlock.engine.record.events import BatchCommitted
 from tests.pty_harness import OnTerminal, Screen
 
 SOURCES = ("console", "widgets", "engine/record")
@@ -298,7 +298,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    interlock = f"{shlex.quote(sys.executable)} -m console.main"
+    interlock = f"{shlex.quote(sys.executable)} -m interlock"
     parser.add_argument("--interlock", default=interlock, help="how it is called")
     parser.add_argument("--screen", help="command whose screen is measured; default: a scripted demo")
     parser.add_argument("--work", help="command whose engine is measured; default: a run of cut docstrings")

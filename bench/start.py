@@ -18,10 +18,10 @@ import corpora
 import evidence
 import machine
 
-from engine.models.assets import Policy, resolve
-from engine.models.registry import REGISTRY, find
-from engine.record import journal
-from engine.record.events import BatchCommitted
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.registry import REGISTRY, find
+from interlock.engine.record import journal
+from interlock.engine.record.events import BatchCommitted
 
 SOURCES = ("engine", "console/main.py", "console/cli.py", "console/commands.py")
 GOAL = 0.4
@@ -49,7 +49,7 @@ def run_of(model: str, root: Path, exports: str, *more: str) -> Callable[[], Spe
 
     def run() -> Spent:
         with tempfile.TemporaryDirectory() as made:
-            command = [sys.executable, "-m", "console.main", "run", str(root), "--roster", model, "--quiet"]
+            command = [sys.executable, "-m", "interlock", "run", str(root), "--roster", model, "--quiet"]
             where = ["--out", made, "--run-id", "bench", "--offline", "--threads", "1", "--export", exports]
             took = spent([*command, *where, *more], Path(made))
             entries = journal.read(Path(made) / "bench/journal.jsonl")

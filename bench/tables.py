@@ -1,4 +1,4 @@
-"""README's and this directory's tables of figures, made from `results/*.json`; `console.generate` puts them there.
+"""README's and this directory's tables of figures, made from `results/*.json`; `tools.generate` puts them there.
 
 Each table says of every result that it shows when and on which commit it was measured, and whether the code that it
 speaks of has changed since. A result that is not there has no row. A missed goal is bold.

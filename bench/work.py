@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.models import network
-from engine.models.card import ModelCard
-from engine.passes.batches import Plan
+from interlock.engine.models import network
+from interlock.engine.models.card import ModelCard
+from interlock.engine.passes.batches import Plan
 
 
 def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:

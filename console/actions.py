@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from textual.binding import Binding, BindingType
 
-from engine.errors import UsageError
+from interlock.engine.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""The command line: commands and their flags; the flags of a run are generated from `engine.config.Settings`."""
+"""The command line: commands and their flags; the flags of a run come from `engine.config.Settings`."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine import __version__, config
-from engine.config import Configuration, flag_of, knobs
-from engine.errors import MEANINGS, meant
-from engine.record.safe import safe
+from interlock.engine import __version__, config
+from interlock.engine.config import Configuration, flag_of, knobs
+from interlock.engine.errors import MEANINGS, meant
+from interlock.engine.record.safe import safe
 
 EPILOG = f"""exit codes:
 {chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}

@@ -12,24 +12,24 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from console.cli import configuration, parse, parser
-from console.table import render
-from engine.config import Configuration, flag_of, knobs, shown
-from engine.errors import ExitCode, UnavailableError, UsageError
-from engine.models.registry import extended, find, label
-from engine.record.counting import several
-from engine.record.durable import duration, human_bytes
-from engine.record.safe import safe
+from interlock.console.cli import configuration, parse, parser
+from interlock.console.text.columns import render
+from interlock.engine.config import Configuration, flag_of, knobs, shown
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.models.registry import extended, find, label
+from interlock.engine.record.counting import several
+from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.safe import safe
 
 if TYPE_CHECKING:
-    from console.front_end import Outputs
-    from console.session import Work
-    from engine.passes.controls import Controls
+    from interlock.console.front_ends.dispatch import Outputs
+    from interlock.console.front_ends.session import Work
+    from interlock.engine.passes.controls import Controls
 
 
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks."""
-    from console import headless
+    from interlock.console.front_ends import headless
 
     headless.check_outputs(options.events, options.summary)
     return _embed(options.chunks, _settings(options, options.chunks), options)
@@ -40,7 +40,7 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     try:
         return configuration(options)
     except UsageError as error:
-        from console.front_end import summarise_failure
+        from interlock.console.front_ends.dispatch import summarise_failure
 
         summarise_failure(chunks, None, error, _outputs(options))
         raise
@@ -48,10 +48,10 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
     _limit_threads(settings)
-    from console.front_end import attend
+    from interlock.console.front_ends.dispatch import attend
 
     def make(controls: "Controls") -> "Work":
-        from engine.run import Run
+        from interlock.engine.run import Run
 
         return Run(chunks, settings, controls)
 
@@ -59,18 +59,18 @@ def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -
 
 
 def _outputs(options: argparse.Namespace) -> "Outputs":
-    from console.front_end import Outputs
+    from interlock.console.front_ends.dispatch import Outputs
 
     return Outputs(options.no_ui, options.events == "-", options.summary, options.quiet)
 
 
 def setup(options: argparse.Namespace) -> int:
     """Without a command: the form on a terminal, else the help."""
-    from console.terminal import why_headless
+    from interlock.console.terminal.tty import why_headless
 
     if why_headless(no_ui=False, events=False, summary=None):
         parser().error("which command? Without one the set-up form is shown, and that needs a terminal")
-    from console.front_end import fill_in
+    from interlock.console.front_ends.dispatch import fill_in
 
     words = fill_in(configuration(options))
     if not words:
@@ -81,23 +81,23 @@ def setup(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Follow a run by its journal, or replay it."""
-    from console.front_end import look_on
+    from interlock.console.front_ends.dispatch import look_on
 
     return look_on(options.run, options.speed, configuration(options))
 
 
 def view(options: argparse.Namespace) -> int:
     """Show a summary, or two of them compared."""
-    from console.summaries import load, plain
-    from console.terminal import quiet_descriptors, why_headless
+    from interlock.console.summary.document import load, plain
+    from interlock.console.terminal.tty import quiet_descriptors, why_headless
 
     settings = configuration(options)
     document, other = load(options.file), load(options.other) if options.other else None
     if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
         print(plain(document, other), end="")
         return ExitCode.COMPLETED
-    from console.look import look_of
-    from console.viewer import Viewer
+    from interlock.console.apps.viewer import Viewer
+    from interlock.console.look import look_of
 
     app = Viewer(document, other, look_of(settings))
     with quiet_descriptors():
@@ -107,8 +107,8 @@ def view(options: argparse.Namespace) -> int:
 
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
-    from engine.forecast import survey
-    from engine.models.configurations import UNREACHED
+    from interlock.engine.forecast import survey
+    from interlock.engine.models.configurations import UNREACHED
 
     models, ceiling, kind = survey(settings)
     rows = []
@@ -152,7 +152,7 @@ def _limit_threads(settings: Configuration) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
-    from engine.forecast import forecast
+    from interlock.engine.forecast import forecast
 
     if options.chunks is None:
         return _survey(configuration(options))
@@ -219,9 +219,9 @@ def plan(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
-    from console import demo as corpus
-    from console import headless
-    from console.front_end import attend
+    from interlock.console import demo as corpus
+    from interlock.console.front_ends import headless
+    from interlock.console.front_ends.dispatch import attend
 
     headless.check_outputs(options.events, options.summary)
     chunks = Path("scripted" if options.scripted else "demo")
@@ -242,11 +242,11 @@ def demo(options: argparse.Namespace) -> int:
 
 def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
     """A run that is told and never computed."""
-    from console.front_end import attend
-    from engine.record import rundir
+    from interlock.console.front_ends.dispatch import attend
+    from interlock.engine.record import rundir
 
     def make(controls: "Controls") -> "Work":
-        from console.scripted import Scripted
+        from interlock.console.scripted import Scripted
 
         directory = rundir.choose(settings.settings.out, settings.settings.run_id, Path("scripted"), resume=False)
         return Scripted(directory, controls, began=time.time(), speed=options.speed)
@@ -265,10 +265,10 @@ def search(options: argparse.Namespace) -> int:
 def _print_search(
     settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
 ) -> None:
-    from engine.gpu.cpu import CpuDevice
-    from engine.gpu.lease import Lessor
-    from engine.models import assets
-    from engine.outlet.search import search as search_store
+    from interlock.engine.gpu.cpu import CpuDevice
+    from interlock.engine.gpu.lease import Lessor
+    from interlock.engine.models import assets
+    from interlock.engine.outlet.search import search as search_store
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
@@ -285,8 +285,8 @@ def _print_search(
 
 def models(options: argparse.Namespace) -> int:
     """List the registry, or fetch models."""
-    from console.lines import line_of
-    from engine.models import assets
+    from interlock.console.text.event_text import line_of
+    from interlock.engine.models import assets
 
     settings = configuration(options)
     registry = extended(settings.models)
@@ -331,7 +331,7 @@ def config(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Check this machine."""
-    from console.doctor import examine
+    from interlock.console.doctor import examine
 
     checks = examine(configuration(options))
     print(render(["", "check", "found"], [["ok" if good else "!!", name, safe(found)] for good, name, found in checks]))
@@ -340,7 +340,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 def schema(options: argparse.Namespace) -> int:
     """Print the JSON Schema of summary.json."""
-    from engine.record.summary import schema_text
+    from interlock.engine.record.summary import schema_text
 
     print(schema_text(), end="")
     return ExitCode.COMPLETED

@@ -10,9 +10,9 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from engine import __version__
-from engine.errors import InterlockError, limit
-from engine.record.safe import safe
+from interlock.engine import __version__
+from interlock.engine.errors import InterlockError, limit
+from interlock.engine.record.safe import safe
 
 _SECRETS = (
     (re.compile(r"://[^/@\s]+@"), "://***@"),

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from console.session import Work
-from engine.config import Configuration
-from engine.passes.controls import Controls
-from engine.record import durable
+from interlock.console.front_ends.session import Work
+from interlock.engine.config import Configuration
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import durable
 
 REHEARSAL = "sim:2xT4"
 COLLECTION = "Python-Stdlib"
@@ -35,7 +35,7 @@ def with_store(configuration: Configuration) -> Configuration:
 
 def run(configuration: Configuration, controls: Controls, *, everything: bool) -> Work:
     """Cut the corpus, and make the run of it."""
-    from engine.run import Run
+    from interlock.engine.run import Run
 
     chunks = configuration.settings.out / "demo-chunks"
     write(chunks, everything=everything)

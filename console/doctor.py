@@ -7,16 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.config import Configuration, Settings
-from engine.errors import InterlockError
-from engine.gpu.device import RESERVE, Device
-from engine.gpu.devices import choose, describe_host, why_no_gpu
-from engine.gpu.locks import holder
-from engine.gpu.nvml import open_nvml
-from engine.models import assets
-from engine.models.registry import extended, find, label
-from engine.models.sources import hub_cache, model_cache
-from engine.record.durable import human_bytes
+from interlock.engine.config import Configuration, Settings
+from interlock.engine.errors import InterlockError
+from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
+from interlock.engine.gpu.locks import holder
+from interlock.engine.gpu.nvml import open_nvml
+from interlock.engine.models import assets
+from interlock.engine.models.registry import extended, find, label
+from interlock.engine.models.sources import hub_cache, model_cache
+from interlock.engine.record.durable import human_bytes
 
 Check = tuple[bool, str, str]
 PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pyarrow", "qdrant-edge-py")

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from textual.theme import BUILTIN_THEMES
 
-from console.actions import keymap
-from console.theme import OWN, SLOW
-from engine.config import Configuration
-from engine.errors import UsageError
+from interlock.console.actions import keymap
+from interlock.console.theme import OWN, SLOW
+from interlock.engine.config import Configuration
+from interlock.engine.errors import UsageError
 
 SLOW_RATE = 1.0
 

@@ -10,18 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-import engine
-
-if Path(__file__).parent.parent not in Path(str(engine.__file__)).parents:
-    sys.exit(
-        f"interlock: another package called 'engine' is in the way ({engine.__file__}): use an environment of its own"
-    )
-
-from console.cli import parse
-from engine.errors import ExitCode, InterlockError
-from engine.record.safe import safe
+from interlock.console.cli import parse
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.record.safe import safe
 
 ENVIRONMENT = {
     # A spinning OpenMP barrier costs three times the work's own time when a neighbour holds a core.
@@ -52,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
-        from console.crash import told
+        from interlock.console.crash import told
 
         return _refuse(told(error))
 
@@ -67,7 +59,7 @@ def _refuse(error: InterlockError) -> int:
 
 def _call(options: argparse.Namespace) -> int:
     """Run the command, importing what it needs only now."""
-    from console import commands
+    from interlock.console import commands
 
     return int(getattr(commands, options.command)(options))
 

@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from random import Random
 
-from console import scripted_cast as cast
-from console.scripted_cards import Card
-from console.scripted_cast import Shelf
-from console.scripted_work import Waits, Work
-from engine.errors import ExitCode, Stopped, UsageError
-from engine.passes.controls import PAUSE_SECONDS, Controls
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
-from engine.record import summary, verdict
-from engine.record.events import Entry
-from engine.record.journal import Journal
-from engine.record.recorder import Recorder
-from engine.record.rundir import RunDirectory
-from engine.record.snapshot import Snapshot
+from interlock.console import scripted_cast as cast
+from interlock.console.scripted_cards import Card
+from interlock.console.scripted_cast import Shelf
+from interlock.console.scripted_work import Waits, Work
+from interlock.engine.errors import ExitCode, Stopped, UsageError
+from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from interlock.engine.record import summary, verdict
+from interlock.engine.record.events import Entry
+from interlock.engine.record.journal import Journal
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import Snapshot
 
 BEGAN = 1_788_249_600.0
 """When a scripted run begins unless it is told: 2026-09-01 08:00:00 UTC."""

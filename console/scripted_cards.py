@@ -2,9 +2,9 @@
 
 from random import Random
 
-from console import scripted_cast as cast
-from console.scripted_cast import MIB, Part
-from engine.record import events as ev
+from interlock.console import scripted_cast as cast
+from interlock.console.scripted_cast import MIB, Part
+from interlock.engine.record import events as ev
 
 GRAIN = 2 * MIB
 """An allocator asks a driver for no less."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from engine.models.registry import REGISTRY, ModelSpec
-from engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from engine.passes.schedule import Need, Place
-from engine.record import events as ev
+from interlock.engine.models.registry import REGISTRY, ModelSpec
+from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
+from interlock.engine.passes.schedule import Need, Place
+from interlock.engine.record import events as ev
 
 KIND = "scripted"
 MIB, GIB = 1 << 20, 1 << 30

@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from console import scripted_cast as cast
-from console.scripted_cards import Card, host_receipt
-from console.scripted_cast import HOST, MIB, REFUSAL, Cell, Mishap, Part
-from engine.errors import Stopped
-from engine.passes.controls import PAUSE_SECONDS, Controls
-from engine.passes.ladder import Means, Rung
-from engine.passes.schedule import Round, Schedule, Turn, next_round
-from engine.record import events as ev
+from interlock.console import scripted_cast as cast
+from interlock.console.scripted_cards import Card, host_receipt
+from interlock.console.scripted_cast import HOST, MIB, REFUSAL, Cell, Mishap, Part
+from interlock.engine.errors import Stopped
+from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
+from interlock.engine.passes.ladder import Means, Rung
+from interlock.engine.passes.schedule import Round, Schedule, Turn, next_round
+from interlock.engine.record import events as ev
 
 Waits = Generator[float, None, None]
 PROBES, CALM = 3, 3

@@ -12,9 +12,9 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError
-from engine.record.durable import parse_bytes
-from engine.record.events import Setting
+from interlock.engine.errors import UsageError
+from interlock.engine.record.durable import parse_bytes
+from interlock.engine.record.events import Setting
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""

@@ -10,29 +10,29 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from engine.config import Configuration, Settings
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.device import RESERVE, Device
-from engine.gpu.devices import choose as choose_devices
-from engine.gpu.lease import Lessor
-from engine.gpu.memory import HEAP_FACTOR, Calibration, Law
-from engine.gpu.sim import CONTEXT
-from engine.intake.collections import discover
-from engine.intake.corpus import Corpus, Rows
-from engine.intake.reading import read_and_tokenise
-from engine.models.assets import Policy
-from engine.models.card import ModelCard
-from engine.models.configurations import Found, configurations
-from engine.models.registry import ModelSpec, extended, find
-from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
-from engine.models.trace import law_of_config_only
-from engine.models.weights import DTYPES
-from engine.outlet.fusion import Fusion, fused_width
-from engine.passes import reuse
-from engine.passes.grid import Layout, lay_out
-from engine.passes.needs import Needs, places
-from engine.passes.reuse import Mask
-from engine.passes.schedule import Place, Schedule, Turn, next_round
+from interlock.engine.config import Configuration, Settings
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.gpu.devices import choose as choose_devices
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
+from interlock.engine.gpu.sim import CONTEXT
+from interlock.engine.intake.collections import discover
+from interlock.engine.intake.corpus import Corpus, Rows
+from interlock.engine.intake.reading import read_and_tokenise
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.configurations import Found, configurations
+from interlock.engine.models.registry import ModelSpec, extended, find
+from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.models.trace import law_of_config_only
+from interlock.engine.models.weights import DTYPES
+from interlock.engine.outlet.fusion import Fusion, fused_width
+from interlock.engine.passes import reuse
+from interlock.engine.passes.grid import Layout, lay_out
+from interlock.engine.passes.memory_needs import Needs, places
+from interlock.engine.passes.reuse import Mask
+from interlock.engine.passes.schedule import Place, Schedule, Turn, next_round
 
 RUNS_ASKED = 20
 """Earlier runs whose pace is looked at, the latest ones."""

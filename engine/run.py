@@ -16,37 +16,37 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from engine.config import FROM_RUN, Configuration, Settings, continued, recorded
-from engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.device import Device
-from engine.gpu.devices import choose as choose_devices
-from engine.gpu.devices import describe_host
-from engine.gpu.lease import Lessor
-from engine.gpu.locks import holding
-from engine.gpu.sampler import Sampler
-from engine.intake.collections import discover
-from engine.intake.corpus import Corpus, Rows, digest_of_texts
-from engine.intake.reading import read_and_tokenise
-from engine.intake.tokens import TokenStore
-from engine.models.assets import Policy
-from engine.models.card import ModelCard
-from engine.models.masters import Masters, hydrated_for
-from engine.models.registry import extended, find
-from engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
-from engine.outlet.delivery import check_store, deliver
-from engine.outlet.fusion import Fusion, fused_width, shares
-from engine.passes import reuse
-from engine.passes.controls import Controls
-from engine.passes.grid import Cells, lay_out
-from engine.passes.rounds import Rounds, completed
-from engine.passes.schedule import Schedule
-from engine.passes.sitting import Crew
-from engine.passes.vectors import VectorFile, lost
-from engine.record import durable, rundir, summary, verdict
-from engine.record import events as ev
-from engine.record.journal import Journal
-from engine.record.recorder import Recorder
+from interlock.engine.config import FROM_RUN, Configuration, Settings, continued, recorded
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import choose as choose_devices
+from interlock.engine.gpu.devices import describe_host
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.locks import holding
+from interlock.engine.gpu.sampler import Sampler
+from interlock.engine.intake.collections import discover
+from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts
+from interlock.engine.intake.reading import read_and_tokenise
+from interlock.engine.intake.tokens import TokenStore
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Masters, hydrated_for
+from interlock.engine.models.registry import extended, find
+from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.outlet.delivery import check_store, deliver
+from interlock.engine.outlet.fusion import Fusion, fused_width, shares
+from interlock.engine.passes import reuse
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.executor import Rounds, completed
+from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.passes.vectors import VectorFile, lost
+from interlock.engine.record import durable, rundir, summary, verdict
+from interlock.engine.record import events as ev
+from interlock.engine.record.journal import Journal
+from interlock.engine.record.recorder import Recorder
 
 PACKAGES = (
     "torch",

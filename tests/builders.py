@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from engine.record import events as ev
-from engine.record import journal
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal
 
 ROOT = Path(__file__).parents[1]
 SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
@@ -181,7 +181,7 @@ def start(
 
 def command(*args: object) -> list[str]:
     """The command line that runs Interlock from these sources."""
-    return [sys.executable, "-m", "console.main", *map(str, args)]
+    return [sys.executable, "-m", "interlock", *map(str, args)]
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from engine.gpu.meter import Counter, Meter
-from engine.models.network import PackedEncoder
+from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.models.network import PackedEncoder
 
 CAUSAL = ("qwen2", "qwen3")
 

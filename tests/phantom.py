@@ -19,30 +19,30 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.faults import Fault
-from engine.gpu.lease import Lessor
-from engine.gpu.memory import Law
-from engine.gpu.sim import CARDS, SimDevice
-from engine.intake.collections import Collection
-from engine.intake.corpus import Rows
-from engine.models.assets import Snapshot
-from engine.models.card import ModelCard
-from engine.models.masters import Masters
-from engine.models.network import PackedEncoder
-from engine.models.roster import entry_of
-from engine.models.stages import layers_of
-from engine.models.trace import law_of
-from engine.models.weights import DTYPES, Master
-from engine.passes.controls import Controls
-from engine.passes.grid import Cells, lay_out
-from engine.passes.rounds import Rounds
-from engine.passes.schedule import Schedule
-from engine.passes.sitting import Crew
-from engine.record import events as ev
-from engine.record.fold import fold
-from engine.record.state import RunState
-from engine.record.summary import Summary, summarise
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.faults import Fault
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Law
+from interlock.engine.gpu.sim import CARDS, SimDevice
+from interlock.engine.intake.collections import Collection
+from interlock.engine.intake.corpus import Rows
+from interlock.engine.models.assets import Snapshot
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Masters
+from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.roster import entry_of
+from interlock.engine.models.stages import layers_of
+from interlock.engine.models.trace import law_of
+from interlock.engine.models.weights import DTYPES, Master
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
+from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES
 from tests.memory import File, Tokens
 from tests.oracle import blank_padded, forward, is_causal

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.record import events as ev
-from engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
-from engine.record.state import Lease, Pace
+from interlock.engine.record import events as ev
+from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
+from interlock.engine.record.state import Lease, Pace
 
 MIB, GIB = 2**20, 2**30
 T4 = 15_828_254_720

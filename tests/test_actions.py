@@ -2,10 +2,10 @@
 
 import pytest
 
-from console.actions import ACTIONS, MAIN, SCREENS, SETUP, actions_of, keymap
-from console.screens.main import Main
-from console.screens.setup import Setup
-from engine.errors import UsageError
+from interlock.console.actions import ACTIONS, MAIN, SCREENS, SETUP, actions_of, keymap
+from interlock.console.screens.main import Main
+from interlock.console.screens.setup import Setup
+from interlock.engine.errors import UsageError
 
 
 @pytest.mark.parametrize("screen", SCREENS)

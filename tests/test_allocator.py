@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.gpu.allocator import Allocator, Handle
+from interlock.engine.gpu.allocator import Allocator, Handle
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TOTAL, FLOOR = 256 * MIB, 20 * MIB

@@ -6,13 +6,13 @@ import os
 import numpy as np
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode, UsageError
-from engine.intake.chunks import Chunk, ChunkReader
-from engine.intake.collections import discover
-from engine.intake.records import MAX_RECORD_BYTES
-from engine.passes.controls import Controls
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.intake.chunks import Chunk, ChunkReader
+from interlock.engine.intake.collections import discover
+from interlock.engine.intake.records import MAX_RECORD_BYTES
+from interlock.engine.passes.controls import Controls
+from interlock.engine.run import Run
 from tests.builders import corpus, interlock, summary_of
 
 GOOD = b'{"text": "good"}'

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import evidence, tables
-from console import generate
 from tests.builders import ROOT, environment
+from tools import generate
 
 SCRIPTS = {
     "encode": ["--quick"],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.gpu.memory import FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN, WINDOW, Calibration, Law
+from interlock.engine.gpu.memory import FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN, WINDOW, Calibration, Law
 
 LAW = Law(1 << 30, 10_000, ((20_000.0, 1.0), (8_000.0, 40.0)), square=24.0)
 SIZES = st.integers(1 << 10, 1 << 34)

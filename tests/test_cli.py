@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from console.cli import COMMANDS
-from console.main import main
-from engine.errors import ExitCode
-from engine.record import journal, summary
+from interlock.console.cli import COMMANDS
+from interlock.console.main import main
+from interlock.engine.errors import ExitCode
+from interlock.engine.record import journal, summary
 from tests.builders import command, corpus, environment, interlock, sentences, summary_of, tiny_model, toml
 
 ESC = "\x1b"

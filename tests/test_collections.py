@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.intake.collections import Refusal, discover, qdrant_name
+from interlock.engine.errors import UsageError
+from interlock.engine.intake.collections import Refusal, discover, qdrant_name
 from tests.builders import ROOT, corpus, interlock, unprivileged
 
 
@@ -195,8 +195,8 @@ def test_GIVEN_a_collection_whose_name_is_not_utf8_WHEN_run_THEN_it_is_refused_a
 def test_GIVEN_a_pipe_with_a_chunk_files_name_WHEN_read_THEN_it_is_refused_instead_of_waited_for(root):
     os.mkfifo(root / "Docs" / "pipe_chunks.json")
     code = (
-        "import sys; from pathlib import Path; from engine.intake.collections import discover\n"
-        "from engine.intake.chunks import ChunkReader\n"
+        "import sys; from pathlib import Path; from interlock.engine.intake.collections import discover\n"
+        "from interlock.engine.intake.chunks import ChunkReader\n"
         "for found in ChunkReader(discover(Path(sys.argv[1]))[0]): print(type(found).__name__)"
     )
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.record.compare import differences, few
+from interlock.engine.record.compare import differences, few
 
 
 @pytest.mark.parametrize(

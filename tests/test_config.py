@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import flag_of, knobs, load, shown, variable_of
-from engine.errors import UsageError
-from engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
+from interlock.engine.config import flag_of, knobs, load, shown, variable_of
+from interlock.engine.errors import UsageError
+from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from tests.builders import interlock
 
 

@@ -10,18 +10,18 @@ import pytest
 from textual.command import CommandList
 from textual.pilot import Pilot
 
-from console.app import Console
-from console.look import Leave, Look
-from console.screens.ask import Ask
-from console.screens.event import EventScreen
-from console.screens.help import Help
-from console.screens.main import Main
-from console.screens.summary import SummaryScreen
-from console.scripted import Scripted, Staged
-from console.session import Session
-from engine.errors import ExitCode
-from engine.passes.controls import Controls
-from engine.record import rundir
+from interlock.console.apps.run import Console
+from interlock.console.front_ends.session import Session
+from interlock.console.look import Leave, Look
+from interlock.console.screens.ask import Ask
+from interlock.console.screens.event import EventScreen
+from interlock.console.screens.help import Help
+from interlock.console.screens.main import Main
+from interlock.console.screens.summary import SummaryScreen
+from interlock.console.scripted import Scripted, Staged
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import rundir
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
 FAR = 0.637
@@ -260,7 +260,7 @@ async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends
         raise RuntimeError("no such thing")
 
     session = Session(make)
-    from console.source import Live
+    from interlock.console.sources.live import Live
 
     app = Console(Live(session), Look(refresh=10), session=session, driver=None)
     session.start()

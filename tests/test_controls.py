@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode
-from engine.passes.controls import VALUES, Controls
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import VALUES, Controls
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from interlock.engine.run import Run
 from tests.builders import corpus, entries, events_of, sentences, summary_of, toml
 
 

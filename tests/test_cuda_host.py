@@ -18,15 +18,15 @@ import pynvml
 import pytest
 import torch
 
-from console import doctor
-from engine.config import load
-from engine.errors import UnavailableError
-from engine.gpu import cuda, nvml
-from engine.gpu.devices import choose, describe_host
-from engine.gpu.locks import holding
-from engine.gpu.nvml import Nvml, Process, open_nvml
-from engine.models.weights import Master
-from engine.record.events import Memory, Readings
+from interlock.console import doctor
+from interlock.engine.config import load
+from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu import cuda, nvml
+from interlock.engine.gpu.devices import choose, describe_host
+from interlock.engine.gpu.locks import holding
+from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
+from interlock.engine.models.weights import Master
+from interlock.engine.record.events import Memory, Readings
 from tests.builders import ROOT, environment
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -175,7 +175,7 @@ def test_GIVEN_the_installed_torch_WHEN_looked_at_THEN_it_has_each_function_that
 
 
 def test_GIVEN_the_module_WHEN_imported_THEN_cuda_is_not_touched():
-    code = "import torch, engine.gpu.cuda; assert not torch.cuda.is_initialized()"
+    code = "import torch, interlock.engine.gpu.cuda; assert not torch.cuda.is_initialized()"
     poisoned = "import torch; torch.cuda._lazy_init = torch.cuda.is_available = None; " + code
     subprocess.run([sys.executable, "-c", poisoned], env=environment(), cwd=ROOT, check=True)
 

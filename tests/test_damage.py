@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from console.main import main
-from engine.errors import MEANINGS, ExitCode, UsageError
-from engine.forecast import paces
-from engine.outlet.manifest import read_manifest
-from engine.record import durable
+from interlock.console.main import main
+from interlock.engine.errors import MEANINGS, ExitCode, UsageError
+from interlock.engine.forecast import paces
+from interlock.engine.outlet.manifest import read_manifest
+from interlock.engine.record import durable
 from tests.builders import corpus, interlock, sentences, summary_of
 
 DEEP = b"[" * 200_000

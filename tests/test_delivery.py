@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
-from engine.config import load
-from engine.errors import ExitCode, UsageError
-from engine.intake.chunks import ChunkReader
-from engine.intake.collections import Refusal
-from engine.outlet import delivery, files, windows
-from engine.outlet.qdrant import Store
-from engine.passes.controls import Controls
-from engine.passes.rounds import Rounds
-from engine.record import durable
-from engine.record.events import ArtefactWritten, StoreVerified
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.intake.chunks import ChunkReader
+from interlock.engine.intake.collections import Refusal
+from interlock.engine.outlet import delivery, files, windows
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.executor import Rounds
+from interlock.engine.record import durable
+from interlock.engine.record.events import ArtefactWritten, StoreVerified
+from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
 
 FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}

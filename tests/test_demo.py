@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from console import demo
-from console.cli import QUESTION
-from engine.config import load
-from engine.gpu.devices import choose
-from engine.gpu.lease import Lessor
-from engine.intake.chunks import Chunk, ChunkReader
-from engine.intake.collections import discover
-from engine.models.assets import Policy, resolve
-from engine.models.card import read_card
-from engine.models.registry import ModelSpec
-from engine.passes.encoder import encode_texts
+from interlock.console import demo
+from interlock.console.cli import QUESTION
+from interlock.engine.config import load
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.intake.chunks import Chunk, ChunkReader
+from interlock.engine.intake.collections import discover
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.passes.encoder import encode_texts
 from tests.builders import interlock, summary_of
 
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from engine.errors import UnavailableError, UsageError
-from engine.gpu.devices import choose, describe_host
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.gpu.devices import choose, describe_host
 from tests.builders import ROOT, environment
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -62,13 +62,13 @@ def test_GIVEN_a_fault_WHEN_the_device_is_not_simulated_THEN_it_is_an_error_of_u
 
 def test_GIVEN_a_cpu_run_WHEN_its_device_is_chosen_THEN_neither_cuda_nor_a_simulation_is_loaded():
     code = (
-        "import sys, torch; from engine.gpu.devices import choose, describe_host; "
+        "import sys, torch; from interlock.engine.gpu.devices import choose, describe_host; "
         "choose('cpu'); describe_host(choose('cpu')); "
         "assert not torch.cuda.is_initialized(); print(*(name for name in sys.modules if 'engine.gpu' in name))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) & {"engine.gpu.cuda", "engine.gpu.nvml", "engine.gpu.sim"} == set()
+    assert set(done.stdout.split()) & {f"interlock.engine.gpu.{name}" for name in ("cuda", "nvml", "sim")} == set()
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "sim:2xT4"])

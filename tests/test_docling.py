@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.record import summary
+from interlock.engine.record import summary
 from tests.builders import ROOT, interlock, summary_of
 
 CHUNKS = ROOT.parent / "shared" / "data" / "v5-chunks"

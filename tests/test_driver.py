@@ -22,10 +22,10 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.widgets import Static
 
-from console.driver import HangupSafeDriver
-from console.look import Leave
-from console.terminal import quiet_descriptors
-from engine.errors import ExitCode
+from interlock.console.look import Leave
+from interlock.console.terminal.driver import HangupSafeDriver
+from interlock.console.terminal.tty import quiet_descriptors
+from interlock.engine.errors import ExitCode
 from tests.builders import ROOT, environment
 from tests.pty_harness import OnTerminal
 
@@ -309,7 +309,7 @@ if __name__ == "__main__":
 
 
 def test_a_console_that_is_stopped_and_continued_has_one_reader_and_one_writer_as_before(tmp_path):
-    words = [sys.executable, "-m", "console.main", "demo", "--scripted", "--out", tmp_path / "runs"]
+    words = [sys.executable, "-m", "interlock", "demo", "--scripted", "--out", tmp_path / "runs"]
     with OnTerminal(words, env=environment(), cwd=tmp_path) as console:
         console.wait_for("Passes", 60)
         counts = [_threads_after_a_stop(console) for _ in range(4)]

@@ -13,17 +13,17 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
 
-from engine.config import load
-from engine.errors import ExitCode, UnavailableError, UsageError
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.lease import Lessor
-from engine.models.assets import Policy, cached, resolve
-from engine.models.card import read_card
-from engine.models.registry import extended, find
-from engine.models.roster import token_key
-from engine.passes.controls import Controls
-from engine.passes.encoder import encode_texts
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, cached, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import extended, find
+from interlock.engine.models.roster import token_key
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.run import Run
 from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
 
 TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\nlines"]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 from textual.events import MouseScrollDown, MouseScrollUp
 
-from console.screens import event as detail
-from console.screens.event import EventScreen
-from engine.record import events as ev
-from engine.record.events import Entry
-from engine.record.safe import safe
+from interlock.console.screens import event as detail
+from interlock.console.screens.event import EventScreen
+from interlock.engine.record import events as ev
+from interlock.engine.record.events import Entry
+from interlock.engine.record.safe import safe
+from interlock.widgets.events import LEVELS, SEVERITIES, EventsPane, Line, rows, shown, title
+from interlock.widgets.text import plain, width_of
 from tests.test_lines import EVENTS, HOSTILE, entry, example
-from widgets.events import LEVELS, SEVERITIES, EventsPane, Line, rows, shown, title
-from widgets.text import plain, width_of
 
 HEIGHT = 8
 SIZE = (80, HEIGHT + 2)

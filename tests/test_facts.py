@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from console.lines import text_of
-from engine.config import load
-from engine.errors import ExitCode
-from engine.passes.controls import Controls
-from engine.passes.encoder import encoder_for
-from engine.record import events as ev
-from engine.record.durable import told_apart
-from engine.run import Run
+from interlock.console.text.event_text import text_of
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.record import events as ev
+from interlock.engine.record.durable import told_apart
+from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
 TEXTS = [*sentences(30, 30), "a long one " + "and on it goes " * 25]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.errors import UsageError
-from engine.gpu.faults import MENU, Fault, parse
-from engine.gpu.shortage import Trouble, classify
-from engine.gpu.sim import CONTEXT, Card, SimDevice
+from interlock.engine.errors import UsageError
+from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.gpu.faults import MENU, Fault, parse
+from interlock.engine.gpu.sim import CONTEXT, Card, SimDevice
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CARD = Card("GPU for tests", GIB)

@@ -7,17 +7,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode, InterlockError, UsageError
-from engine.intake.chunks import ChunkReader
-from engine.intake.collections import discover
-from engine.intake.corpus import read_corpus
-from engine.outlet import files
-from engine.outlet.fusion import Fusion
-from engine.outlet.qdrant import Store
-from engine.outlet.windows import Delivery, Source
-from engine.passes.controls import Controls
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.intake.chunks import ChunkReader
+from interlock.engine.intake.collections import discover
+from interlock.engine.intake.corpus import read_corpus
+from interlock.engine.outlet import files
+from interlock.engine.outlet.fusion import Fusion
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.outlet.windows import Delivery, Source
+from interlock.engine.passes.controls import Controls
+from interlock.engine.run import Run
 from tests.builders import corpus, sentences, summary_of, toml
 
 METADATA = {"chunk_id": "the-first", "source_path": "guide.md", "page": 3, "tags": ["a", None], "naïve": 1.5}

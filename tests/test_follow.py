@@ -10,30 +10,31 @@ import time
 
 import pytest
 
-from console import follow, tail
-from console.follow import GONE, Replayed, Watched
-from console.scripted import Scripted
-from console.source import Source
-from console.tail import held, journal_at
-from engine.errors import InterlockError, UsageError
-from engine.passes.controls import Controls
-from engine.record import events as ev
-from engine.record import journal
-from engine.record.events import Entry
-from engine.record.fold import fold
-from engine.record.journal import Journal, encode
-from engine.record.ring import LATEST
-from engine.record.rundir import RunDirectory
-from engine.record.snapshot import snapshot
-from engine.record.state import RunState
+from interlock.console.scripted import Scripted
+from interlock.console.sources import journal as follow
+from interlock.console.sources import tail
+from interlock.console.sources.journal import GONE, Replayed, Watched
+from interlock.console.sources.live import Source
+from interlock.console.sources.tail import held, journal_at
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal
+from interlock.engine.record.events import Entry
+from interlock.engine.record.fold import fold
+from interlock.engine.record.journal import Journal, encode
+from interlock.engine.record.ring import LATEST
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.state import RunState
 from tests.builders import ROOT
 
 WRITER = """
 import sys
 from pathlib import Path
-from console.scripted import Scripted
-from engine.passes.controls import Controls
-from engine.record.rundir import RunDirectory
+from interlock.console.scripted import Scripted
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.rundir import RunDirectory
 Scripted(RunDirectory(Path(sys.argv[1])), Controls(), speed=float(sys.argv[2])).go()
 """
 

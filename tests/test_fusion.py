@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.outlet.fusion import Fusion, fuse, fused_width, shares, truncate
+from interlock.engine.errors import UsageError
+from interlock.engine.outlet.fusion import Fusion, fuse, fused_width, shares, truncate
 
 
 def unit(rng, rows, dim):

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widgets import glyphs, words
-from widgets.text import kept, width_of
+from interlock.widgets import formats as words
+from interlock.widgets import glyphs
+from interlock.widgets.text import kept, width_of
 
 
 @given(

@@ -6,24 +6,26 @@ import sys
 
 import pytest
 
-from console.cli import COMMANDS
+from interlock.console.cli import COMMANDS
 from tests.builders import ROOT, corpus, environment
 
 HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "numpy"}
-SCREEN = {"textual", "rich", "widgets"}
+SCREEN = {"textual", "rich", "interlock.widgets"}
 CODE = """
 import json, sys
-from console.main import main
+from interlock.console.main import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as exit:
     code = exit.code
-print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+parts = [name.split(".") for name in sys.modules]
+names = {".".join(words[:2] if words[0] == "interlock" else words[:1]) for words in parts}
+print("\\n" + json.dumps([code, sorted(names)]))
 """
 
 
 def loaded(*args, cwd):
-    """The top-level modules that are loaded when the command has ended."""
+    """The packages that are loaded when the command has ended."""
     done = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, args)], env=environment(), cwd=cwd, capture_output=True, text=True
     )
@@ -45,7 +47,8 @@ def test_GIVEN_a_packed_model_WHEN_run_headless_THEN_neither_a_screen_nor_transf
 
 
 def test_GIVEN_the_console_WHEN_it_is_about_to_paint_THEN_nothing_heavier_than_its_screens_is_loaded():
-    code = "import sys, console.commands, console.front_end, console.app, console.form; print(*sys.modules)"
+    screens = ("commands", "front_ends.dispatch", "apps.run", "apps.setup")
+    code = f"import sys, {', '.join(f'interlock.console.{name}' for name in screens)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "textual" in loaded

@@ -11,16 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InterlockError, UsageError
-from engine.record import events as ev
-from engine.record import journal
-from engine.record.events import Entry
-from engine.record.journal import Journal, decode, encode
-from engine.record.recorder import Recorder
-from engine.record.ring import LATEST
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal
+from interlock.engine.record.events import Entry
+from interlock.engine.record.journal import Journal, decode, encode
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.ring import LATEST
 from tests.builders import ROOT
 
-OPENER = "import sys; from pathlib import Path; from engine.record.journal import Journal; Journal(Path(sys.argv[1]))"
+OPENER = (
+    "import sys; from pathlib import Path; from interlock.engine.record.journal import Journal; "
+    "Journal(Path(sys.argv[1]))"
+)
 
 
 def entry(seq, message="something happened"):

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.record import durable, summary
-from engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
-from engine.record.fold import fold
-from engine.record.state import RunState
+from interlock.engine.record import durable, summary
+from interlock.engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
 
 KILLS = 20

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
+from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
 
 ALL = Means(streams=True, chunks=True, others=True, cpu=True)
 NONE = Means(streams=False, chunks=False, others=False, cpu=False)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.gpu.memory import Law, Sample, fit, worst_error
-from engine.models import trace
-from engine.models.assets import Policy, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.layout import values_in
-from engine.models.network import PackedEncoder, filling
-from engine.models.registry import ModelSpec
-from engine.models.stages import slot_bytes
-from engine.models.trace import law_for, law_of, law_of_config_only, shapes
+from interlock.engine.gpu.memory import Law, Sample, fit, worst_error
+from interlock.engine.models import trace
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.layout import values_in
+from interlock.engine.models.network import PackedEncoder, filling
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.stages import slot_bytes
+from interlock.engine.models.trace import law_for, law_of, law_of_config_only, shapes
 from tests.architectures import (
     ARCHITECTURES,
     LIMITS,

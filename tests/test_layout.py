@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.layout import PANES, Box, Wants, layout, too_small
+from interlock.console.screens.layout import PANES, Box, Wants, layout, too_small
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
 WANTS = st.builds(Wants, st.integers(1, 16), st.integers(1, 6))

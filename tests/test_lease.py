@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine.errors import InterlockError, UnavailableError
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.device import RESERVE
-from engine.gpu.devices import choose
-from engine.gpu.lease import Lease, Lessor
-from engine.gpu.sim import simulated
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import RESERVE
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lease, Lessor
+from interlock.engine.gpu.sim import simulated
 from tests.builders import corpus, interlock, sentences
 
 MIB = 1 << 20

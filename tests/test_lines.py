@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from console import feed as feeds
-from console.feed import Feed, kind_of
-from console.lines import UNTOLD, line_of, progress, text_of
-from engine.record import events as ev
-from engine.record.events import Entry
-from engine.record.fold import fold
-from engine.record.safe import safe
-from engine.record.snapshot import snapshot
-from engine.record.state import RunState
+from interlock.console.text import event_list as feeds
+from interlock.console.text.event_list import Feed, kind_of
+from interlock.console.text.event_text import UNTOLD, line_of, progress, text_of
+from interlock.engine.record import events as ev
+from interlock.engine.record.events import Entry
+from interlock.engine.record.fold import fold
+from interlock.engine.record.safe import safe
+from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.state import RunState
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.errors import UnavailableError
-from engine.gpu import locks
-from engine.gpu.locks import holder, holding
+from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu import locks
+from interlock.engine.gpu.locks import holder, holding
 from tests.builders import ROOT, environment
 
 HOLD = """
 import sys, time
 from types import SimpleNamespace
-from engine.gpu.locks import holding
+from interlock.engine.gpu.locks import holding
 devices = [SimpleNamespace(name=f"cuda:{number}", key=key) for number, key in enumerate(sys.argv[2:])]
 with holding(devices, sys.argv[1]):
     print("held", flush=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UnavailableError
-from engine.models.assets import Policy, cached, resolve
-from engine.models.registry import ModelSpec
-from engine.record.events import DownloadRetried, ModelResolved
+from interlock.engine.errors import UnavailableError
+from interlock.engine.models.assets import Policy, cached, resolve
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.record.events import DownloadRetried, ModelResolved
 from tests.builders import (
     command,
     corpus,
@@ -290,7 +290,7 @@ def test_what_a_killed_process_left_of_a_model_in_parts_is_cleared_by_the_next(s
 
 def test_GIVEN_a_model_in_parts_WHEN_several_processes_want_it_at_once_THEN_each_gets_it(site, tmp_path):
     code = (
-        "from engine.models.registry import ModelSpec; from engine.models.sources import local; "
+        "from interlock.engine.models.registry import ModelSpec; from interlock.engine.models.sources import local; "
         f"print(local({site.sources[0]!r}, ModelSpec('parted', ()))[0])"
     )
     env = environment({"PYTHONPATH": str(tmp_path / "site"), "INTERLOCK_CACHE": str(tmp_path / "joined")})

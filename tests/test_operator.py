@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.record import events as ev
+from interlock.engine.record import events as ev
 from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
 from tests.pty_harness import OnTerminal
 
@@ -27,7 +27,7 @@ def place(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> Path:
 
 
 def console(place: Path, *args: object, columns: int = 100, rows: int = 30) -> OnTerminal:
-    command = [sys.executable, "-m", "console.main", *args]
+    command = [sys.executable, "-m", "interlock", *args]
     env = {key: value for key, value in environment().items() if key.startswith(("INTERLOCK", "HF_", "PYTHONPATH"))}
     return OnTerminal(command, columns=columns, rows=rows, cwd=place, env=env)
 
@@ -117,7 +117,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_terminated_THEN_it_stops_after_the_batch
 
 def test_GIVEN_no_terminal_WHEN_run_THEN_lines_are_written_and_not_one_escape(place):
     done = subprocess.run(
-        [sys.executable, "-m", "console.main", "run", "in", "--config", "models.toml", "--roster", "one"],
+        [sys.executable, "-m", "interlock", "run", "in", "--config", "models.toml", "--roster", "one"],
         stdin=subprocess.DEVNULL, capture_output=True, env=environment(), cwd=place, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0

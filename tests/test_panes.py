@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as amended
 from textual.app import App, ComposeResult
 
-from engine.record import events as ev
-from engine.record.fold import fold
-from engine.record.snapshot import Snapshot
-from engine.record.state import RunState
+from interlock.engine.record import events as ev
+from interlock.engine.record.fold import fold
+from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.state import RunState
+from interlock.widgets import cache, glyphs, header, leases, passes, vram
+from interlock.widgets import formats as words
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, plain, width_of
 from tests.snapshots import GIB, MIB, one_device, one_lease, one_pass, sample
-from widgets import cache, glyphs, header, leases, passes, vram, words
-from widgets.pane import Pane
-from widgets.text import Row, plain, width_of
 
 Draw = Callable[..., list[Row]]
 

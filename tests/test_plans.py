@@ -12,10 +12,10 @@ from bench.scenarios.checks import wrongs
 from bench.scenarios.plan import Plan, draw
 from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
-from engine.gpu.faults import MENU
-from engine.passes.ladder import Rung
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
+from interlock.engine.gpu.faults import MENU
+from interlock.engine.passes.ladder import Rung
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
 
 PLANS = 60
 

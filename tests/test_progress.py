@@ -9,20 +9,21 @@ import msgspec
 import pytest
 import torch
 
-from console.lines import progress
-from engine.config import load
-from engine.errors import ExitCode
-from engine.models.cost import cost_of
-from engine.passes.controls import Controls
-from engine.record import events as ev
-from engine.record.fold import fold
-from engine.record.snapshot import Snapshot, snapshot
-from engine.record.state import RunState
-from engine.run import Run
+from interlock.console.text.event_text import progress
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.models.cost import cost_of
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
+from interlock.engine.record.fold import fold
+from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.state import RunState
+from interlock.engine.run import Run
+from interlock.widgets import formats as words
+from interlock.widgets import header, passes
+from interlock.widgets.text import plain
 from tests.architectures import ARCHITECTURES
 from tests.builders import corpus, entries, events_of, sentences, tiny_model, toml
-from widgets import header, passes, words
-from widgets.text import plain
 
 CHEAP = {"width": 32, "layers": 1, "heads": 4}
 DEAR = {"width": 256, "layers": 6, "heads": 8}

@@ -10,9 +10,9 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from engine.errors import InterlockError, UsageError
-from engine.outlet import qdrant
-from engine.outlet.qdrant import Point, Store, verify
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.outlet import qdrant
+from interlock.engine.outlet.qdrant import Point, Store, verify
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 DIMS = {"small": 8, "large": 12}
@@ -23,7 +23,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from uuid import UUID
-from engine.outlet.qdrant import Point, Store
+from interlock.engine.outlet.qdrant import Point, Store
 vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
 store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 64}, {"v": 1})
 def points():
@@ -283,5 +283,5 @@ def test_GIVEN_a_closed_store_WHEN_used_THEN_it_says_so_and_a_second_close_is_no
 
 
 def test_GIVEN_the_module_WHEN_imported_THEN_the_engine_is_not_loaded():
-    code = "import sys, engine.outlet.qdrant; assert 'qdrant_edge' not in sys.modules"
+    code = "import sys, interlock.engine.outlet.qdrant; assert 'qdrant_edge' not in sys.modules"
     assert run_python(code).returncode == 0

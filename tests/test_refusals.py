@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from engine.record.events import LeaseReleased
+from interlock.engine.record.events import LeaseReleased
 from tests.builders import ROOT, command, corpus, environment, events_of, interlock, sentences, summary_of, toml
 
 

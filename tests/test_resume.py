@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.record import durable
-from engine.record.events import (
+from interlock.engine.record import durable
+from interlock.engine.record.events import (
     BatchCommitted,
     BatchesLost,
     LeaseReleased,

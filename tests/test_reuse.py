@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode, InterlockError, UsageError
-from engine.passes.controls import Controls
-from engine.passes.vectors import VectorFile
-from engine.record import durable, journal
-from engine.record.events import BatchCommitted, PassPlanned, RowsReused, Warned
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.record import durable, journal
+from interlock.engine.record.events import BatchCommitted, PassPlanned, RowsReused, Warned
+from interlock.engine.run import Run
 from tests.builders import corpus, entries, events_of, sentences, toml
 
 TEXTS = 60

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode
-from engine.passes.controls import Controls
-from engine.record import events as ev
-from engine.record import summary
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
+from interlock.engine.record import summary
+from interlock.engine.run import Run
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model, toml
 
 TEXTS = [*sentences(90, 30), "a long one " + "and on it goes " * 25]
@@ -224,8 +224,8 @@ def test_GIVEN_faults_on_a_real_device_WHEN_run_THEN_they_are_refused(tmp_path, 
 
 
 def test_GIVEN_a_simulated_run_WHEN_its_journal_is_folded_again_THEN_the_summary_is_the_same_byte_for_byte(desk):
-    from engine.record.journal import Journal
-    from engine.record.recorder import Recorder
+    from interlock.engine.record.journal import Journal
+    from interlock.engine.record.recorder import Recorder
 
     _, run = desk.run(devices="sim:2xT4", faults="oom:200", window="2")
     again = Recorder(Journal(run / "journal.jsonl"), "sim")

@@ -3,9 +3,9 @@
 import threading
 import time
 
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.sampler import Sampler
-from engine.gpu.sim import simulated
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.sampler import Sampler
+from interlock.engine.gpu.sim import simulated
 
 
 class Told:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.passes.schedule import Need, Place, Round, Schedule, Turn, next_round
+from interlock.engine.passes.schedule import Need, Place, Round, Schedule, Turn, next_round
 
 EXCLUSIVE, ROTATING, SHARED = Schedule
 MIB = 1 << 20

@@ -12,17 +12,17 @@ from itertools import pairwise
 import pytest
 from jsonschema import Draft202012Validator
 
-from console.scripted import Scripted
-from console.session import Session
-from engine.errors import ExitCode, UsageError
-from engine.passes.controls import Controls
-from engine.passes.ladder import Rung
-from engine.record import events as ev
-from engine.record import journal, summary
-from engine.record.fold import fold
-from engine.record.rundir import RunDirectory
-from engine.record.snapshot import snapshot
-from engine.record.state import RunState
+from interlock.console.front_ends.session import Session
+from interlock.console.scripted import Scripted
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.ladder import Rung
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal, summary
+from interlock.engine.record.fold import fold
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.state import RunState
 from tests.builders import ROOT
 
 
@@ -286,6 +286,7 @@ def test_GIVEN_a_directory_that_is_in_use_WHEN_scripted_THEN_it_is_refused(tmp_p
 
 def test_GIVEN_the_scripted_engine_WHEN_imported_THEN_neither_torch_nor_a_terminal_library_is():
     heavy = {"torch", "numpy", "textual", "rich"}
-    code = f"import sys, console.scripted, console.follow; print(*sorted({heavy} & set(sys.modules)))"
+    modules = "interlock.console.scripted, interlock.console.sources.journal"
+    code = f"import sys, {modules}; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

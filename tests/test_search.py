@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from engine.config import load
-from engine.errors import ExitCode, UnavailableError, UsageError
-from engine.gpu.devices import choose
-from engine.gpu.lease import Lessor
-from engine.models.assets import Policy, resolve
-from engine.models.registry import ModelSpec
-from engine.outlet import search as searching
-from engine.passes.controls import Controls
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.outlet import search as searching
+from interlock.engine.passes.controls import Controls
+from interlock.engine.run import Run
 from tests.builders import corpus, hub_snapshot, sentences, toml
 
 TEXTS = sentences(12)

@@ -9,18 +9,18 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from engine.config import load
-from engine.errors import ExitCode, UnavailableError
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.lease import Lessor
-from engine.intake.tokens import SENTENCE_CONFIGS
-from engine.models import weights
-from engine.models.assets import Policy, resolve
-from engine.models.card import read_card
-from engine.models.registry import extended, find
-from engine.passes.controls import Controls
-from engine.passes.encoder import encode_texts
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.intake.tokens import SENTENCE_CONFIGS
+from interlock.engine.models import weights
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import extended, find
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.run import Run
 from tests.builders import corpus, interlock, sentences, tiny_model
 
 TEXTS = [*sentences(6), "the of and to in is for " * 20 + "final word differs", "a"]

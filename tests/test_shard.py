@@ -14,14 +14,14 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from engine.errors import InterlockError, UsageError
-from engine.outlet import shard
-from engine.outlet.delivery import check_store
-from engine.outlet.fusion import Fusion
-from engine.outlet.manifest import manifest_of
-from engine.outlet.qdrant import Point, Store
-from engine.outlet.shard import check_name, collections
-from engine.record.events import RosterEntry
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.outlet import shard
+from interlock.engine.outlet.delivery import check_store
+from interlock.engine.outlet.fusion import Fusion
+from interlock.engine.outlet.manifest import manifest_of
+from interlock.engine.outlet.qdrant import Point, Store
+from interlock.engine.outlet.shard import check_name, collections
+from interlock.engine.record.events import RosterEntry
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
@@ -30,7 +30,7 @@ Usage = namedtuple("Usage", "total used free")
 OPEN = """
 import sys
 from pathlib import Path
-from engine.outlet.qdrant import Store
+from interlock.engine.outlet.qdrant import Store
 """
 
 
@@ -143,7 +143,7 @@ def test_GIVEN_a_disk_that_refuses_a_file_WHEN_opened_THEN_it_is_no_usage_error_
 
     code = OPEN + "Store.open_for_write(Path(sys.argv[1]), 'docs', {'m': 8}, {})"
     failed = run_python(code, tmp_path, preexec_fn=limit_files)
-    assert "engine.errors.InterlockError" in failed.stderr
+    assert "interlock.engine.errors.InterlockError" in failed.stderr
     assert "free space" in failed.stderr
 
 
@@ -208,7 +208,11 @@ def test_GIVEN_what_would_be_refused_when_opened_for_write_WHEN_checked_THEN_it_
 
 
 def test_GIVEN_an_open_collection_WHEN_checked_by_another_process_THEN_it_is_in_use_until_it_is_closed(tmp_path):
-    code = OPEN + f"from engine.outlet import shard\nshard.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
+    code = (
+        OPEN
+        + "from interlock.engine.outlet import shard\n"
+        + f"shard.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
+    )
     with open_store(tmp_path):
         refused = run_python(code, tmp_path)
     assert "in use by another process" in refused.stderr
@@ -235,8 +239,8 @@ def test_who_writes_is_not_refused_because_another_run_just_checks(tmp_path, mon
 
 CREATOR = f"""{OPEN}
 import numpy, qdrant_edge, uuid
-from engine.errors import InterlockError
-from engine.outlet.qdrant import Point
+from interlock.engine.errors import InterlockError
+from interlock.engine.outlet.qdrant import Point
 print("ready", flush=True)
 for line in sys.stdin:
     try:
@@ -295,7 +299,7 @@ def test_a_full_disk_is_an_error_and_not_the_death_of_the_process(tmp_path, kilo
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     assert failed.returncode == 1
-    assert "engine.errors.InterlockError: too little room" in failed.stderr
+    assert "interlock.engine.errors.InterlockError: too little room" in failed.stderr
 
 
 def test_what_a_killed_engine_was_about_to_write_is_swept_when_the_store_is_written_again(tmp_path):
@@ -313,7 +317,7 @@ def test_what_a_killed_engine_was_about_to_write_is_swept_when_the_store_is_writ
 
 PANICKING = f"""{OPEN}
 import os, threading, time
-from engine.errors import UsageError
+from interlock.engine.errors import UsageError
 def opened():
     try:
         Store.open_for_read(Path(sys.argv[1]), "docs")
@@ -368,7 +372,7 @@ SIEVES = {"a message that is no text": ("os", SURROGATE), "a pipe that breaks": 
 def test_descriptor_2_is_given_back_whatever_becomes_of_the_sieve(system, what):
     code = f"""
 import os
-from engine.outlet import panics
+from interlock.engine.outlet import panics
 class Unreadable:
     def read(self, *_):
         raise OSError(5, "Input/output error")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.gpu.shortage import Trouble, classify, needed
+from interlock.engine.gpu.device_errors import Trouble, classify, needed
 
 HINT = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from console import shots
-from console.shots import SHOTS, SIZES, main, pictures, steady
 from tests.builders import ROOT
+from tools import screenshots as shots
+from tools.screenshots import SHOTS, SIZES, main, pictures, steady
 
 MAIN = next(shot for shot in SHOTS if shot.name == "main")
 SETUP = next(shot for shot in SHOTS if shot.name == "setup")

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from engine.errors import UsageError
-from engine.gpu import chip
-from engine.gpu.chip import WORKSPACE
-from engine.gpu.device import Device
-from engine.gpu.faults import parse
-from engine.gpu.meter import Counter, Meter
-from engine.gpu.shortage import Trouble, classify, needed
-from engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
-from engine.record.durable import parse_bytes
-from engine.record.events import Memory
+from interlock.engine.errors import UsageError
+from interlock.engine.gpu import chip
+from interlock.engine.gpu.chip import WORKSPACE
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import Trouble, classify, needed
+from interlock.engine.gpu.faults import parse
+from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
+from interlock.engine.record.durable import parse_bytes
+from interlock.engine.record.events import Memory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LENGTHS = (48, 32, 7)

@@ -10,17 +10,17 @@ from unittest.mock import patch
 
 import pytest
 
-from console import front_end
-from console.app import Console
-from console.look import Leave, Look
-from console.screens.main import Main
-from console.scripted import Scripted
-from console.session import Session
-from console.source import Live
-from engine.config import load
-from engine.errors import ExitCode
-from engine.passes.controls import Controls
-from engine.record import rundir
+from interlock.console.apps.run import Console
+from interlock.console.front_ends import dispatch as front_end
+from interlock.console.front_ends.session import Session
+from interlock.console.look import Leave, Look
+from interlock.console.screens.main import Main
+from interlock.console.scripted import Scripted
+from interlock.console.sources.live import Live
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import rundir
 from tests.pty_harness import OnTerminal
 
 SLOW = 1.5
@@ -28,13 +28,13 @@ SLOW = 1.5
 PATIENCE = 60.0
 LATE = """
 import asyncio, sys
-from console.screens.main import Main
+from interlock.console.screens.main import Main
 mounted = Main.on_mount
 async def late(self):
     await asyncio.sleep({seconds})
     mounted(self)
 Main.on_mount = late
-from console.main import main
+from interlock.console.main import main
 sys.exit(main())
 """
 

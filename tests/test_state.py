@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from engine.record import events as ev
-from engine.record import verdict
-from engine.record.events import Entry
-from engine.record.fold import fold
-from engine.record.state import RunState
+from interlock.engine.record import events as ev
+from interlock.engine.record import verdict
+from interlock.engine.record.events import Entry
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
 
 
 def folded(*bodies, state=None, session=0):

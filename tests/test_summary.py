@@ -5,14 +5,14 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.config import load
-from engine.errors import ExitCode
-from engine.passes.controls import Controls
-from engine.record import events as ev
-from engine.record import journal, summary
-from engine.record.fold import fold
-from engine.record.state import RunState
-from engine.run import Run
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal, summary
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
+from interlock.engine.run import Run
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model
 
 CANARIES = {"HF_TOKEN": "canary-of-hugging-face", "QDRANT_API_KEY": "canary-of-qdrant"}

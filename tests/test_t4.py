@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models import weights
-from engine.models.weights import Replica
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
-from engine.record.summary import Summary, summarise
+from interlock.engine.models import weights
+from interlock.engine.models.weights import Replica
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from interlock.engine.record.summary import Summary, summarise
 from tests.phantom import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
 
 GIB = 1 << 30

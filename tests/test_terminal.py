@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console import notify
-from console.terminal import Surroundings, quiet_descriptors, why_headless
-from console.wire import MOST_BYTES, Wire
-from engine.record.snapshot import Snapshot
+from interlock.console.terminal import notify
+from interlock.console.terminal.output_thread import MOST_BYTES, Wire
+from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
+from interlock.engine.record.snapshot import Snapshot
 from tests.builders import ROOT
 from tests.pty_harness import OnTerminal
 
@@ -45,7 +45,7 @@ ALLOWED = [
     {"TERM": "linux", "KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
     {"TERM": "screen", "NO_COLOR": "1"},
 ]
-WHY = "from console.terminal import why_headless; print(why_headless() or 'a console')"
+WHY = "from interlock.console.terminal.tty import why_headless; print(why_headless() or 'a console')"
 
 
 @pytest.mark.parametrize("environment", ALLOWED)
@@ -93,7 +93,7 @@ def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_af
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from console.terminal import quiet_descriptors\n"
+        "from interlock.console.terminal.tty import quiet_descriptors\n"
         "print('before')\n"
         f"with quiet_descriptors(Path({str(tmp_path / 'deep/log')!r})) as held:\n"
         "    print('printed'); os.system('echo a child; cat'); os.write(2, b'native\\n')\n"

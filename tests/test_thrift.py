@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 
-from console import styles
-from console.thrift import RESET, Thrift
+from interlock.console.terminal import sgr as styles
+from interlock.console.terminal.screen_diff import RESET, Thrift
 
 COLUMNS, ROWS = 24, 5
 CODES = ["0", "1", "3", "4", "5", "7", "9", "22", "23", "24", "25", "27", "29", "39", "49", "31", "94", "42", "103"]

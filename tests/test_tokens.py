@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from engine.errors import UnavailableError
-from engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
-from engine.models.assets import Policy
-from engine.models.registry import find
-from engine.models.roster import cards_of, token_key, tokenisings
+from interlock.engine.errors import UnavailableError
+from interlock.engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.registry import find
+from interlock.engine.models.roster import cards_of, token_key, tokenisings
 from tests.builders import SPECIALS, sentences, tiny_model
 
 TEXTS = [*sentences(40), "a", "unbelievable " * 80, "  spaces  and\nlines  ", "[SEP] inside [PAD] [CLS]", "日本語 ✓"]

@@ -14,19 +14,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import console.main
-from console import crash
-from console.front_end import Outputs, attend
-from console.main import main
-from console.session import Session
-from engine.config import continued, load, recorded
-from engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
-from engine.passes.controls import Controls
-from engine.record import events as ev
-from engine.record import journal, rundir, safe, summary
-from engine.record.events import Entry
-from engine.record.journal import Journal
-from engine.run import Run
+from interlock.console import crash
+from interlock.console.front_ends.dispatch import Outputs, attend
+from interlock.console.front_ends.session import Session
+from interlock.console.main import main
+from interlock.engine.config import continued, load, recorded
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal, rundir, safe, summary
+from interlock.engine.record.events import Entry
+from interlock.engine.record.journal import Journal
+from interlock.engine.run import Run
 from tests.builders import command, corpus, environment, events_of, interlock, sentences, summary_of
 
 STEERING = "a\x7fb\x80c\x9bd\u202ee\u2066f\u2028g\u2029h\u200fi\u061cj ü 漢 🙂"
@@ -68,7 +67,7 @@ BUGS = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
 def test_an_error_that_nobody_knew_is_one_line_and_a_crash_file(bug, capfd, monkeypatch, temporary):
-    monkeypatch.setattr(console.main, "_call", raising(bug))
+    monkeypatch.setattr("interlock.console.main._call", raising(bug))
     monkeypatch.setattr(crash.sys, "argv", ["interlock", "--qdrant", "https://me:geheim@host", "--api-key=geheim"])
     assert main(["doctor"]) == ExitCode.FAILED
     out, err = capfd.readouterr()
@@ -95,7 +94,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("error", "said"), LIMITS.values(), ids=LIMITS)
 def test_a_limit_of_the_machine_is_told_as_what_it_is_and_leaves_no_file(error, said, capfd, monkeypatch, temporary):
-    monkeypatch.setattr(console.main, "_call", raising(error))
+    monkeypatch.setattr("interlock.console.main._call", raising(error))
     assert main(["doctor"]) == ExitCode.FAILED
     err = capfd.readouterr().err
     assert len(err.splitlines()) == 1 and said in err
@@ -110,7 +109,7 @@ def test_an_error_of_any_other_kind_is_no_limit():
 def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
     bug, chunks, tiny_a, capfd, monkeypatch
 ):
-    monkeypatch.setattr("engine.run.deliver", raising(bug))
+    monkeypatch.setattr("interlock.engine.run.deliver", raising(bug))
     code = main(
         ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
     )
@@ -123,7 +122,7 @@ def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summ
 
 
 def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
-    monkeypatch.setattr("engine.run.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr("interlock.engine.run.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
     code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
     err = capfd.readouterr().err
     assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err

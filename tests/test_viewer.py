@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.app import App
 
-from console import detail, tables
-from console.look import Look
-from console.screens.summary import SummaryScreen
-from console.summaries import Document, header, load, meaning, parse, plain, told, top
-from console.viewer import Viewer
-from engine.errors import ExitCode, UsageError
+from interlock.console.apps.viewer import Viewer
+from interlock.console.look import Look
+from interlock.console.screens.summary import SummaryScreen
+from interlock.console.summary import detail, tables
+from interlock.console.summary.document import Document, header, load, meaning, parse, plain, told, top
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.widgets import table, tree
+from interlock.widgets.nodes import No, Node, children, differences, find, human, inside, walk
+from interlock.widgets.outline import Outline
+from interlock.widgets.text import plain as texts
 from tests.builders import command, environment, interlock
 from tests.pty_harness import OnTerminal
-from widgets import table, tree
-from widgets.nodes import No, Node, children, differences, find, human, inside, walk
-from widgets.outline import Outline
-from widgets.text import plain as texts
 
 HOSTILE = ["[/]", "\x1b[2J", "\x1b]52;c;AAAA\x07", "\u202egnp", "漢字", "👩‍👩‍👧", "\ud800", "a\nb", "x" * 10_000, ""]
 keys = st.one_of(st.sampled_from(HOSTILE), st.sampled_from(["a", "name", "model_pass", "bytes"]), st.text(max_size=4))
@@ -528,7 +528,7 @@ def test_GIVEN_no_terminal_WHEN_viewed_THEN_it_is_text_and_no_screen_is_loaded(t
     (tmp_path / "summary.json").write_text(json.dumps(a_summary()))
     (tmp_path / "b.json").write_text(json.dumps(changed()))
     code = (
-        "import sys; from console.main import main; code = main(sys.argv[1:]);"
+        "import sys; from interlock.console.main import main; code = main(sys.argv[1:]);"
         "print(*[m for m in ('textual', 'rich', 'torch') if m in sys.modules], file=sys.stderr); sys.exit(code)"
     )
     for args in ([tmp_path], [tmp_path, "b.json"]):

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from engine import run as run_module
-from engine.config import load
-from engine.errors import ExitCode, InterlockError
-from engine.outlet.qdrant import Store
-from engine.passes.controls import Controls
-from engine.passes.encoder import encoder_for
-from engine.passes.vectors import VectorFile, gate, lost
-from engine.record import events as ev
-from engine.run import Run
+from interlock.engine import run as run_module
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.vectors import VectorFile, gate, lost
+from interlock.engine.record import events as ev
+from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
 POISON = "#"  # a sign that stands in no other text of these tests

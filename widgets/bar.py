@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from widgets.pane import Pane
-from widgets.text import Row, Span, fitted, width_of
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fitted, width_of
 
 GAP = "  "
 

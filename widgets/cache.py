@@ -5,13 +5,13 @@ On a small screen `line` says the most of it in one line of another pane.
 
 from collections.abc import Sequence
 
-from engine.record.counting import several
-from engine.record.durable import human_bytes
-from engine.record.snapshot import Snapshot
-from widgets import glyphs
-from widgets.pane import Pane
-from widgets.text import Row, Span, fitted, kept, width_of
-from widgets.words import count, rates, trouble, unreal
+from interlock.engine.record.counting import several
+from interlock.engine.record.durable import human_bytes
+from interlock.engine.record.snapshot import Snapshot
+from interlock.widgets import glyphs
+from interlock.widgets.formats import count, rates, trouble, unreal
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fitted, kept, width_of
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 

@@ -16,9 +16,9 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region
 
-from engine.record.safe import safe
-from widgets.pane import Pane
-from widgets.text import Row, Span, fit, fitted, width_of
+from interlock.engine.record.safe import safe
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
 
-from widgets.text import Span
+from interlock.widgets.text import Span
 
 SHADES = ("░▒▓█", ".:+#")
 """Of a bucket of batches: none, less than half, half or more, all of them."""

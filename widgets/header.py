@@ -7,11 +7,11 @@ both toggles, that the picture is old or frozen) goes last.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from engine.record.counting import batches_of, pass_of, percent
-from engine.record.durable import duration
-from engine.record.snapshot import Snapshot
-from widgets import words
-from widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.engine.record.counting import batches_of, pass_of, percent
+from interlock.engine.record.durable import duration
+from interlock.engine.record.snapshot import Snapshot
+from interlock.widgets import formats as words
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 STALE_SECONDS = 5.0
 GAP = 2

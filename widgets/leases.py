@@ -7,13 +7,13 @@ GiB.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.record.durable import duration, human_bytes
-from engine.record.events import Receipt
-from engine.record.snapshot import Snapshot
-from engine.record.state import Lease
-from widgets.pane import Pane
-from widgets.text import Row, Span, fit, fitted, kept, width_of
-from widgets.words import devices_of, gib
+from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.events import Receipt
+from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.state import Lease
+from interlock.widgets.formats import devices_of, gib
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 LEAST_MODEL, USUAL_MODEL, MOST_MODEL, ROOMY = 12, 20, 28, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}

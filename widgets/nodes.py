@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.record import durable
+from interlock.engine.record import durable
 
 Step = str | int
 """A key, or the number of an item: from 0 in the first document; where only the second has it, from -1 downwards."""

@@ -5,7 +5,7 @@ Pure. Children are made when their branch is opened, so a document costs what is
 
 from collections.abc import Mapping, Sequence
 
-from widgets.nodes import Node, Steps, children
+from interlock.widgets.nodes import Node, Steps, children
 
 
 class Outline:

@@ -12,8 +12,8 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from engine.record.safe import safe
-from widgets.text import LONGEST, STYLES, Row
+from interlock.engine.record.safe import safe
+from interlock.widgets.text import LONGEST, STYLES, Row
 
 
 class Pane(ScrollView, can_focus=True):

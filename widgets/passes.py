@@ -7,13 +7,13 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import NamedTuple
 
-from engine.record.counting import percent, several
-from engine.record.durable import duration
-from engine.record.snapshot import CollectionView, PassView, Snapshot
-from widgets import cache, glyphs
-from widgets.pane import Pane
-from widgets.text import Row, Span, fit, fitted, kept, width_of
-from widgets.words import devices_of, tally, trouble
+from interlock.engine.record.counting import percent, several
+from interlock.engine.record.durable import duration
+from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
+from interlock.widgets import cache, glyphs
+from interlock.widgets.formats import devices_of, tally, trouble
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}

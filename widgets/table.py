@@ -6,8 +6,8 @@ Pure. Columns that cannot be shown even so are left out from the right, and a la
 import re
 from collections.abc import Sequence
 
-from engine.record.safe import safe
-from widgets.text import Row, Span, ascii_only, fit, fitted, width_of
+from interlock.engine.record.safe import safe
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 
 GAP = 2
 LEAST_TEXT = 14

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from engine.record.safe import safe
+from interlock.engine.record.safe import safe
 
 STYLES = ("", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "rest", "mark", "chosen")
 """Names that a span may have; the theme says what they look like, and no meaning hangs on it alone."""

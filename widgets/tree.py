@@ -10,11 +10,11 @@ from typing import ClassVar
 from textual import events
 from textual.message import Message
 
-from engine.record.safe import safe
-from widgets.nodes import No, Node, Steps, human, title, written
-from widgets.outline import Outline
-from widgets.pane import Pane
-from widgets.text import Row, Span, ascii_only, fit, fitted, width_of
+from interlock.engine.record.safe import safe
+from interlock.widgets.nodes import No, Node, Steps, human, title, written
+from interlock.widgets.outline import Outline
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 
 MARKS = {"": "", "-": "error", "+": "ok", "~": "warn"}
 SIGNS = (">", "▶", "▼")

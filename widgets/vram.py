@@ -4,11 +4,11 @@ A device has one line, or two where there is room; many devices stand two in a l
 worst are. Memory is what this process occupies, in GiB; percent is of the ceiling.
 """
 
-from engine.record.snapshot import DeviceView, Snapshot
-from widgets import glyphs
-from widgets.pane import Pane
-from widgets.text import Row, Span, fit, fitted, kept, width_of
-from widgets.words import GIB, gib
+from interlock.engine.record.snapshot import DeviceView, Snapshot
+from interlock.widgets import glyphs
+from interlock.widgets.formats import GIB, gib
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 SHORT_BAR, USUAL_BAR, LEAST_CELL = 10, 16, 28
 MOST_PAIRED = 8

@@ -14,9 +14,10 @@ from typing import Any
 from acceptance.goals import Timed, Tree
 from acceptance.models import CONFIGS
 from acceptance.workbench import CEILING, Bench
-from engine.gpu.lease import Lessor
-from engine.models.card import ModelCard
-from engine.models.weights import Master, Replica
+
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.weights import Master, Replica
 
 MODES = ("pinned", "pageable")
 

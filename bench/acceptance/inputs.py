@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-
 from acceptance.workbench import Bench
-from engine.intake.tokens import TokenStore, load_tokenizer
-from engine.models.card import ModelCard
-from engine.passes.encoder import Ids, Vectors
+
+from interlock.engine.intake.tokens import TokenStore, load_tokenizer
+from interlock.engine.models.card import ModelCard
+from interlock.engine.passes.encoder import Ids, Vectors
 from tests.builders import WORDS
 
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from acceptance.goals import Tree
 from acceptance.inputs import least_cosine, texts_of
 from acceptance.rounds import compute, masters_of
 from acceptance.workbench import CEILING, Bench
-from engine.gpu.device import RESERVE
-from engine.models.card import ModelCard
-from engine.models.masters import Masters
-from engine.models.trace import law_for
-from engine.passes.encoder import Vectors, computed_tokens
-from engine.passes.ladder import Rung
-from engine.passes.seat import first_calibration
-from engine.record import events as ev
+
+from interlock.engine.gpu.device import RESERVE
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Masters
+from interlock.engine.models.trace import law_for
+from interlock.engine.passes.encoder import Vectors, computed_tokens
+from interlock.engine.passes.instance import first_calibration
+from interlock.engine.passes.ladder import Rung
+from interlock.engine.record import events as ev
 
 SHORT = (64, 32, 32, 16)
 """Tokens of the rows that may end on the CPU."""

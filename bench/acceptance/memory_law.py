@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from acceptance.goals import Tree
 from acceptance.inputs import rows_of
 from acceptance.models import CONFIGS
 from acceptance.workbench import Bench, seated
-from engine.gpu.lease import Lessor
-from engine.gpu.shortage import Trouble, classify
-from engine.passes.seat import Seat
+
+from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.passes.instance import Seat
 
 COLUMNS = ["rows", "longest", "tokens", "ragged", "law_bytes", "measured_bytes", "at_rest_bytes"]
 

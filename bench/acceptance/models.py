@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.gpu.device import Device
-from engine.models.assets import Policy, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.registry import ModelSpec
-from engine.models.weights import DTYPES
+from interlock.engine.gpu.device import Device
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.weights import DTYPES
 from tests.architectures import MODERNBERT_BASE, QWEN2_15B, QWEN3_06B, XLM_R_LARGE
 from tests.builders import PAD, tiny_model
 

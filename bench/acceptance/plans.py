@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from acceptance.inputs import lengths_of, texts_of
 from acceptance.models import CONFIGS
 from acceptance.rounds import compute, masters_of
 from acceptance.workbench import CEILING, Bench
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
+
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
 
 
 def plans(bench: Bench) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-
 from acceptance.goals import Timed
 from acceptance.workbench import Bench
 

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-
 from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
-from engine.errors import InterlockError
-from engine.passes.seat import Seat
+
+from interlock.engine.errors import InterlockError
+from interlock.engine.passes.instance import Seat
 
 NAMES = ("residue: bytes allocated", "residue: bytes reserved", "residue: bytes of driver drift")
 

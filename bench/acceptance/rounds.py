@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from acceptance.inputs import stored
 from acceptance.workbench import CEILING, Bench
-from engine.gpu.lease import Lessor
-from engine.gpu.memory import Law
-from engine.models.card import ModelCard
-from engine.models.masters import Masters
-from engine.models.trace import law_for
-from engine.passes.batches import plan
-from engine.passes.controls import Controls
-from engine.passes.encoder import Vectors
-from engine.passes.grid import Cells, Layout
-from engine.passes.rounds import Rounds
-from engine.passes.schedule import Schedule
-from engine.passes.sitting import Crew
-from engine.passes.vectors import VectorFile
-from engine.record import events as ev
+
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Law
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Masters
+from interlock.engine.models.trace import law_for
+from interlock.engine.passes.batches import plan
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import Vectors
+from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.grid import Cells, Layout
+from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.record import events as ev
 
 WINDOW = 2
 

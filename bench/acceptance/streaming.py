@@ -9,9 +9,10 @@ from typing import Any
 from acceptance.goals import Timed, Tree
 from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
-from engine.models.stages import layers_of, size_of
-from engine.passes.encoder import Ids
-from engine.passes.seat import Seat
+
+from interlock.engine.models.stages import layers_of, size_of
+from interlock.engine.passes.encoder import Ids
+from interlock.engine.passes.instance import Seat
 
 
 def streaming(bench: Bench) -> Iterator[tuple[str, Any]]:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 from acceptance.goals import Timed, Tree
 from acceptance.inputs import least_cosine, lengths_of, stored, texts_of
 from acceptance.workbench import Bench, seated
-from engine.errors import InterlockError
-from engine.gpu.shortage import Trouble, classify
-from engine.models.card import ModelCard
-from engine.models.stages import layers_of, size_of
-from engine.models.weights import DTYPES
-from engine.passes.batches import plan
-from engine.passes.encoder import Vectors
-from engine.passes.seat import Seat
+
+from interlock.engine.errors import InterlockError
+from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.stages import layers_of, size_of
+from interlock.engine.models.weights import DTYPES
+from interlock.engine.passes.batches import plan
+from interlock.engine.passes.encoder import Vectors
+from interlock.engine.passes.instance import Seat
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")
 MIXES = ("chunks", "mixed")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-
 from acceptance.goals import Tree
 from acceptance.workbench import Bench
-from engine.gpu.shortage import Trouble, classify
+
+from interlock.engine.gpu.device_errors import Trouble, classify
 
 BLOCKS = 32
 """Into which a ceiling is divided."""

@@ -15,18 +15,18 @@ from random import Random
 from typing import TypeVar
 
 import torch
-
 from acceptance.models import made
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.cuda import pin
-from engine.gpu.device import Device
-from engine.gpu.lease import Lease, Lessor
-from engine.gpu.sim import SimDevice
-from engine.models.card import ModelCard
-from engine.models.trace import law_for
-from engine.models.weights import Master, Replica, load
-from engine.passes.encoder import encoder_for
-from engine.passes.seat import Seat, first_calibration
+
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.cuda import pin
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.lease import Lease, Lessor
+from interlock.engine.gpu.sim import SimDevice
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import Master, Replica, load
+from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.instance import Seat, first_calibration
 
 CEILING = 12 << 30
 T = TypeVar("T")

@@ -67,8 +67,8 @@ def watch(room: Room, run: Path, variant: Variant) -> list[str]:
 
 
 def _watched(run: Path) -> None:
-    from console.follow import Watched
-    from engine.errors import InterlockError
+    from interlock.console.sources.journal import Watched
+    from interlock.engine.errors import InterlockError
 
     try:
         source = Watched(run)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.errors import ExitCode
+from interlock.engine.errors import ExitCode
 
 PATIENCE = 120.0
 """Seconds after which a trial hangs; a loaded machine needs one."""
@@ -40,22 +40,22 @@ def warm() -> None:
     """Import what every command needs, with one thread for everything."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = "1"
-    import console.main
+    import interlock.console.main
 
-    os.environ |= {**console.main.ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {**interlock.console.main.ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     import pyarrow.parquet
     import qdrant_edge
     import torch
     import transformers
 
-    import console.commands
-    import console.follow
-    import console.summaries
-    import engine.forecast
-    import engine.outlet.search
-    import engine.run
+    import interlock.console.commands
+    import interlock.console.sources.journal
+    import interlock.console.summary.document
+    import interlock.engine.forecast
+    import interlock.engine.outlet.search
+    import interlock.engine.run
 
-    assert all((pyarrow.parquet, qdrant_edge, transformers, console, engine))
+    assert all((pyarrow.parquet, qdrant_edge, transformers, interlock))
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
@@ -168,7 +168,7 @@ def _command(arguments: list[str]) -> None:
     """What the installed script does, up to the end of the process."""
     import threading
 
-    from console.main import main
+    from interlock.console.main import main
 
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -64,7 +64,7 @@ def _storm(room: Room, storm: list[str], first: float) -> Callable[[int], None]:
 def _on_terminal(room: Room, command: list[object], storm: list[str]) -> Outcome:
     """The same as a real process under a console; a terminal that was taken must have been given back."""
     began = time.monotonic()
-    words = [sys.executable, "-m", "console.main", *command]
+    words = [sys.executable, "-m", "interlock", *command]
     with OnTerminal(words, env=builders.environment(), cwd=room.place) as terminal:
         _storm(room, storm, 1.0 + 3.0 * room.rng.random())(terminal.process.pid)
         until = time.monotonic() + 60

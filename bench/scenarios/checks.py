@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench.scenarios.stage import Outcome
-from engine.gpu.chip import WORKSPACE
-from engine.passes.schedule import Schedule
-from engine.record import events as ev
+from interlock.engine.gpu.chip import WORKSPACE
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
 
 TOLERANCE = 2e-6
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.errors import ExitCode
-from engine.gpu.device import Device
-from engine.models.card import ModelCard
-from engine.passes.controls import Controls
-from engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
-from engine.record import events as ev
-from engine.record.fold import fold
-from engine.record.state import RunState
+from interlock.engine.errors import ExitCode
+from interlock.engine.gpu.device import Device
+from interlock.engine.models.card import ModelCard
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
+from interlock.engine.record import events as ev
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
 
 
 class Hearing:

@@ -16,22 +16,22 @@ import numpy as np
 from bench.scenarios.hearing import Hearing
 from bench.scenarios.plan import KIB, Plan, ids_of
 from bench.scenarios.workshop import Workshop
-from engine.errors import Stopped
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.device import Device
-from engine.gpu.faults import Plight, parse
-from engine.gpu.lease import Lessor
-from engine.gpu.sim import Card, SimDevice
-from engine.intake.collections import Collection
-from engine.intake.corpus import Rows
-from engine.models.masters import Masters
-from engine.models.roster import entry_of
-from engine.passes.grid import Cells, lay_out
-from engine.passes.rounds import Rounds
-from engine.passes.seat import first_calibration
-from engine.passes.sitting import Crew
-from engine.record import events as ev
-from engine.record.summary import Summary, summarise
+from interlock.engine.errors import Stopped
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.faults import Plight, parse
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.sim import Card, SimDevice
+from interlock.engine.intake.collections import Collection
+from interlock.engine.intake.corpus import Rows
+from interlock.engine.models.masters import Masters
+from interlock.engine.models.roster import entry_of
+from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.instance import first_calibration
+from interlock.engine.passes.resident import Crew
+from interlock.engine.record import events as ev
+from interlock.engine.record.summary import Summary, summarise
 from tests.memory import File, Tokens
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from bench.scenarios.plan import LONGEST, ids_of
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.memory import Law
-from engine.models import weights
-from engine.models.assets import Policy, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.network import PackedEncoder
-from engine.models.registry import ModelSpec
-from engine.models.trace import law_for
-from engine.models.weights import Master, attach_to_host
-from engine.passes.encoder import Vectors, encoder_for
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.memory import Law
+from interlock.engine.models import weights
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import Master, attach_to_host
+from interlock.engine.passes.encoder import Vectors, encoder_for
 from tests.builders import tiny_model
 
 MODELS: Mapping[str, Mapping[str, Any]] = {

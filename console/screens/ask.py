@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from engine.record.safe import safe
+from interlock.engine.record.safe import safe
 
 
 @dataclass(frozen=True)

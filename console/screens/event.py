@@ -16,12 +16,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from console.actions import EVENT, actions_of, bindings_of, shown_keys
-from engine.record.durable import human_bytes
-from engine.record.events import Entry
-from engine.record.safe import safe
-from widgets.pane import Pane
-from widgets.text import Row, Span, fitted
+from interlock.console.actions import EVENT, actions_of, bindings_of, shown_keys
+from interlock.engine.record.durable import human_bytes
+from interlock.engine.record.events import Entry
+from interlock.engine.record.safe import safe
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, fitted
 
 SIZES = ("allocated", "occupied", "reserved", "used", "total", "others")
 """Fields that are bytes and do not say so in their names."""

@@ -8,8 +8,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from console.actions import HELP, actions_of, bindings_of, shown_keys
-from console.look import Look
+from interlock.console.actions import HELP, actions_of, bindings_of, shown_keys
+from interlock.console.look import Look
 
 LEGEND = """
 VRAM     weights, activations, free under the ceiling; the ceiling stands as a mark, ^ is the peak so far

@@ -11,27 +11,27 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 
-from console import wording
-from console.actions import MAIN, actions_of, bindings_of, shown_keys
-from console.feed import Feed
-from console.layout import PANES, Wants, layout, too_small
-from console.look import Leave, Look
-from console.screens.event import EventScreen
-from console.screens.find import Find
-from console.screens.help import Help
-from console.screens.steering import Steering
-from console.source import Reel, Source
-from engine.record.safe import safe
-from engine.record.snapshot import Snapshot
-from widgets import header
-from widgets.bar import Bar, Key, keys
-from widgets.cache import Cache
-from widgets.events import EventsPane
-from widgets.leases import Leases
-from widgets.pane import Pane
-from widgets.passes import Passes
-from widgets.text import row
-from widgets.vram import Vram
+from interlock.console.actions import MAIN, actions_of, bindings_of, shown_keys
+from interlock.console.look import Leave, Look
+from interlock.console.screens.event import EventScreen
+from interlock.console.screens.find import Find
+from interlock.console.screens.help import Help
+from interlock.console.screens.layout import PANES, Wants, layout, too_small
+from interlock.console.screens.steering import Steering
+from interlock.console.sources.live import Reel, Source
+from interlock.console.text import dialog_text as wording
+from interlock.console.text.event_list import Feed
+from interlock.engine.record.safe import safe
+from interlock.engine.record.snapshot import Snapshot
+from interlock.widgets import header
+from interlock.widgets.bar import Bar, Key, keys
+from interlock.widgets.cache import Cache
+from interlock.widgets.events import EventsPane
+from interlock.widgets.leases import Leases
+from interlock.widgets.pane import Pane
+from interlock.widgets.passes import Passes
+from interlock.widgets.text import row
+from interlock.widgets.vram import Vram
 
 STALE = 5.0
 """Seconds without an event after which the header says so."""

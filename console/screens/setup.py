@@ -16,14 +16,14 @@ from textual.screen import Screen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Label, Select, Static
 
-from console.actions import SETUP, bindings_of
-from console.look import Look
-from console.screens.help import Help
-from engine.errors import InterlockError
-from engine.record.safe import safe
-from widgets.bar import Bar, Key, keys
-from widgets.pane import Pane
-from widgets.text import row
+from interlock.console.actions import SETUP, bindings_of
+from interlock.console.look import Look
+from interlock.console.screens.help import Help
+from interlock.engine.errors import InterlockError
+from interlock.engine.record.safe import safe
+from interlock.widgets.bar import Bar, Key, keys
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import row
 
 DEVICES = ("auto", "cpu", "cuda", "sim:2xT4")
 FUSIONS = ("concat", "named", "mean")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 from textual.screen import Screen
 
-from console import wording
-from console.actions import Action, named
-from console.look import Leave
-from console.screens.ask import Ask, Choice
-from console.source import Reel, Source
-from engine.passes.controls import NO, YES, Controls
-from engine.passes.schedule import Schedule
-from engine.record.snapshot import Snapshot
+from interlock.console.actions import Action, named
+from interlock.console.look import Leave
+from interlock.console.screens.ask import Ask, Choice
+from interlock.console.sources.live import Reel, Source
+from interlock.console.text import dialog_text as wording
+from interlock.engine.passes.controls import NO, YES, Controls
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from console.app import Console
+    from interlock.console.apps.run import Console
 
 STOP = "stop"
 CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause"}

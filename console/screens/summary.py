@@ -13,22 +13,22 @@ from textual.containers import Container
 from textual.content import Content
 from textual.screen import Screen
 
-from console import detail
-from console.actions import VIEW, Action, actions_of, bindings_of, shown_keys
-from console.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
-from console.look import Look
-from console.screens.find import Find
-from console.screens.help import Help
-from console.summaries import Document, header, load, top
-from engine.errors import UsageError
-from engine.record.durable import human_bytes
-from engine.record.safe import safe
-from widgets.bar import Bar, Key, keys
-from widgets.nodes import Node, Steps, children, differences, find, inside
-from widgets.outline import Outline
-from widgets.pane import Pane
-from widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of
-from widgets.tree import TreePane
+from interlock.console.actions import VIEW, Action, actions_of, bindings_of, shown_keys
+from interlock.console.look import Look
+from interlock.console.screens.find import Find
+from interlock.console.screens.help import Help
+from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
+from interlock.console.summary import detail
+from interlock.console.summary.document import Document, header, load, top
+from interlock.engine.errors import UsageError
+from interlock.engine.record.durable import human_bytes
+from interlock.engine.record.safe import safe
+from interlock.widgets.bar import Bar, Key, keys
+from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
+from interlock.widgets.outline import Outline
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of
+from interlock.widgets.tree import TreePane
 
 CLIPBOARD = 100_000
 """Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""

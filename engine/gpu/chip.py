@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import torch
 
-from engine.gpu.allocator import MEDIUM_SEGMENT, Allocator, Handle
-from engine.gpu.faults import Plight
-from engine.gpu.meter import Meter
-from engine.record.events import Memory
+from interlock.engine.gpu.allocator import MEDIUM_SEGMENT, Allocator, Handle
+from interlock.engine.gpu.faults import Plight
+from interlock.engine.gpu.meter import Meter
+from interlock.engine.record.events import Memory
 
 WORKSPACE = 8_519_680
 """Bytes of cuBLAS's workspace, which torch's allocator gives it at the first matrix product (pytorch#95668)."""

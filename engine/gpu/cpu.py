@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.gpu.device import no_pin
-from engine.record.events import Memory, Readings
+from interlock.engine.gpu.device import no_pin
+from interlock.engine.record.events import Memory, Readings
 
 
 class CpuDevice:

@@ -18,10 +18,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from engine.errors import UnavailableError
-from engine.gpu.nvml import open_nvml
-from engine.gpu.shortage import classify
-from engine.record.events import Memory, Readings
+from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu.device_errors import classify
+from interlock.engine.gpu.nvml import open_nvml
+from interlock.engine.record.events import Memory, Readings
 
 FRESH = 1.0
 """Seconds for which what is beside the allocator counts as measured: asking the driver takes longer than a kernel."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.errors import UnavailableError, UsageError
-from engine.gpu.cpu import CpuDevice
-from engine.gpu.device import Device
-from engine.record.durable import human_bytes
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.record.durable import human_bytes
 
 _INSTEAD = "use --devices cpu, or rehearse with --devices sim:2xT4"
 
@@ -51,7 +51,7 @@ def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
 
 def why_no_gpu() -> str:
     """What is missing between torch and a GPU, where torch sees none."""
-    from engine.gpu.nvml import open_nvml
+    from interlock.engine.gpu.nvml import open_nvml
 
     driver = open_nvml()
     known = ", ".join(driver.names()) if driver else ""
@@ -65,8 +65,8 @@ def why_no_gpu() -> str:
 
 
 def _simulated(wanted: str, faults: Sequence[str]) -> list[Device]:
-    from engine.gpu.faults import parse
-    from engine.gpu.sim import simulated
+    from interlock.engine.gpu.faults import parse
+    from interlock.engine.gpu.sim import simulated
 
     return list(simulated(wanted, parse(",".join(faults))))
 
@@ -82,7 +82,7 @@ def _numbers(wanted: str) -> list[int] | None:
 
 
 def _gpus(numbers: Sequence[int] | None) -> list[Device]:
-    from engine.gpu.cuda import CudaDevice
+    from interlock.engine.gpu.cuda import CudaDevice
 
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for number in numbers or ():
@@ -98,7 +98,7 @@ def _listed(count: int) -> str:
 
 
 def _card(device: Device) -> str:
-    from engine.gpu.nvml import open_nvml
+    from interlock.engine.gpu.nvml import open_nvml
 
     driver = nvml.driver() if (nvml := open_nvml()) else None
     return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")

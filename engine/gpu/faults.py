@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import UsageError
-from engine.record.durable import parse_bytes
+from interlock.engine.errors import UsageError
+from interlock.engine.record.durable import parse_bytes
 
 MENU = {
     "oom": "K",

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.errors import InterlockError, UnavailableError
-from engine.gpu.device import RESERVE, Device
-from engine.record import durable
-from engine.record.events import Memory, Receipt
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.record import durable
+from interlock.engine.record.events import Memory, Receipt
 
 RESIDUE_ALARM = 1 << 20
 

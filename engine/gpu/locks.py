@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UnavailableError
-from engine.gpu.device import Device
+from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu.device import Device
 
 _PLACE = "interlock-locks"
 _LONGEST = 4096

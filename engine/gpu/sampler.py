@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from engine.gpu.device import Device
-from engine.record.events import Memory, Readings
+from interlock.engine.gpu.device import Device
+from interlock.engine.record.events import Memory, Readings
 
 Tell = Callable[[str, Memory, Readings | None], object]
 

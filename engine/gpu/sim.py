@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import UsageError
-from engine.gpu.allocator import Allocator
-from engine.gpu.chip import Chip, ChipMeter
-from engine.gpu.device import no_pin
-from engine.gpu.faults import Fault, Plight
-from engine.record.durable import human_bytes, parse_bytes
-from engine.record.events import Memory, Readings
+from interlock.engine.errors import UsageError
+from interlock.engine.gpu.allocator import Allocator
+from interlock.engine.gpu.chip import Chip, ChipMeter
+from interlock.engine.gpu.device import no_pin
+from interlock.engine.gpu.faults import Fault, Plight
+from interlock.engine.record.durable import human_bytes, parse_bytes
+from interlock.engine.record.events import Memory, Readings
 
 CONTEXT = 300 << 20
 """Bytes that a process takes on a card before its first tensor."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import UsageError
+from interlock.engine.errors import UsageError
 
 SUFFIXES = ("_chunks.json", ".jsonl")
 LONGEST_NAME = 200

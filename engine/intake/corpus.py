@@ -16,11 +16,11 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InterlockError
-from engine.intake.chunks import Chunk, ChunkReader
-from engine.intake.collections import Collection, Refusal
-from engine.intake.refusals import Refusals
-from engine.record import durable
+from interlock.engine.errors import InterlockError
+from interlock.engine.intake.chunks import Chunk, ChunkReader
+from interlock.engine.intake.collections import Collection, Refusal
+from interlock.engine.intake.refusals import Refusals
+from interlock.engine.record import durable
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import Stopped, UsageError
-from engine.intake.collections import Collection
-from engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
-from engine.intake.tokens import TokenStore, load_tokenizer, naming
-from engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
+from interlock.engine.errors import Stopped, UsageError
+from interlock.engine.intake.collections import Collection
+from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
+from interlock.engine.intake.tokens import TokenStore, load_tokenizer, naming
+from interlock.engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
 
 
 @dataclass(frozen=True)

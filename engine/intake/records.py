@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from engine.record import durable
+from interlock.engine.record import durable
 
 MAX_RECORD_BYTES = 4 << 20
 LIST_KEYS = ("chunks", "data", "records", "items")

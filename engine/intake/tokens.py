@@ -21,8 +21,8 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
-from engine.errors import UnavailableError, reason
-from engine.record import durable
+from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.record import durable
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]

@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.errors import UnavailableError
-from engine.intake.tokens import SENTENCE_CONFIGS
-from engine.models.layout import check_complete, weights_of
-from engine.models.registry import ModelSpec
-from engine.models.sources import PATTERNS, Missing, local, seen
-from engine.record import durable
-from engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
+from interlock.engine.errors import UnavailableError
+from interlock.engine.intake.tokens import SENTENCE_CONFIGS
+from interlock.engine.models.layout import check_complete, weights_of
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sources import PATTERNS, Missing, local, seen
+from interlock.engine.record import durable
+from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
 
 ATTEMPTS = 5
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")

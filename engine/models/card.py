@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UnavailableError, UsageError
-from engine.models.assets import Snapshot
-from engine.models.checks import check_settings
-from engine.models.layout import Module, modules_of, read_object
-from engine.models.network import packable
-from engine.models.registry import ModelSpec
-from engine.models.sentence import check_sentence, check_whole, limits_of
-from engine.models.tokenizer import check_tokenizer
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.models.assets import Snapshot
+from interlock.engine.models.checks import check_settings
+from interlock.engine.models.layout import Module, modules_of, read_object
+from interlock.engine.models.network import packable
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sentence import check_sentence, check_whole, limits_of
+from interlock.engine.models.tokenizer import check_tokenizer
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from engine.errors import UnavailableError
-from engine.intake.tokens import sentence_config
-from engine.models.layout import Module, read_object
-from engine.models.network import PACKED_TYPES
+from interlock.engine.errors import UnavailableError
+from interlock.engine.intake.tokens import sentence_config
+from interlock.engine.models.layout import Module, read_object
+from interlock.engine.models.network import PACKED_TYPES
 
 Config = Mapping[str, object]
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")

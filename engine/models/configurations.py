@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import UnavailableError
-from engine.models.assets import Policy, is_offline
-from engine.models.layout import read_object
-from engine.models.registry import ModelSpec, label
-from engine.models.sources import Missing, config_in
+from interlock.engine.errors import UnavailableError
+from interlock.engine.models.assets import Policy, is_offline
+from interlock.engine.models.layout import read_object
+from interlock.engine.models.registry import ModelSpec, label
+from interlock.engine.models.sources import Missing, config_in
 
 PATIENCE = 4.0
 """Seconds that the hub has for all models together."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import UnavailableError
-from engine.intake.tokens import SENTENCE_CONFIGS
+from interlock.engine.errors import UnavailableError
+from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 
 WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")

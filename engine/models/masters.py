@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import psutil
 
-from engine.gpu.device import Device
-from engine.models.card import ModelCard
-from engine.models.weights import Master, load
+from interlock.engine.gpu.device import Device
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.weights import Master, load
 
 Hydrate = Callable[[ModelCard], Master]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.errors import UsageError, meant
+from interlock.engine.errors import UsageError, meant
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import asdict
 
-from engine.errors import UsageError
-from engine.intake.reading import Tokenising
-from engine.intake.tokens import lowercases
-from engine.models.assets import Policy, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.registry import ModelSpec
-from engine.record import durable
-from engine.record.events import AnyEvent, RosterEntry
+from interlock.engine.errors import UsageError
+from interlock.engine.intake.reading import Tokenising
+from interlock.engine.intake.tokens import lowercases
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.record import durable
+from interlock.engine.record.events import AnyEvent, RosterEntry
 
 
 def cards_of(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UnavailableError
-from engine.intake.tokens import sentence_config
-from engine.models.layout import read_object
+from interlock.engine.errors import UnavailableError
+from interlock.engine.intake.tokens import sentence_config
+from interlock.engine.models.layout import read_object
 
 Said = Mapping[str, object]
 USED = ("max_seq_length", "do_lower_case")

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from engine.errors import UnavailableError
-from engine.models.layout import check_complete
-from engine.models.registry import ModelSpec
-from engine.record import durable
+from interlock.engine.errors import UnavailableError
+from interlock.engine.models.layout import check_complete
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.record import durable
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model")
 BLOCK = 4 << 20

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from engine.models.network import FeedForward
+from interlock.engine.models.network import FeedForward
 
 MLP_NAMES = ("mlp", "feed_forward")
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from engine.gpu.device import Device
+from interlock.engine.gpu.device import Device
 
 if TYPE_CHECKING:
-    from engine.models.weights import Place
+    from interlock.engine.models.weights import Place
 
 Flats = Mapping[torch.dtype, Tensor]
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from engine.errors import InterlockError, UnavailableError
-from engine.models.sources import model_cache
-from engine.record import durable
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.models.sources import model_cache
+from interlock.engine.record import durable
 
 TRIAL_VERSION = 1
 SECONDS = 10

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.errors import InterlockError
-from engine.gpu.memory import Law, Sample, fit
-from engine.gpu.meter import Counter, Meter
-from engine.models.layout import values_in
-from engine.models.network import PackedEncoder, filling, packable
-from engine.models.sources import model_cache
-from engine.models.stages import size_of, slot_bytes
-from engine.record import durable
+from interlock.engine.errors import InterlockError
+from interlock.engine.gpu.memory import Law, Sample, fit
+from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.models.layout import values_in
+from interlock.engine.models.network import PackedEncoder, filling, packable
+from interlock.engine.models.sources import model_cache
+from interlock.engine.models.stages import size_of, slot_bytes
+from interlock.engine.record import durable
 
 if TYPE_CHECKING:
-    from engine.models.card import ModelCard
+    from interlock.engine.models.card import ModelCard
 
 LAW_VERSION = 1
 POSITIONS = 512  # where a configuration names none

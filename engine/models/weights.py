@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import InterlockError, UnavailableError, reason
-from engine.gpu.device import Device
-from engine.models.card import ModelCard
-from engine.models.network import PackedEncoder
-from engine.models.stages import by_parts, feed_forwards, layers_of, size_of, stages_of, walk
-from engine.models.streaming import Stage, Streaming
-from engine.models.tensors import TensorFiles, unmap
+from interlock.engine.errors import InterlockError, UnavailableError, reason
+from interlock.engine.gpu.device import Device
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.stages import by_parts, feed_forwards, layers_of, size_of, stages_of, walk
+from interlock.engine.models.streaming import Stage, Streaming
+from interlock.engine.models.tensors import TensorFiles, unmap
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

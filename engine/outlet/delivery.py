@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.intake.corpus import Digests, Rows
-from engine.outlet import files, shard
-from engine.outlet.fusion import Fusion, fused_width
-from engine.outlet.manifest import manifest_of
-from engine.outlet.qdrant import Store
-from engine.outlet.store import sink, verified
-from engine.outlet.windows import Delivery, Source, Vectors, with_fused
-from engine.record import durable
-from engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
-from engine.record.rundir import RunDirectory
+from interlock.engine.intake.corpus import Digests, Rows
+from interlock.engine.outlet import files, shard
+from interlock.engine.outlet.fusion import Fusion, fused_width
+from interlock.engine.outlet.manifest import manifest_of
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.outlet.store import sink, verified
+from interlock.engine.outlet.windows import Delivery, Source, Vectors, with_fused
+from interlock.engine.record import durable
+from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
+from interlock.engine.record.rundir import RunDirectory
 
 Emit = Callable[[AnyEvent], object]
 

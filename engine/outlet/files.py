@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.intake.corpus import digest_of
-from engine.outlet.windows import (
+from interlock.engine.intake.corpus import digest_of
+from interlock.engine.outlet.windows import (
     WINDOW,
     Check,
     Delivery,
@@ -28,8 +28,8 @@ from engine.outlet.windows import (
     uuid_of,
     whole,
 )
-from engine.passes.vectors import release
-from engine.record import durable
+from interlock.engine.passes.vectors import release
+from interlock.engine.record import durable
 
 if TYPE_CHECKING:
     import pyarrow as pa

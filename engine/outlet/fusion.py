@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import UsageError
+from interlock.engine.errors import UsageError
 
 Vectors = NDArray[np.float32]
 

@@ -6,12 +6,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.errors import UsageError
-from engine.models.registry import Precision, check_key
-from engine.outlet.fusion import Fusion, fused_width
-from engine.outlet.windows import with_fused
-from engine.record.compare import differences, few
-from engine.record.events import RosterEntry
+from interlock.engine.errors import UsageError
+from interlock.engine.models.registry import Precision, check_key
+from interlock.engine.outlet.fusion import Fusion, fused_width
+from interlock.engine.outlet.windows import with_fused
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.events import RosterEntry
 
 
 class Member(Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import InterlockError, UsageError
-from engine.intake.corpus import digest_of
-from engine.outlet.fusion import shares
-from engine.outlet.shard import (
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.intake.corpus import digest_of
+from interlock.engine.outlet.fusion import shares
+from interlock.engine.outlet.shard import (
     check_names,
     claim,
     find,
@@ -37,8 +37,8 @@ from engine.outlet.shard import (
     working,
     write_manifest,
 )
-from engine.record.compare import few
-from engine.record.durable import sweep
+from interlock.engine.record.compare import few
+from interlock.engine.record.durable import sweep
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard, Filter

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import UnavailableError, UsageError
-from engine.gpu.lease import Lessor
-from engine.models.assets import Policy, Snapshot, cached, resolve
-from engine.models.card import ModelCard, read_card
-from engine.models.registry import ModelSpec
-from engine.outlet import shard
-from engine.outlet.fusion import fuse, truncate
-from engine.outlet.manifest import Manifest, Member, read_manifest
-from engine.outlet.qdrant import Hit, Store
-from engine.passes.encoder import Vectors, encode_texts
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, Snapshot, cached, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.outlet import shard
+from interlock.engine.outlet.fusion import fuse, truncate
+from interlock.engine.outlet.manifest import Manifest, Member, read_manifest
+from interlock.engine.outlet.qdrant import Hit, Store
+from interlock.engine.passes.encoder import Vectors, encode_texts
 
 
 def search(

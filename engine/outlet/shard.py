@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import InterlockError, UsageError, remedy
-from engine.outlet.panics import panics_untold
-from engine.record.compare import differences, few
-from engine.record.durable import PARTIAL, opened, sync_directory, write_bytes
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.outlet.panics import panics_untold
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.durable import PARTIAL, opened, sync_directory, write_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard

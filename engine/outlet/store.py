@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from engine.intake.chunks import RECORD
-from engine.outlet.qdrant import Point, Store, Vector, Verification, verify
-from engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
+from interlock.engine.intake.chunks import RECORD
+from interlock.engine.outlet.qdrant import Point, Store, Vector, Verification, verify
+from interlock.engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
 
 SAMPLE = 256
 """Rows, spread over the collection, whose vectors are read back."""

@@ -14,12 +14,12 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InterlockError
-from engine.intake.chunks import Chunk
-from engine.intake.corpus import Digests, Rows, reread
-from engine.outlet.fusion import Fusion, fuse, fused_width, truncate
-from engine.passes.vectors import release
-from engine.record import durable
+from interlock.engine.errors import InterlockError
+from interlock.engine.intake.chunks import Chunk
+from interlock.engine.intake.corpus import Digests, Rows, reread
+from interlock.engine.outlet.fusion import Fusion, fuse, fused_width, truncate
+from interlock.engine.passes.vectors import release
+from interlock.engine.record import durable
 
 WINDOW = 2048
 

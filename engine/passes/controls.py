@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from engine.errors import ExitCode, InterlockError
-from engine.passes.schedule import Round, Schedule
-from engine.record.events import AnyEvent, ControlApplied, ControlRefused
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.passes.schedule import Round, Schedule
+from interlock.engine.record.events import AnyEvent, ControlApplied, ControlRefused
 
 PAUSE_SECONDS = 0.1
 YES, NO = "yes", "no"

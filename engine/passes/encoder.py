@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.gpu.device import Device
-from engine.gpu.lease import Lessor
-from engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
-from engine.models.card import ModelCard
-from engine.models.network import PackedEncoder, filling
-from engine.models.trace import law_for
-from engine.models.weights import attach_to_host
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.network import PackedEncoder, filling
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import attach_to_host
 
 Ids = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]

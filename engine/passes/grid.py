@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine.gpu.memory import Calibration, Law
-from engine.intake.corpus import Rows
-from engine.intake.tokens import TokenStore
-from engine.models.card import ModelCard
-from engine.models.cost import cost_of
-from engine.models.network import filling
-from engine.passes.batches import Batch, plan
-from engine.passes.encoder import computed_tokens
-from engine.passes.vectors import VectorFile
-from engine.record.events import PassPlanned
+from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.intake.corpus import Rows
+from interlock.engine.intake.tokens import TokenStore
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.cost import cost_of
+from interlock.engine.models.network import filling
+from interlock.engine.passes.batches import Batch, plan
+from interlock.engine.passes.encoder import computed_tokens
+from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.record.events import PassPlanned
 
 
 @dataclass

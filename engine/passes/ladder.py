@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from engine.record.durable import told_apart
+from interlock.engine.record.durable import told_apart
 
 MOST_REPLANS = 2
 """How often one piece is planned anew before it is split without asking the law."""

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InterlockError, UsageError
-from engine.intake.corpus import DIGEST, Digests, digest_of_texts
-from engine.passes.batches import Batch, Rows, digest_of
-from engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
-from engine.record import durable, journal
-from engine.record.events import RowsReused
-from engine.record.fold import fold
-from engine.record.rundir import RUN, RunDirectory
-from engine.record.state import RunState
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.intake.corpus import DIGEST, Digests, digest_of_texts
+from interlock.engine.passes.batches import Batch, Rows, digest_of
+from interlock.engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
+from interlock.engine.record import durable, journal
+from interlock.engine.record.events import RowsReused
+from interlock.engine.record.fold import fold
+from interlock.engine.record.rundir import RUN, RunDirectory
+from interlock.engine.record.state import RunState
 
 SAME = ("fingerprint", "max_tokens", "document_prompt")
 ORDER = "order.npy"

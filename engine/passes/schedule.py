@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.record.durable import told_apart
+from interlock.engine.record.durable import told_apart
 
 
 class Schedule(StrEnum):

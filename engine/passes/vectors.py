@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InterlockError
-from engine.passes.batches import Rows
-from engine.record import durable
+from interlock.engine.errors import InterlockError
+from interlock.engine.passes.batches import Rows
+from interlock.engine.record import durable
 
 Vectors = npt.NDArray[np.float32]
 NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from engine.gpu.device import Device
-from engine.passes.controls import Controls
-from engine.passes.forwards import DeviceGone, Elsewhere, Forwards, Result
-from engine.passes.grid import Cells
-from engine.passes.seat import Seat
-from engine.record.events import AnyEvent, BatchCommitted, Computed, MemoryCalibrated, joined
+from interlock.engine.gpu.device import Device
+from interlock.engine.passes.batch_runner import DeviceGone, Elsewhere, Forwards, Result
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.instance import Seat
+from interlock.engine.record.events import AnyEvent, BatchCommitted, Computed, MemoryCalibrated, joined
 
 SYNC_SECONDS = 1.0
 PROBES = 3

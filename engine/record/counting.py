@@ -1,6 +1,6 @@
 """How people are told of passes and batches, which they count from 1, and of numbers of things."""
 
-from engine.record.snapshot import PassView
+from interlock.engine.record.snapshot import PassView
 
 
 def pass_of(model_pass: int, passes: int = 0) -> str:

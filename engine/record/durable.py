@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 
-from engine.errors import InterlockError, remedy
+from interlock.engine.errors import InterlockError, remedy
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PARTIAL = ".*.partial"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from engine.record import events as ev
-from engine.record.events import Entry
-from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
+from interlock.engine.record import events as ev
+from interlock.engine.record.events import Entry
+from interlock.engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from zlib import crc32
 
 import msgspec
 
-from engine.errors import InterlockError, UsageError, remedy
-from engine.record import durable
-from engine.record.events import Entry
-from engine.record.safe import DELETE, unarmed
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.record import durable
+from interlock.engine.record.events import Entry
+from interlock.engine.record.safe import DELETE, unarmed
 
 _CRC = b',"crc":"%08x"}\n'
 _json = msgspec.json.Encoder().encode

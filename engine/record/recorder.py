@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.record.events import AnyEvent, Entry
-from engine.record.fold import fold, uncollected
-from engine.record.journal import Journal
-from engine.record.ring import Ring
-from engine.record.snapshot import Snapshot, snapshot
-from engine.record.state import RunState
+from interlock.engine.record.events import AnyEvent, Entry
+from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.journal import Journal
+from interlock.engine.record.ring import Ring
+from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.state import RunState
 
 T = TypeVar("T")
 

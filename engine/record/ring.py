@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import islice
 
-from engine.record.events import Entry
+from interlock.engine.record.events import Entry
 
 LATEST = 4096
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InterlockError, UsageError, remedy
-from engine.record import durable, journal
-from engine.record.compare import differences, few
-from engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.record import durable, journal
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
 
 SCRATCH = ".tokens-"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"

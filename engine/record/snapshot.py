@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from engine.record import events as ev
-from engine.record.state import Control, Lease, Pace, RunState
+from interlock.engine.record import events as ev
+from interlock.engine.record.state import Control, Lease, Pace, RunState
 
 NEARLY = 1 - 1e-9
 LEASES = 64

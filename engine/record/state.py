@@ -4,8 +4,8 @@ from bisect import bisect_right, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from engine.record import events as ev
-from engine.record.events import Receipt, Status
+from interlock.engine.record import events as ev
+from interlock.engine.record.events import Receipt, Status
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.record import durable
-from engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
-from engine.record.fold import uncollected
-from engine.record.safe import unarmed
-from engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
+from interlock.engine.record import durable
+from interlock.engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
+from interlock.engine.record.fold import uncollected
+from interlock.engine.record.safe import unarmed
+from interlock.engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
 
@@ -343,7 +343,7 @@ def schema_text() -> str:
 
 def committed_schema() -> str:
     """The schema file that ships with the package."""
-    return resources.files("engine.record").joinpath(SCHEMA_FILE).read_text()
+    return resources.files("interlock.engine.record").joinpath(SCHEMA_FILE).read_text()
 
 
 def _iso(at: float) -> str:

@@ -3,8 +3,8 @@
 A collection is completed only when every model saw every row; anything less says what is missing.
 """
 
-from engine.record.events import RowParked, Status
-from engine.record.state import RunState
+from interlock.engine.record.events import RowParked, Status
+from interlock.engine.record.state import RunState
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")
 

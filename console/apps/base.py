@@ -1,0 +1,75 @@
+"""What the applications of the console have in common: a driver that survives a hang-up, themes, and their keys."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from textual.app import App
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.driver import Driver
+from textual.screen import Screen
+
+from interlock.console.actions import Action, actions_of
+from interlock.console.look import Look
+from interlock.console.terminal.driver import HangupSafeDriver
+from interlock.console.theme import OWN, THEMES
+
+T = TypeVar("T")
+
+
+class Palette(Provider):
+    """The actions of a screen by their names: what changes the run comes last, and is never what Enter takes unless it
+    was looked for and nothing else was found."""
+
+    async def discover(self) -> Hits:
+        for action in offered(self.screen):
+            yield DiscoveryHit(action.label, self._call(action), help=action.help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for action in offered(self.screen):
+            if (score := matcher.match(action.label)) > 0:
+                rank = score * UNRANKED if action.changes else score
+                yield Hit(rank, matcher.highlight(action.label), self._call(action), help=action.help)
+
+    def _call(self, action: Action) -> partial[bool]:
+        return partial(self.app.call_later, self.screen.run_action, action.name)
+
+
+UNRANKED = 1e-6
+"""What puts every match that changes the run below every one that does not."""
+
+
+def offered(screen: Screen[Any]) -> Sequence[Action]:
+    """The actions of the screen that the palette is laid over, in the order in which it offers them."""
+    return sorted(actions_of(getattr(screen, "ACTIONS", "")), key=lambda action: action.changes)
+
+
+class Frame(App[T]):
+    """An application that looks as the operator wants it."""
+
+    COMMANDS: ClassVar = {Palette}
+    TITLE = "Interlock"
+    COMMAND_PALETTE_BINDING = ""
+    BINDINGS: ClassVar = []
+    CSS = "Screen { overflow: hidden; }"
+
+    def __init__(self, look: Look | None = None, *, driver: type[Driver] | None = HangupSafeDriver) -> None:
+        super().__init__(driver_class=driver)
+        self.look = look or Look()
+
+    def on_mount(self) -> None:
+        for theme in OWN:
+            self.register_theme(theme)
+        self.theme = self.look.theme
+        self.set_keymap(dict(self.look.keys))
+        self.open()
+
+    def open(self) -> None:
+        """Put the first screen up, once it can look as it is wanted."""
+
+    def next_theme(self) -> str:
+        """The next of the themes that are offered."""
+        place = THEMES.index(self.theme) if self.theme in THEMES else -1
+        self.theme = THEMES[(place + 1) % len(THEMES)]
+        return self.theme

@@ -1,0 +1,179 @@
+"""The console: one timer looks at the source and gives what it sees to the screens; how it was left is its result.
+
+It owns nothing of the run. Whatever becomes of it (quit, detached, the terminal gone), the engine's thread goes on
+until somebody asks it to stop.
+"""
+
+import getpass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from textual.driver import Driver
+from textual.timer import Timer
+
+from interlock.console.apps.base import Frame
+from interlock.console.front_ends.session import Session
+from interlock.console.look import Leave, Look
+from interlock.console.screens.main import Main
+from interlock.console.sources.live import Source
+from interlock.console.terminal.driver import HangupSafeDriver
+from interlock.console.terminal.notify import ended
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.record import durable
+from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.state import Pace
+
+RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
+
+
+class Console(Frame[Leave]):
+    """The operator's screens on one source."""
+
+    def __init__(
+        self,
+        source: Source,
+        look: Look | None = None,
+        *,
+        session: Session | None = None,
+        summary: Path | None = None,
+        painted: Callable[[], object] = lambda: None,
+        driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:
+        """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
+        when there is something on the screen."""
+        super().__init__(look, driver=driver)
+        self.source = source
+        self.who = _who()
+        self._session = session
+        self._summary = summary
+        self._painted = painted
+        self._rate = self.look.rate
+        self._timer: Timer | None = None
+        self._seen = -1
+        self._over = False
+        self._focused = True
+
+    def open(self) -> None:
+        self.push_screen(Main(self.source, self.look))
+
+    def on_ready(self) -> None:
+        """Some screen was laid out, which need not be ours yet."""
+        self.main.call_after_refresh(self._begin)
+
+    def poll(self) -> None:
+        """Look once; the main screen is kept up to date under whatever is laid over it."""
+        snapshot = self.seen()
+        if self._session and self._session.controls.code is not None:
+            self.main.stopping = True  # a signal asked for it, or a key
+        self.main.update(snapshot)
+        self._seen = self.main.seen
+        if self.source.over and not self._over:
+            self._over = True
+            self._end(snapshot)
+
+    def stop_run(self) -> None:
+        """Ask the run for an end after the batch in flight."""
+        if self._session:
+            self._session.stop(ExitCode.STOPPED)
+
+    def show_summary(self) -> None:
+        """The summary as it is on disk now, in the viewer."""
+        path = (self._session.summary if self._session else None) or self._summary
+        from interlock.console.screens.summary import SummaryScreen
+        from interlock.console.summary.document import load
+
+        try:
+            if path is None:
+                raise InterlockError("there is no summary before the run has begun to work")
+            self.push_screen(SummaryScreen(load(path), None, self.look))
+        except InterlockError as error:
+            self.main.say(str(error))
+
+    def export(self, lines: Sequence[str]) -> str:
+        """Write these lines beside the summary; what to say of it."""
+        path = (self._session.summary if self._session else None) or self._summary
+        target = (path.parent if path else Path()) / f"events-{time.strftime('%H%M%S')}.txt"
+        try:
+            durable.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
+        except (InterlockError, OSError) as error:
+            return f"not written: {error}"
+        return f"{len(lines)} lines written to {target}"
+
+    @property
+    def skipped(self) -> int:
+        """Frames that were left out because the terminal did not keep up."""
+        return self._driver.skipped if isinstance(self._driver, HangupSafeDriver) else 0
+
+    def redraw(self) -> None:
+        """Send the whole screen anew, whatever the terminal has made of it."""
+        if isinstance(self._driver, HangupSafeDriver):
+            self._driver.repaint()
+        self.refresh()
+
+    @property
+    def seen_seq(self) -> int:
+        """The last entry that the main screen has told of."""
+        return self._seen
+
+    def seen(self) -> Snapshot:
+        """The source's snapshot at this second; without curves on a slow link."""
+        found = self.source.snapshot()
+        ages = self.source.kind != "replay" and not self.source.note
+        if ages and found.latest_at and not found.over:
+            found = replace(found, elapsed=found.elapsed + max(0.0, time.time() - found.latest_at))
+        if self.look.slow_link:
+            found = replace(found, devices=tuple(replace(device, history=()) for device in found.devices), pace=Pace())
+        return found
+
+    @property
+    def main(self) -> Main:
+        return next(screen for screen in self.screen_stack if isinstance(screen, Main))
+
+    def on_app_blur(self) -> None:
+        self._focused = False
+
+    def on_app_focus(self) -> None:
+        self._focused = True
+
+    def change_rate(self, step: int) -> float:
+        """Look more often, or less; how often now."""
+        nearest = min(range(len(RATES)), key=lambda place: abs(RATES[place] - self._rate))
+        self._rate = RATES[max(0, min(len(RATES) - 1, nearest + step))]
+        self._beat()
+        return self._rate
+
+    async def action_quit(self) -> None:
+        """Textual's own way out is ours."""
+        self.main.action_quit()
+
+    def action_help_quit(self) -> None:
+        self.main.action_quit()
+
+    def _end(self, snapshot: Snapshot) -> None:
+        """The run is over: say so where nobody looks, and show what became of it; one that never was is left."""
+        if self._session and self._session.work is None:
+            self.exit(Leave.OVER)
+            return
+        if not self._focused:
+            ended(self, snapshot)
+        self.main.finish()
+
+    def _begin(self) -> None:
+        """There is something on the screen: from here on it is kept up to date."""
+        self._painted()
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._timer:
+            self._timer.stop()
+        self._timer = self.set_interval(1 / self._rate, self.poll)
+
+
+def _who() -> str:
+    """Who sits at the terminal, as an audit wants to know it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "operator"

@@ -1,0 +1,28 @@
+"""`interlock view` on a terminal: an app that shows one or two summaries and nothing else."""
+
+from textual.driver import Driver
+
+from interlock.console.apps.base import Frame
+from interlock.console.look import Look
+from interlock.console.screens.summary import SummaryScreen
+from interlock.console.summary.document import Document
+from interlock.console.terminal.driver import HangupSafeDriver
+
+
+class Viewer(Frame[None]):
+    """Summaries that were read, on the screen until they are left."""
+
+    def __init__(
+        self,
+        document: Document,
+        other: Document | None = None,
+        look: Look | None = None,
+        *,
+        driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:
+        super().__init__(look, driver=driver)
+        self._documents = document, other
+
+    def open(self) -> None:
+        document, other = self._documents
+        self.push_screen(SummaryScreen(document, other, self.look))

@@ -1,0 +1,161 @@
+"""Who watches a run: the console on a terminal, lines on stderr without one; and what happens when the console is left.
+
+The run is in a session's thread all the while. A console that is gone is followed by the headless front end, which sees
+the same run to its end.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlock.console.crash import told
+from interlock.console.front_ends.headless import Headless, deliver_summary, say
+from interlock.console.front_ends.session import Session, Work
+from interlock.console.sources.tail import journal_at
+from interlock.console.terminal.tty import quiet_descriptors, why_headless
+from interlock.engine.config import Configuration
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.rundir import SUMMARY
+from interlock.engine.record.safe import safe
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the command line says about who reads what."""
+
+    no_ui: bool = False
+    events: bool = False
+    summary: str | None = None
+    quiet: bool = False
+
+
+def attend(make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs) -> ExitCode:
+    """Do a run of `chunks` under the front end that fits the terminal; how it ended.
+
+    Raises InterlockError for whatever the run raises; a summary that was asked for says so too.
+    """
+    session = Session(make)
+    try:
+        code = _attended(session, configuration, outputs)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        failure = told(error, session.work.directory.path if session.work else None)
+        summarise_failure(chunks, configuration, failure, outputs, session.work)
+        raise failure from error
+    if session.work:
+        if outputs.summary:
+            from interlock.engine.record.summary import dumps, summarise
+
+            deliver_summary(dumps(session.work.recorder.look(summarise)), outputs.summary)
+        if not outputs.quiet:
+            say(f"summary: {safe(session.work.directory.summary)}")
+    return code
+
+
+def summarise_failure(
+    chunks: Path,
+    configuration: Configuration | None,
+    failure: InterlockError,
+    outputs: Outputs,
+    work: Work | None = None,
+) -> None:
+    """Write the summary of a run that came to nothing, where one was asked for; what hinders that is told."""
+    if not outputs.summary:
+        return
+    from interlock.console.front_ends.refusal import refused, summary_of
+    from interlock.engine.record.summary import dumps
+
+    try:
+        found = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
+        deliver_summary(dumps(found), outputs.summary)
+    except InterlockError as error:
+        say(f"interlock: {safe(error)}")
+
+
+def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> ExitCode:
+    reason = why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary)
+    if reason:
+        if not outputs.no_ui and not outputs.quiet:
+            say(f"interlock: no console, {reason}; lines instead (--no-ui)")
+        session.start()
+        seen = -1
+    else:
+        seen = _console(session, configuration)
+    return Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen).watch()
+
+
+def _console(session: Session, configuration: Configuration) -> int:
+    """Show the console until it is left; the `seq` of the last entry that was seen there."""
+    from interlock.console.apps.run import Console
+    from interlock.console.look import Leave, look_of
+    from interlock.console.sources.live import Live
+
+    look = look_of(configuration)
+    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
+    left, failure = None, "it ended by itself"
+    try:
+        with quiet_descriptors(), _heeding(session):
+            left = app.run()
+    except Exception as error:  # whatever a screen raises, the run is not its to end
+        failure = safe(error)
+    if left is Leave.ABORT:
+        sys.stderr.write("aborted; --resume continues\n")
+        os._exit(ExitCode.INTERRUPTED)
+    session.start()  # where the screen was gone before it was painted
+    session.detach()
+    if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
+        session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
+    elif session.alive and left is None:
+        say(f"the console failed ({failure}), and the run goes on: ^C stops it at the next batch")
+    elif session.alive:
+        say("the console is detached, the run goes on: ^C stops it at the next batch")
+    return app.seen_seq
+
+
+@contextmanager
+def _heeding(session: Session) -> Iterator[None]:
+    """Signals stop the run after the batch in flight, and the console leaves when it has ended."""
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+    before = {number: signal.signal(number, lambda *_, code=code: session.stop(code)) for number, code in codes.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
+    """Show a run by its journal until the console is left; nothing of the run is changed."""
+    if reason := why_headless(no_ui=False, events=False, summary=None):
+        raise UsageError(f"watch needs a terminal, and {reason}{_instead(journal_at(run).with_name(SUMMARY))}")
+    from interlock.console.apps.run import Console
+    from interlock.console.look import look_of
+    from interlock.console.sources.journal import Replayed, Watched
+
+    source = Replayed(run, speed) if speed else Watched(run)
+    app = Console(source, look_of(configuration), summary=source.path.with_name(SUMMARY))
+    try:
+        with quiet_descriptors():
+            app.run()
+    finally:
+        source.close()
+    return ExitCode.COMPLETED
+
+
+def _instead(summary: Path) -> str:
+    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
+
+
+def fill_in(configuration: Configuration) -> list[str] | None:
+    """The command line that the form leads to; None when it was left."""
+    from interlock.console.apps.setup import Form
+    from interlock.console.look import look_of
+
+    with quiet_descriptors():
+        return Form(look_of(configuration), configuration).run()

@@ -1,0 +1,155 @@
+"""The front end without a screen: lines for people on stderr, events or the summary for programs on stdout.
+
+It owns no state of the run: it polls the recorder, and whatever happens to the terminal the run goes on.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from interlock.console.front_ends.session import Session
+from interlock.console.text.event_text import line_of, progress
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import durable, journal
+from interlock.engine.record.events import REFUSALS_TOLD, Entry, RecordRefused
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.safe import safe
+
+POLL_SECONDS = 0.25
+LINE_SECONDS = 10.0
+
+
+class Headless:
+    """Watches the run of a session to its end."""
+
+    def __init__(self, session: Session, *, events: bool, quiet: bool, seen: int = -1) -> None:
+        """`seen` is the `seq` of the last entry that another front end has told of."""
+        self._session = session
+        self._events = events
+        self._quiet = quiet
+        self._seen = seen
+        self._spoke = time.monotonic()
+        self._refusals = 0
+
+    def watch(self) -> ExitCode:
+        """Watch to the end. Raises what the run raised."""
+        restore = _signals(self._session.controls)
+        while self._session.alive:
+            self._session.wait(POLL_SECONDS)
+            self._poll()
+        self._poll()
+        restore()
+        return self._session.result()
+
+    def _poll(self) -> None:
+        work = self._session.work
+        if work is None:
+            return
+        recorder = work.recorder
+        self._seen = max(self._seen, recorder.first - 1)
+        entries, dropped = recorder.drain(self._seen)
+        if dropped and self._events:
+            entries = self._read_again(work.directory.journal, entries)
+        for entry in entries:
+            self._seen = entry.seq
+            self._stream(entry)
+            self._tell(entry, recorder)
+        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
+            self._say(text)
+
+    def _read_again(self, path: Path, entries: list[Entry]) -> list[Entry]:
+        """Everything that is not yet streamed, from the journal where the ring was too short for it."""
+        with suppress(OSError):
+            return [entry for entry in journal.read(path) if entry.seq > self._seen]
+        return entries
+
+    def _tell(self, entry: Entry, recorder: Recorder) -> None:
+        """One line for what people want to know, and not a thousand for a thousand refusals."""
+        if isinstance(entry.body, RecordRefused):
+            self._refusals += 1
+            if self._refusals > REFUSALS_TOLD:
+                if self._refusals == REFUSALS_TOLD + 1:
+                    self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection)")
+                return
+        if text := line_of(entry.body, recorder.look):
+            self._say(text)
+
+    def _stream(self, entry: Entry) -> None:
+        if not self._events:
+            return
+        try:
+            sys.stdout.buffer.write(journal.encode(entry))
+            sys.stdout.buffer.flush()
+        except OSError:
+            self._events = False  # whoever read it has gone; the journal has it all
+            silence(sys.stdout)
+
+    def _say(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        if not self._quiet:
+            say(f"{time.strftime('%H:%M:%S')} {safe(text)}")
+
+
+def say(line: str) -> None:
+    """Put a line on stderr; nothing happens when the terminal is gone."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stderr)
+
+
+def _signals(stop: Controls) -> Callable[[], None]:
+    """Interrupt and terminate stop the run at the next batch, a second interrupt at once; a hang-up stops nothing."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if stop.code is not None:
+            os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
+        stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        with suppress(OSError):
+            os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    }
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def deliver_summary(summary: bytes, target: str) -> None:
+    """Put a summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
+
+    That nobody reads stdout any more changes nothing of how the run ended.
+    """
+    if target != "-":
+        durable.write_bytes(Path(target), summary)
+        return
+    try:
+        sys.stdout.buffer.write(summary)
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is still to come to nowhere, so that a reader who left is not missed at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def check_outputs(events: str | None, summary: str | None) -> None:
+    """Raises UsageError where both events and summary want stdout."""
+    if events and summary == "-":
+        raise UsageError("--events - and --summary - both want stdout: give --summary a path")

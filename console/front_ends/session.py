@@ -1,0 +1,86 @@
+"""The engine's thread and what a front end may do with it: read, ask, wait.
+
+The thread belongs to `main`, not to a front end: a screen that goes away takes nothing with it. What makes the run is
+called in that thread too, so that a screen is there before anything heavy is imported.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import NO, Controls
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
+
+
+class Work(Protocol):
+    """What a session does: a run, or something that tells the same events."""
+
+    recorder: Recorder
+    directory: RunDirectory
+
+    def go(self) -> ExitCode:
+        """Do it; how it ended."""
+
+
+class Session:
+    """One run in a thread of its own."""
+
+    def __init__(self, make: Callable[[Controls], Work]) -> None:
+        """`make` may take long and may raise; it is called in the engine's thread."""
+        self.controls = Controls()
+        self.work: Work | None = None
+        self.failure: BaseException | None = None
+        self.code = ExitCode.FAILED
+        self._make = make
+        self._thread = threading.Thread(target=self._go, name="engine")
+
+    def start(self) -> None:
+        """Begin; once is enough."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def stop(self, code: ExitCode) -> None:
+        """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
+        if self.controls.code is None:
+            self.controls.code = code
+
+    def detach(self) -> None:
+        """Lift a pause that nobody is left to lift."""
+        if self.controls.paused or any(each.control == "pause" for each in self.controls.pending()):
+            self.controls.ask("pause", NO, "interlock")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine is still at work."""
+        return self._thread.is_alive()
+
+    @property
+    def over(self) -> bool:
+        """Whether the engine was at work and is no more; one that has not begun is not over."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Until the engine has ended, at most so long."""
+        self._thread.join(seconds)
+
+    def result(self) -> ExitCode:
+        """How it ended. Raises what the run raised."""
+        self._thread.join()
+        if self.failure:
+            raise self.failure
+        return self.code
+
+    @property
+    def summary(self) -> Path | None:
+        """Where the summary is, once there is a run."""
+        return self.work.directory.summary if self.work else None
+
+    def _go(self) -> None:
+        try:
+            self.work = self._make(self.controls)
+            self.code = self.work.go()
+        except BaseException as error:
+            self.failure = error

@@ -1,0 +1,1 @@
+"""Where a screen looks: a run in this process, or a journal."""

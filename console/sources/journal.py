@@ -1,0 +1,256 @@
+"""A run that is told by its journal: `Watched` while another process writes it, `Replayed` at any speed.
+
+Both are sources for a screen and change nothing: no lock is kept, nothing is written. A thread of their own reads and
+folds a few hundred entries at a time, so that a screen never waits for a long journal. What is wrong with the journal
+while it is read is left in `failure`; `note` says what an operator must know of it, and mostly nothing.
+"""
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from interlock.console.sources.tail import Tail, held, journal_at
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import journal
+from interlock.engine.record.events import Entry
+from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.ring import Ring
+from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.state import RunState
+
+CHUNK = 256
+"""Entries that are folded while a screen would have to wait."""
+POLL_SECONDS = 0.1
+QUIET_SECONDS = 4.0
+"""A run that writes nothing for so long is asked whether it is still there."""
+GONE = "stopped writing"
+
+
+class _Told(ABC):
+    """Entries, folded one after the other by a thread that `close` ends; the latest of them are kept."""
+
+    kind = ""
+    controls: Controls | None = None
+
+    def __init__(self) -> None:
+        self.failure: InterlockError | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self.kind, daemon=True)
+        self._forget()
+
+    def snapshot(self) -> Snapshot:
+        """The run as far as it was told."""
+        with self._lock:
+            return snapshot(self._state, self._seq)
+
+    def entries(self, after: int) -> tuple[list[Entry], int]:
+        """Those with a `seq` above `after`, and how many before them are kept no more."""
+        with self._lock:
+            return self._ring.after(after)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        busy = False
+        while not self._ended.wait(0.0 if busy else POLL_SECONDS):
+            try:
+                busy = self._look()
+            except InterlockError as error:
+                self.failure = error
+                return
+
+    @abstractmethod
+    def _look(self) -> bool:
+        """Read or fold a little; whether there is more to do at once."""
+
+    def _forget(self) -> None:
+        """Begin with nothing."""
+        with self._lock:
+            self._state, self._seq = RunState(), -1
+            self._ring = Ring()
+
+    def _take(self, entries: list[Entry]) -> None:
+        for start in range(0, len(entries), CHUNK):
+            with self._lock, uncollected():
+                for entry in entries[start : start + CHUNK]:
+                    fold(self._state, entry)
+                    self._ring.add(entry)
+                    self._seq = entry.seq
+
+
+class Watched(_Told):
+    """A run that another process writes, or will write, or has written."""
+
+    kind = "watch"
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Follow the run at `path`. Raises UsageError or InterlockError for what is no journal of this version."""
+        super().__init__()
+        self.path = journal_at(path)
+        self.gone = False
+        """Whether the process that wrote it is there no more, and the run was not closed."""
+        self._tail = Tail(self.path)
+        self._clock = clock
+        self._grew = -math.inf
+        self._look() or self._look()
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is closed. One whose process is gone may be resumed, and is not over."""
+        return self.snapshot().over
+
+    @property
+    def note(self) -> str:
+        if self.failure:
+            return str(self.failure)
+        if self.gone:
+            return f"{GONE}: its process is gone; interlock run --resume continues it"
+        return "" if self._seq >= 0 else f"waiting for {self.path}, which holds no whole entry yet"
+
+    def snapshot(self) -> Snapshot:
+        """The run as it was written so far; its phase says so where nobody writes it any more."""
+        seen = super().snapshot()
+        return replace(seen, phase=GONE, reason=self.note) if self.gone and not seen.over else seen
+
+    def _look(self) -> bool:
+        anew, entries = self._tail.more()
+        if anew:
+            self._forget()
+        if entries:
+            self._grew, self.gone = self._clock(), False
+            self._take(entries)
+            return True
+        if self._seq >= 0 and not self.gone and self._clock() - self._grew > QUIET_SECONDS:
+            self._grew = self._clock()
+            self.gone = not super().snapshot().over and not held(self.path)
+        return False
+
+
+class Replayed(_Told):
+    """A run that was written before, told again; time between its sessions is left out."""
+
+    kind = "replay"
+
+    def __init__(self, path: Path, speed: float = 1.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Replay the run at `path`, `speed` times as fast as it was (`inf`: at once).
+
+        Raises UsageError for a speed that is none and where there is no journal, InterlockError for one of another
+        version.
+        """
+        if not speed > 0:
+            raise UsageError("--speed must be above 0")
+        super().__init__()
+        self.path = journal_at(path)
+        self._clock = clock
+        self._unread: Iterator[Entry] | None = journal.read(self.path)
+        self._entries: list[Entry] = []
+        self._times: list[float] = []
+        self._folded = 0
+        self._before = 0.0
+        self._anchor = (clock(), 0.0)
+        self._speed, self._paused = speed, False
+        try:
+            self._load(1)
+        except FileNotFoundError:
+            raise UsageError(f"{self.path} is not there: give the directory of a run") from None
+        except OSError as error:
+            raise InterlockError(f"{self.path} cannot be read: {error.strerror}") from error
+        if not self._entries:
+            raise UsageError(f"{self.path} holds no whole entry: there is nothing to replay")
+        self._thread.start()
+
+    @property
+    def length(self) -> float:
+        """Seconds that the run took, as far as its journal is read."""
+        return self._times[-1]
+
+    @property
+    def position(self) -> float:
+        """Seconds from its beginning."""
+        at, position = self._anchor
+        if not self._paused:
+            position = math.inf if math.isinf(self._speed) else position + (self._clock() - at) * self._speed
+        return position if self._unread and math.isfinite(position) else min(position, self.length)
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it was told."""
+        return self._unread is None and self._folded == len(self._entries)
+
+    @property
+    def note(self) -> str:
+        return str(self.failure or "")
+
+    @property
+    def pace(self) -> str:
+        """How fast, and how far: `x8 3:10/5:02`."""
+        pace = "paused" if self._paused else f"x{self._speed:g}"
+        return f"{pace} {_minutes(self.position)}/{_minutes(self.length)}"
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def speed(self) -> float:
+        return self._speed
+
+    def pause(self, yes: bool) -> None:
+        """Stand still, or go on."""
+        self._anchor = self._clock(), self.position
+        self._paused = yes
+
+    def go_at(self, speed: float) -> None:
+        """Go on at another speed from here."""
+        self._anchor = self._clock(), self.position
+        self._speed = speed
+
+    def seek(self, position: float) -> None:
+        """Go to a moment, in seconds from the beginning."""
+        self._anchor = self._clock(), max(0.0, min(position, self.length))
+
+    def _look(self) -> bool:
+        try:
+            loaded = self._load(CHUNK)
+        except InterlockError as error:  # what stands before the damage is told all the same
+            self.failure, self._unread, loaded = error, None, False
+        due = bisect_right(self._times, self.position)
+        if due < self._folded:
+            self._forget()
+            self._folded = 0
+        fresh = self._entries[self._folded : min(due, self._folded + CHUNK)]
+        self._take(fresh)
+        self._folded += len(fresh)
+        return loaded or self._folded < due
+
+    def _load(self, count: int) -> bool:
+        """Read some entries; whether there may be more."""
+        for _ in range(count if self._unread else 0):
+            entry = next(self._unread, None) if self._unread else None
+            if entry is None:
+                self._unread = None
+                break
+            self._place(entry)
+        return self._unread is not None
+
+    def _place(self, entry: Entry) -> None:
+        if self._entries and entry.session != self._entries[-1].session:
+            self._before = self._times[-1]
+        self._times.append(self._before + entry.elapsed)
+        self._entries.append(entry)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,123 @@
+"""A journal read as it grows: whole lines only, no lock kept, whatever its writer does with it meanwhile.
+
+A line that is torn is waited for; one that was cut off again is forgotten; damage before the end is an error.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import journal
+from interlock.engine.record.compare import few
+from interlock.engine.record.counting import several
+from interlock.engine.record.events import Entry
+from interlock.engine.record.rundir import JOURNAL, LISTED, beside, runs_in
+
+CHUNK_BYTES = 256 << 10
+MARK = 64
+"""So much of the last line tells whether what was read before still stands."""
+LOCKS = Path("/proc/locks")
+
+
+def journal_at(path: Path) -> Path:
+    """The journal that a path means: a run's directory, or the file itself; it may be empty yet.
+
+    Raises UsageError for a directory of runs, for what can be no journal, and where there is none, naming those
+    there are.
+    """
+    try:
+        found = path / JOURNAL if path.is_dir() else path
+        if found.exists():
+            return found
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if runs := runs_in(path) or runs_in(path / "runs"):
+        told = few([str(run) for run in runs], LISTED)
+        raise UsageError(
+            f"{path} is no run, it holds {several(len(runs), 'run')}, the latest first: name one of {told}"
+        )
+    wrong = "holds no journal" if path.is_dir() else "is not there"
+    raise UsageError(f"{path} {wrong}: give the directory of a run; {beside(path)}")
+
+
+class Tail:
+    """Reads whole lines as they are added to a journal, which may be empty yet, and may be cut back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._suspect = -1
+        self._begin_anew()
+
+    def more(self) -> tuple[bool, list[Entry]]:
+        """Whether what was read before was taken back, and the entries since, up to a torn line.
+
+        Raises InterlockError for a journal that is damaged or of another version.
+        """
+        try:
+            with self._path.open("rb") as handle:
+                return self._added(handle)
+        except FileNotFoundError:
+            return False, []
+        except OSError as error:
+            raise InterlockError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _added(self, handle: BinaryIO) -> tuple[bool, list[Entry]]:
+        handle.seek(self._end - len(self._mark))
+        anew = handle.read(len(self._mark)) != self._mark
+        if anew:
+            self._begin_anew()
+            handle.seek(0)
+        lines = handle.readlines(CHUNK_BYTES)
+        return anew, self._whole(lines, at_end=not handle.read(1))
+
+    def _begin_anew(self) -> None:
+        self._end, self._next, self._mark = 0, 0, b""
+
+    def _whole(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
+        found = []
+        for place, line in enumerate(lines, 1):
+            entry = journal.decode(line) if line.endswith(b"\n") else None
+            if entry is None or entry.seq != self._next:
+                self._doubt(entry, torn=place == len(lines) and at_end)
+                break
+            self._end, self._next, self._mark = self._end + len(line), self._next + 1, line[-MARK:]
+            found.append(entry)
+        return found
+
+    def _doubt(self, entry: Entry | None, *, torn: bool) -> None:
+        """A line that is not as it should be is looked at twice: a writer may be cutting off a torn one just now."""
+        if torn and entry is None:
+            return
+        if self._suspect != self._end:
+            self._suspect = self._end
+            return
+        wrong = "is damaged" if entry is None else "is not the next one"
+        raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}; the run cannot be trusted beyond it")
+
+
+def held(path: Path) -> bool:
+    """Whether a process has the journal open for writing.
+
+    The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
+    """
+    try:
+        with path.open("rb") as handle:
+            if not _listed(os.fstat(handle.fileno()).st_ino):
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _listed(inode: int) -> bool:
+    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`."""
+    try:
+        locks = [line.split() for line in LOCKS.read_text().splitlines()]
+    except OSError:
+        return False
+    return any(lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)

@@ -1,0 +1,1 @@
+"""A summary as a document: read, compared, and told in tables."""

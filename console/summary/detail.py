@@ -1,0 +1,197 @@
+"""What is shown of the chosen place of a summary: how it differs, a table or its value, and what the schema says of it.
+
+Pure: rows of exactly `width` cells.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from rich.cells import chop_cells
+
+from interlock.console.summary.document import Document, legend, meaning, told
+from interlock.console.summary.tables import Table, overview, table_of
+from interlock.engine.record.safe import safe
+from interlock.widgets import table
+from interlock.widgets.nodes import No, Node, children, human, title, written
+from interlock.widgets.text import Row, ascii_only, fitted, row
+
+MOST = 300
+"""Lines that a value or a list of differences may take; the tree has all of it."""
+FEW = 20
+"""Rows of each table of the overview."""
+LONGEST = 20_000
+SHORT = 40
+"""Signs of a text that is shown beside the same of other items."""
+STYLES = {"-": "error", "+": "ok", "~": "warn", "": ""}
+
+
+def rows(
+    document: Document, node: Node, siblings: Sequence[Node], found: Sequence[Node], width: int, *, ascii: bool = False
+) -> list[Row]:
+    """The chosen `node`, its `siblings` of the same name in the list above, and all differences `found`."""
+    about, body = list(_about(node, width)), list(_body(document, node, width, ascii))
+    lines = [*_difference(node, found, width), *(about + body if node.branch else body + about)]
+    lines += _others(node, siblings, width)
+    made = [fitted(line, width, ascii=ascii) for line in lines]
+    return ascii_only(made) if ascii else made
+
+
+def kind(value: object) -> str:
+    """What sort of value it is."""
+    match value:
+        case dict():
+            return f"object of {len(value):,}"
+        case list():
+            return f"list of {len(value):,}"
+        case bool():
+            return "true or false"
+        case str():
+            return f"text of {len(value):,} signs"
+        case int() | float():
+            return "number"
+    return "null"
+
+
+def copied(value: object) -> str:
+    """A value for the clipboard: text as it is where no sign of it could do harm in a terminal, else JSON."""
+    if isinstance(value, str) and safe(value, len(value)) == value:
+        return value
+    return json.dumps(value, indent=2)
+
+
+def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
+    """How the two summaries differ here."""
+    if node.there is No.OTHER:
+        return
+    if node.mark in ("-", "+"):
+        yield row((f"only in the {'first' if node.mark == '-' else 'second'}", STYLES[node.mark]))
+    elif node.mark == "~":
+        yield from _wrapped(f"first   {_change(node.here)}", width, "error")
+        yield from _wrapped(f"second  {_change(node.there)}{_by(node)}", width, "ok")
+    else:
+        below = [each for each in found if each.steps[: len(node.steps)] == node.steps]
+        yield from _wrapped(legend(len(below)) if below else "the same in both", width, "bold")
+        for each in below[:MOST]:
+            yield row((told(each), STYLES[each.mark]))
+        if len(below) > MOST:
+            yield row((f"and {len(below) - MOST:,} more: n walks through all of them", "dim"))
+    yield ()
+
+
+def _change(value: object) -> str:
+    return written(value, LONGEST)
+
+
+def _by(node: Node) -> str:
+    """How much a number changed."""
+    one, other = node.here, node.there
+    if not (isinstance(one, int | float) and isinstance(other, int | float)) or isinstance(one, bool):
+        return ""
+    try:
+        share = f", {(other - one) / abs(one):+.1%}" if one else ""
+        return f"  ({other - one:+,.6g}{share})"
+    except OverflowError:
+        return ""
+
+
+def _about(node: Node, width: int) -> Iterator[Row]:
+    """Type and meaning; of a branch, whose size the tree shows, only the meaning."""
+    said = meaning(node.steps)
+    parts = [kind(node.value)] if not isinstance(node.value, dict | list) else []
+    if node.steps and (parts or said):
+        yield from _wrapped(": ".join(filter(None, [*parts, said])), width, "dim")
+
+
+def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[Row]:
+    value = node.value
+    if not node.steps:
+        if node.there is No.OTHER:
+            yield from _overview(document, width, ascii)
+    elif found := table_of(node.steps, value, MOST):
+        yield from _table(found, width, ascii)
+    elif isinstance(value, dict | list):
+        yield from _fields(node, width)
+    elif node.mark != "~":
+        extra = human(node.steps, value)
+        text = value[:LONGEST] if isinstance(value, str) else written(value)
+        yield from _wrapped(text + (f"  ({extra})" if extra else ""), width, "bold")
+
+
+def _overview(document: Document, width: int, ascii: bool) -> Iterator[Row]:
+    reason = document.data.get("reason")
+    if isinstance(reason, str) and reason:
+        yield from _wrapped(reason, width, "warn")
+    for place, each in enumerate(overview(document.data, FEW)):
+        if place:
+            yield ()
+        yield row((f"{each.title} {each.count:,}", "bold"))
+        yield from _table(each, width, ascii)
+
+
+def _table(found: Table, width: int, ascii: bool) -> list[Row]:
+    return table.rows(found.heads, found.rows, width, of=found.count, ascii=ascii)
+
+
+def _fields(node: Node, width: int) -> Iterator[Row]:
+    """An object or a list, a line for each thing in it."""
+    value = node.value
+    pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(_list(value)), MOST))
+    longest = min(max((len(safe(key, 30)) for key, _ in pairs), default=0), width // 2)
+    for key, each in pairs:
+        extra = human((*node.steps, key), each)
+        branch = isinstance(each, dict | list)
+        text = f"{written(each)} {title(each)}" if branch else _text(each)
+        yield row(
+            (f"{safe(key, 30):<{longest}}  ", "dim"), (text, "dim" if branch else ""), (extra and f"  {extra}", "dim")
+        )
+
+
+def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
+    """The same field of the other items of the list: a number says little alone."""
+    value = node.value
+    if len(siblings) < 2 or isinstance(value, dict | list) or (isinstance(value, str) and len(value) > SHORT):
+        return
+    yield ()
+    yield row(("the same of each", "dim"))
+    for item in siblings[:MOST]:
+        for each in (child for child in children(item) if child.label == node.label):
+            name = f"{item.label} {title(item.value)}"
+            style = "chosen" if each.steps == node.steps else STYLES[each.mark]
+            yield row((f"{safe(name, 24):<24}  {_each(each)}", style))
+
+
+def _each(node: Node) -> str:
+    """A value with its sign where two are compared."""
+    if node.mark == "~":
+        return f"~ {_text(node.here)} -> {_text(node.there)}"
+    extra = human(node.steps, node.value)
+    sign = f"{node.mark or ' '} " if node.there is not No.OTHER else ""
+    return f"{sign}{_text(node.value)}{f'  ({extra})' if extra else ''}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and value else written(value)
+
+
+def _wrapped(text: str, width: int, style: str = "") -> Iterator[Row]:
+    """A text of any length in lines, broken at blanks where it has them."""
+    lines = [piece for line in text[:LONGEST].splitlines() or [""] for piece in _pieces(safe(line, LONGEST), width)]
+    for line in lines[:MOST]:
+        yield row((line, style))
+    if len(lines) > MOST or len(text) > LONGEST:
+        yield row(("and more: Y copies all of it", "dim"))
+
+
+def _pieces(line: str, width: int) -> list[str]:
+    """CJK and emoji take two cells, which `textwrap` does not know."""
+    if width < 1:
+        return []
+    if line.isascii():
+        return textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=True) or [""]
+    return chop_cells(line, width) or [""]
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

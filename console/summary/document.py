@@ -1,0 +1,245 @@
+"""Reads `summary.json` for people: from a file or a run directory, as a header, as tables, and as plain text.
+
+Pure but for `load`, and without a terminal library. A summary that cannot be shown raises a UsageError that says what
+to do; fields that a later writer adds are shown like the others.
+"""
+
+import json
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import NoReturn
+
+from interlock.console.summary.tables import Table, overview
+from interlock.console.text.columns import render
+from interlock.engine.errors import UsageError
+from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.rundir import beside
+from interlock.engine.record.safe import safe
+from interlock.widgets.nodes import No, Node, Step, differences, title, written
+
+VERSION = "1"
+FILE = "summary.json"
+LARGEST = 256 * 2**20
+DEEPEST = 200
+ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A summary, and what it is called on the screen."""
+
+    data: Mapping[str, object]
+    name: str = FILE
+    size: int | None = None
+    """Of the file, in bytes."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A word of the header; those of the lowest rank stay where room is short."""
+
+    text: str
+    style: str = ""
+    rank: int = 0
+
+
+def load(path: Path) -> Document:
+    """The summary at a path, or in the run directory at it. Raises UsageError."""
+    file = _file(path)
+    try:
+        facts = file.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{file}: not a file; give a {FILE} or the directory of a run")
+        if facts.st_size > LARGEST:
+            raise UsageError(f"{file}: {human_bytes(facts.st_size)} are no summary of a run; is it another file?")
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}; check the path and its permissions") from None
+    return Document(parse(data, str(file)), str(file), len(data))
+
+
+def parse(data: bytes, name: str) -> Mapping[str, object]:
+    """The summary in these bytes. Raises UsageError, whose text begins with `name`."""
+    if not data.strip():
+        raise UsageError(f"{name}: the file is empty; a run writes its summary whole, so copy it again from the run")
+    try:
+        found = json.loads(data, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{name} line {error.lineno} column {error.colno}: not JSON ({error.msg}); "
+            "it was cut or edited: copy it again from the run"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{name}: not text in UTF-8; give a {FILE} or the directory of a run") from None
+    except RecursionError:
+        raise UsageError(f"{name}: nested too deeply to be a summary of a run; is it another file?") from None
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
+    return _checked(found, name)
+
+
+def _checked(found: object, name: str) -> Mapping[str, object]:
+    if not isinstance(found, dict) or "schema_version" not in found:
+        raise UsageError(f"{name}: JSON without a schema_version, so no summary of a run; is it another file?")
+    if found["schema_version"] != VERSION:
+        raise UsageError(
+            f"{name}: schema_version is {written(found['schema_version'], 40)}, and this interlock reads "
+            f'"{VERSION}": view it with the interlock that wrote it, or install a later one'
+        )
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"it holds {text}, which is no JSON; a program other than interlock wrote it: make it null there")
+
+
+def _file(path: Path) -> Path:
+    """The summary that a path means."""
+    try:
+        if path.is_dir():
+            return _of_directory(path)
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such file or directory; {beside(path)}")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
+    return path
+
+
+def _of_directory(path: Path) -> Path:
+    if (path / FILE).exists():
+        return path / FILE
+    if (path / "journal.jsonl").exists():
+        raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
+    if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
+        raise UsageError(f"{path}: a directory of {_counted(len(runs), 'run', 'runs')}; name one, as {runs[-1].parent}")
+    raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run; {beside(path)}")
+
+
+def top(document: Document, other: Document | None = None) -> Node:
+    """The whole summary as the first node of an outline, beside another one where there is one."""
+    return Node((), document.data, other.data if other else No.OTHER)
+
+
+def header(document: Document) -> list[Fact]:
+    """Who, how it ended, how long it took, how much was done."""
+    data = document.data
+    status = str(data.get("status", "?"))
+    collections = [each for each in _list(data.get("collections")) if isinstance(each, dict)]
+    passes = [each for one in collections for each in _list(one.get("passes")) if isinstance(each, dict)]
+    batches = sum(_whole(each.get("batches")) for each in passes)
+    mitigations = sum(len(_list(each.get("mitigations"))) for each in collections)
+    models = len({str(each.get("model_pass")) for each in passes})
+    kind, code = data.get("device_kind"), data.get("exit_code")
+    facts = [
+        Fact("SUMMARY", "title", 8),
+        Fact(safe(data.get("run_id", "?"), 32), "bold", 0),
+        Fact(safe(status, 16), ENDS.get(status, ""), 0),
+        Fact(f"exit {safe('-' if code is None else code, 6)}", "", 1),
+        Fact("SIMULATED", "warn", 0) if kind == "sim" else Fact("SCRIPTED", "warn", 0) if kind == "scripted" else None,
+        Fact(_elapsed(data.get("seconds")), "", 2),
+        Fact(_counted(models, "pass", "passes"), "", 3),
+        Fact(_counted(batches, "batch", "batches"), "", 4),
+        Fact(_counted(mitigations, "mitigation", "mitigations"), "warn" if mitigations else "", 2),
+        Fact(safe(str(data.get("started_at", ""))[:19]).replace("T", " "), "dim", 7),
+    ]
+    return [fact for fact in facts if fact and fact.text]
+
+
+def plain(document: Document, other: Document | None = None) -> str:
+    """The header and the tables as text, or the differences of two summaries, for a pipe."""
+    if other:
+        return "\n".join(_compared(document, other)) + "\n"
+    head = "  ".join(fact.text for fact in header(document))
+    reason = document.data.get("reason")
+    told = [safe(reason)] if isinstance(reason, str) and reason else []
+    tables = [f"\n{table.title}\n{text(table)}" for table in overview(document.data)]
+    return "\n".join([head, safe(document.name), *told, *tables]) + "\n"
+
+
+def text(table: Table) -> str:
+    """A table as plain text."""
+    return render(table.heads, table.rows)
+
+
+def told(node: Node) -> str:
+    """One difference in one line: `~ $.seconds: 5.1 -> 6.2`."""
+    if node.mark == "~":
+        return f"~ {node.path}: {written(node.here, 120)} -> {written(node.there, 120)}"
+    called = title(node.value) if node.branch else ""
+    return f"{node.mark} {node.path}: {written(node.value, 120)}" + (f" {called}" if called else "")
+
+
+def legend(count: int) -> str:
+    """What the signs of a comparison mean."""
+    if not count:
+        return "no difference"
+    return (
+        f"{_counted(count, 'difference', 'differences')}: - only in the first, + only in the second, ~ first -> second"
+    )
+
+
+def _compared(document: Document, other: Document) -> Iterator[str]:
+    for number, each in enumerate((document, other), 1):
+        yield f"{number}  " + "  ".join(fact.text for fact in header(each)) + f"  {safe(each.name)}"
+    found = differences(top(document, other))
+    yield "\n" + legend(len(found))
+    yield from (safe(told(node), 1000) for node in found)
+
+
+def meaning(steps: tuple[Step, ...]) -> str:
+    """What the schema says of a field; empty where it says nothing."""
+    schema = _schema()
+    place: object = schema
+    for step in steps:
+        place = _below(schema, place, step)
+    found = place.get("description", "") if isinstance(place, dict) else ""
+    return " ".join(str(found).split())
+
+
+def _below(schema: Mapping[str, object], place: object, step: Step) -> object:
+    """The part of the schema for a child; references are followed, and of choices the one that is not null is taken."""
+    place = _followed(schema, place)
+    if isinstance(step, int):
+        return place.get("items", {})
+    fields = place.get("properties")
+    return fields[step] if isinstance(fields, dict) and step in fields else place.get("additionalProperties", {})
+
+
+def _followed(schema: Mapping[str, object], place: object) -> Mapping[str, object]:
+    if not isinstance(place, dict):
+        return {}
+    for choice in place.get("anyOf", []):
+        if choice.get("type") != "null":
+            return _followed(schema, choice)
+    if "$ref" in place:
+        named = schema["$defs"]
+        return named[place["$ref"].rpartition("/")[2]] if isinstance(named, dict) else {}
+    return place
+
+
+@cache
+def _schema() -> Mapping[str, object]:
+    """Read as a file: the models it is generated from cost more to import than the viewer to start."""
+    text = resources.files("interlock.engine.record").joinpath(f"summary-{VERSION}.schema.json").read_text()
+    found: Mapping[str, object] = json.loads(text)
+    return found
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _elapsed(seconds: object) -> str:
+    return duration(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else ""
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

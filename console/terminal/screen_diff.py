@@ -1,0 +1,151 @@
+"""The same picture with fewer bytes: of what is painted only cells that change are sent, of a style only what is new.
+
+Textual paints whole rows, each a move and styled text, and sets and resets all of the style of every segment. What it
+paints in another way goes through as it is; where that may have changed cells, what is known of them is forgotten.
+"""
+
+import re
+
+from rich.cells import get_character_cell_size
+
+from interlock.console.terminal.sgr import PLAIN, Style, after, on_blank, turn
+
+RESET = "\x1b[0m"
+NEAR = 10
+"""So many cells in which nothing changed are sent all the same, because to jump over them takes as many bytes."""
+_MOVE = r"\x1b\[\d+;\d+H"
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])")
+_STYLE = re.compile(r"\x1b\[([0-9;]*)m")
+_ROW = re.compile(rf"\x1b\[(\d+);(\d+)H((?:[^\x00-\x1f\x7f-\x9f]|{_STYLE.pattern})+)\n?(?={_MOVE})")
+"""A row and its style, before another move."""
+_HARMLESS = re.compile(
+    rf"(?:{_STYLE.pattern}|{_MOVE}|\x1b\[\?(?!1049|47|1047)[\d;]+(?:[hl]|\$p)|\x1b\].*?(?:\a|\x1b\\)|\a)*"
+)
+"""What changes no cell."""
+
+Cells = list[tuple[str, Style]]
+
+
+class Thrift:
+    """Rewrites one stream to a terminal of some size, piece by piece.
+
+    A piece never ends within a sequence; one that is `RESET` alone is sent.
+    """
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._size = columns, rows
+        self._wanted = self._sent = PLAIN
+        self._strange = False
+        """Whether a style was set that is not known here; then all goes through until the next reset."""
+        self._rows: dict[int, dict[int, tuple[str, Style]]] = {}
+
+    def __call__(self, text: str) -> str:
+        """What to send instead of `text`."""
+        if text == RESET:
+            self._wanted, self._sent, self._strange = PLAIN, PLAIN, False
+            return text
+        parts: list[str] = []
+        end = 0
+        for found in _ROW.finditer(text):
+            parts += self._other(text[end : found.start()]), self._row(int(found[1]), int(found[2]), found[3])
+            end = found.end()
+        return "".join([*parts, self._other(text[end:])])
+
+    def fit(self, columns: int, rows: int) -> None:
+        """The terminal has this size now; with another one than before its cells may be any."""
+        if self._size != (columns, rows):
+            self._size = columns, rows
+            self.forget()
+
+    def forget(self) -> None:
+        """The terminal's cells may be others than those that were sent."""
+        self._rows.clear()
+
+    def _row(self, row: int, column: int, text: str) -> str:
+        """Of a row's text from a column on what is new in it."""
+        read = None if self._strange else _read(text, self._wanted)
+        if read is None or row > self._size[1] or column + len(read[0]) - 1 > self._size[0]:
+            self.forget()
+            return f"\x1b[{row};{column}H" + self._styled(text)
+        cells, self._wanted = read
+        known = self._rows.setdefault(row, {})
+        changed = [place for place, cell in enumerate(cells) if known.get(column + place) != cell]
+        known.update(enumerate(cells, column))
+        return "".join(
+            f"\x1b[{row};{column + first}H" + self._painted(cells[first:end]) for first, end in _runs(changed)
+        )
+
+    def _painted(self, cells: Cells) -> str:
+        parts: list[str] = []
+        for sign, style in cells:
+            parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
+        return "".join(parts)
+
+    def _other(self, text: str) -> str:
+        if not _HARMLESS.fullmatch(text):
+            self.forget()
+        return self._styled(text)
+
+    def _styled(self, text: str) -> str:
+        """All of it, with what is new of its styles."""
+        parts: list[str] = []
+        end = 0
+        for found in _SEQUENCE.finditer(text):
+            parts += self._signs(text[end : found.start()]), self._sequence(found[0])
+            end = found.end()
+        return "".join([*parts, self._signs(text[end:])])
+
+    def _signs(self, text: str) -> str:
+        if self._strange or not text.strip("\r\n\a"):
+            return text
+        return self._turn(self._wanted) + text
+
+    def _sequence(self, text: str) -> str:
+        if found := _STYLE.fullmatch(text):
+            return self._style(text, found[1])
+        if self._strange or (text[1] == "[" and text[-1] in "Hhl"):  # moves and modes, to which a style is nothing
+            return text
+        return self._turn(self._wanted) + text
+
+    def _style(self, text: str, codes: str) -> str:
+        wanted = after(self._wanted, codes)
+        if self._strange or wanted is None:
+            before = "" if self._strange else self._turn(self._wanted)
+            self._strange = codes not in ("", "0")
+            self._wanted = self._sent = PLAIN
+            return before + text
+        self._wanted = wanted
+        return ""
+
+    def _turn(self, wanted: Style) -> str:
+        now, self._sent = self._sent, wanted
+        return turn(now, wanted)
+
+
+def _read(text: str, style: Style) -> tuple[Cells, Style] | None:
+    """Sign and style of each cell, and the style after them; None where a style is not known, or signs are not one cell
+    wide."""
+    cells: Cells = []
+    end = 0
+    for found in [*_STYLE.finditer(text), None]:
+        signs = text[end : found.start() if found else len(text)]
+        if not signs.isascii() and any(get_character_cell_size(sign) != 1 for sign in signs):
+            return None
+        cells += [(sign, on_blank(style) if sign == " " else style) for sign in signs]
+        if found:
+            changed = after(style, found[1])
+            if changed is None:
+                return None
+            style, end = changed, found.end()
+    return cells, style
+
+
+def _runs(places: list[int]) -> list[tuple[int, int]]:
+    """From where to where to send, so that all of the places are in it."""
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and place - runs[-1][1] <= NEAR:
+            runs[-1] = runs[-1][0], place + 1
+        else:
+            runs.append((place, place + 1))
+    return runs

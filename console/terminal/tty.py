@@ -1,0 +1,203 @@
+"""The terminal of this process: whether a console can be shown on it, and holding it while one is.
+
+While it is held, the screen has private descriptors of it. Descriptor 0 is empty and 1 and 2 lead into a log, so that
+nothing that a library prints tears the screen. When the terminal hangs up meanwhile, it is never touched again. Knows
+no terminal library.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from interlock.engine.record.safe import safe
+
+LAID_ASIDE = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU)
+"""Signals that a screen takes for itself, and that mean afterwards what they meant before."""
+NO = ("", "0", "false", "no")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What decides whether a console can be shown. A screen is drawn on stderr and its keys are read from stdin."""
+
+    environment: Mapping[str, str]
+    stdin: bool
+    stderr: bool
+    foreground: bool = True
+
+    @classmethod
+    def here(cls) -> "Surroundings":
+        """Those of this process."""
+        stdin, stderr = _is_terminal(0), _is_terminal(2)
+        return cls(os.environ, stdin, stderr, foreground=not stdin or _in_foreground(0))
+
+
+def why_headless(
+    *, no_ui: bool = False, events: bool = False, summary: str | None = None, around: Surroundings | None = None
+) -> str:
+    """Why there can be no console, in words for one line; empty when there can be one."""
+    around = around or Surroundings.here()
+    terminal = around.environment.get("TERM", "")
+    refusals = {
+        "--no-ui was given": no_ui,
+        "the events go to stdout": events,
+        "the summary goes to stdout": summary == "-",
+        "stdin is no terminal": not around.stdin,
+        "stderr is no terminal": not around.stderr,
+        "it was started in the background": not around.foreground,
+        f"TERM is {safe(terminal) or 'not set'}": terminal in ("", "dumb", "unknown"),
+        "CI is set": around.environment.get("CI", "").lower() not in NO,
+        "this is a notebook's cell": _in_cell(around.environment),
+    }
+    return next((words for words, applies in refusals.items() if applies), "")
+
+
+@dataclass
+class Terminal:
+    """A terminal that is held for a screen: descriptors of its own to read keys from and to write to.
+
+    `lost` once it has hung up. `on_lost` is called then, once, from whichever thread notices or from a signal handler.
+    """
+
+    reads: int
+    writes: int
+    quiet: bool = True
+    lost: bool = False
+    on_lost: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def lose(self) -> None:
+        """It has hung up."""
+        if not self.lost:
+            self.lost = True
+            self.on_lost()
+
+    def close(self) -> None:
+        os.close(self.reads)
+        os.close(self.writes)
+
+
+_held: Terminal | None = None
+
+
+def held() -> Terminal:
+    """The terminal that is held; where none is, that of descriptors 0 and 2 as they are."""
+    return _held or Terminal(os.dup(0), _writable(2), quiet=False)
+
+
+@contextmanager
+def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
+    """Hold the terminal; what is printed on descriptors 1 and 2 meanwhile is appended to `log`, else to a file made for
+    it. Where it is, is said afterwards if there is anything in it.
+
+    Nothing is read from descriptor 0 meanwhile. A hang-up from here on ends nothing: what was a terminal leads into the
+    log afterwards, and a second hang-up is ignored.
+    """
+    global _held
+    path, sink = _log(log)
+    began = os.fstat(sink).st_size
+    aside = _Aside.lay()
+    _held = terminal = Terminal(os.dup(0), _writable(2))
+    signals = {number: signal.getsignal(number) for number in LAID_ASIDE}
+    signal.signal(signal.SIGHUP, lambda number, frame: terminal.lose())
+    try:
+        aside.point(os.open(os.devnull, os.O_RDWR), sink)
+        yield terminal
+    finally:
+        _held = None
+        for number, handler in signals.items():
+            signal.signal(number, signal.SIG_IGN if terminal.lost and number == signal.SIGHUP else _settable(handler))
+        aside.restore(lost=terminal.lost)
+        terminal.close()
+        if not terminal.lost:
+            _tell(path, os.fstat(sink).st_size - began, keep=log is not None)
+        os.close(sink)
+
+
+@dataclass
+class _Aside:
+    """Copies of descriptors 0, 1 and 2, and which of them were terminals."""
+
+    copies: tuple[int, int, int]
+    terminals: frozenset[int]
+
+    @classmethod
+    def lay(cls) -> "_Aside":
+        return cls((os.dup(0), os.dup(1), os.dup(2)), frozenset(number for number in range(3) if _is_terminal(number)))
+
+    def point(self, source: int, sink: int) -> None:
+        _flush()
+        os.dup2(source, 0)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os.close(source)
+
+    def restore(self, *, lost: bool) -> None:
+        """Everything as it was; but what led to a terminal that is lost stays where it is."""
+        _flush()
+        for number, copy in enumerate(self.copies):
+            if not (lost and number in self.terminals):
+                os.dup2(copy, number)
+            os.close(copy)
+
+
+def _is_terminal(descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.isatty(descriptor)
+    return False
+
+
+def _in_foreground(descriptor: int) -> bool:
+    """Whether this process may draw on the terminal without being stopped for it, and its run with it."""
+    with suppress(OSError):
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    return True
+
+
+def _in_cell(environment: Mapping[str, str]) -> bool:
+    """Whether a notebook's kernel is above us: its cells give their commands a terminal, but show no screen. A shell
+    that a kernel started on a real terminal has another TERM."""
+    return "JPY_PARENT_PID" in environment and environment.get("TERM") == "xterm-color"
+
+
+def _writable(descriptor: int) -> int:
+    """A descriptor that never blocks. The terminal is opened anew for it, because not to block is said of what was
+    opened, and that is shared with the shell; where it cannot be opened, a copy has to do."""
+    with suppress(OSError):
+        return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    return os.dup(descriptor)
+
+
+def _log(path: Path | None) -> tuple[Path, int]:
+    if path is None:
+        descriptor, name = tempfile.mkstemp(prefix="interlock-", suffix=".log")
+        os.close(descriptor)
+        path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _tell(path: Path, size: int, *, keep: bool) -> None:
+    if size:
+        with suppress(OSError):
+            os.write(2, f"printed behind the screen: {safe(path)}\n".encode())
+    elif not keep:
+        path.unlink(missing_ok=True)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _settable(
+    handler: Callable[[int, FrameType | None], object] | int | None,
+) -> signal.Handlers | Callable[..., object]:
+    """A handler as `signal.signal` takes it; one that was not set from Python becomes the default."""
+    return signal.SIG_DFL if handler is None else handler  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Events, questions and tables as plain text for people."""

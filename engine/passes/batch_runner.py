@@ -1,0 +1,261 @@
+"""Computes a cell of the grid in as few forwards as memory allows, and climbs the ladder when one falls short.
+
+A batch is one forward unless the law says that it does not fit now. What falls short is told as a mitigation with its
+cause, what was done and what it cost; a row that nothing helps is parked with its reason and leaves NaN.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from interlock.engine.errors import InterlockError
+from interlock.engine.gpu.device_errors import Trouble
+from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.instance import Seat, Shortfall
+from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
+from interlock.engine.passes.vectors import gate
+from interlock.engine.record.durable import told_apart
+from interlock.engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
+
+Places = npt.NDArray[np.int64]
+
+
+class DeviceGone(Exception):
+    """The worker's own device is lost; what it was computing is still to be done."""
+
+
+class Elsewhere(Protocol):
+    """Where a piece can go that does not fit where it is."""
+
+    def lose(self, seat: Seat, reason: str) -> None:
+        """Its device is lost, and its own worker may be done and not find out."""
+
+    def other(self, seat: Seat) -> Seat | None:
+        """The same model on another healthy device of its lease."""
+
+    def host(self, lengths: Sequence[int]) -> Seat | None:
+        """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths; None
+        where it cannot be."""
+
+    def host_possible(self) -> bool:
+        """Whether `host` may be asked: the fallback is allowed, and host memory suffices."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of the batch that go through together, by their places in it, longest first."""
+
+    places: Places
+    effort: Effort
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a batch: its vectors [rows, dim], NaN for parked rows, and what computed them in how many
+    forwards."""
+
+    vectors: Vectors
+    forwards: int
+    parts: Sequence[Computed]
+
+
+class Forwards:
+    """Computes cells of one pass on one seat."""
+
+    def __init__(self, cells: Cells, seat: Seat, elsewhere: Elsewhere, emit: Callable[[AnyEvent], object]) -> None:
+        self._cells = cells
+        self._seat = seat
+        self._elsewhere = elsewhere
+        self._emit = emit
+        self._pressed = False
+        self._index = 0
+        self._rows: list[Ids] = []
+        self._parked: list[RowParked] = []
+        self._computed: Counter[tuple[str, str]] = Counter()
+
+    def compute(self, index: int) -> Result:
+        """Compute a batch, wherever it fits.
+
+        Raises DeviceGone when the seat's device is lost; nothing is committed then.
+        """
+        cells = self._cells
+        self._index, batch, self._parked = index, cells.batches[index], []
+        self._computed.clear()
+        self._rows = [cells.tokens.row(int(row), cells.card.max_tokens) for row in batch.rows]
+        vectors = np.full((len(self._rows), cells.card.dim), np.nan, np.float32)
+        pieces = deque(self._planned())
+        forwards, calm = 0, len(pieces) == 1
+        while pieces:
+            piece = pieces.popleft()
+            again = self._try(piece, vectors)
+            forwards, calm = forwards + 1, calm and not again
+            pieces.extendleft(reversed(again))
+        for parked in self._parked:  # only now: what is not committed is done again
+            self._emit(parked)
+        self._grow_back(calm)
+        parts = [
+            Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items() if rows
+        ]
+        return Result(vectors, forwards, parts)
+
+    def _planned(self) -> list[_Piece]:
+        """The whole batch, or as many pieces of it as fit one after the other."""
+        lengths = [len(row) for row in self._rows]
+        tokens, allowed = self._seat.tokens(lengths), self._seat.most_tokens(max(lengths))
+        places = np.arange(len(lengths))
+        if allowed >= tokens or not self._seat.device.metered:
+            return [_Piece(places, Effort(), self._seat)]
+        pieces = [
+            _Piece(places[cut], Effort(), self._seat) for cut in slices(lengths, allowed, self._seat.encoder.padded)
+        ]
+        if len(pieces) > 1 and not self._pressed:
+            self._pressed = True
+            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self._seat.room())
+            needs, free = told_apart(predicted, room)
+            cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
+            action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
+            short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
+            self._told(Rung.REPLAN, cause, action, self._seat, len(lengths), short, 0.0)
+        return pieces
+
+    def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
+        """One forward; the pieces that are still to do because of it."""
+        got = self._denied(piece) or piece.seat.attempt([self._rows[place] for place in piece.places])
+        if isinstance(got, Shortfall):
+            if got.trouble is Trouble.LOST:
+                if piece.seat is self._seat:
+                    raise DeviceGone(got.message)
+                self._elsewhere.lose(piece.seat, got.message)
+            return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
+        bad = gate(got, self._cells.card.dim)
+        vectors[piece.places] = got
+        refused = piece.places[sorted(bad)]
+        self._computed[piece.seat.device.name, piece.seat.dtype] += len(got) - len(bad)
+        vectors[refused] = np.nan
+        return self._climb(replace(piece, places=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
+
+    def _denied(self, piece: _Piece) -> Shortfall | None:
+        """What the law says cannot fit is not tried: an allocator is not asked to find out."""
+        seat = piece.seat
+        if not seat.device.metered or Rung.CHUNK in piece.effort.tried:
+            return None
+        lengths = self._lengths(piece)
+        predicted, room = self._foreseen(seat.tokens(lengths), max(lengths), seat), max(0, seat.room())
+        return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True) if predicted > room else None
+
+    def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
+        """Take the next rung; the pieces that come of it."""
+        began, seat, lengths = time.monotonic(), piece.seat, self._lengths(piece)
+        evidence = Evidence(
+            cause=cause,
+            rows=len(lengths),
+            longest=max(lengths),
+            tokens=seat.tokens(lengths),
+            predicted=short.predicted,
+            room=short.room,
+            allowed_tokens=seat.most_tokens(max(lengths)),
+            foreseen=short.foreseen,
+        )
+        step = next_step(piece.effort, evidence, self._means(seat))
+        if step.rung is Rung.PARK:
+            self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
+            return []
+        target = self._taken(step, piece)
+        self._pressed = self._pressed or cause is Cause.MEMORY
+        what, _, action = step.reason.partition("; ")
+        if cause is Cause.NOT_FINITE:
+            what = f"a vector was refused: {short.message}"
+        self._told(step.rung, what, action, seat, len(lengths), short, time.monotonic() - began)
+        cuts = step.pieces(lengths, seat.encoder.padded)
+        return [_Piece(piece.places[cut], step.effort, target) for cut in cuts]
+
+    def _lengths(self, piece: _Piece) -> list[int]:
+        return [len(self._rows[place]) for place in piece.places]
+
+    def _means(self, seat: Seat) -> Means:
+        on_host = seat.device.kind == "cpu"
+        return Means(
+            streams=seat.attached.streams,
+            chunks=seat.attached.chunks,
+            others=not on_host and self._elsewhere.other(seat) is not None,
+            cpu=not on_host and self._elsewhere.host_possible(),
+        )
+
+    def _taken(self, step: Step, piece: _Piece) -> Seat:
+        """Do what the step says to a seat; the one that computes from now on."""
+        seat: Seat | None = piece.seat
+        match step.rung:
+            case Rung.STREAM:
+                piece.seat.stream()
+            case Rung.CHUNK:
+                piece.seat.chunk()
+            case Rung.RELOCATE:
+                seat = self._elsewhere.other(piece.seat)
+                if seat:
+                    seat.like(step.effort.tried)
+            case Rung.CPU:
+                seat = self._elsewhere.host(self._lengths(piece))
+        if seat is None:
+            raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.seat.device.name}")
+        return seat
+
+    def _grow_back(self, calm: bool) -> None:
+        """After a batch: hold the weights again, and say so once whole batches fit again."""
+        self._seat.grow_back()
+        if self._pressed and calm and not self._seat.streamed:
+            self._pressed = False
+            self._emit(
+                PressurePassed(
+                    model_pass=self._cells.model_pass, batch_index=self._index, device=self._seat.device.name
+                )
+            )
+
+    def _foreseen(self, tokens: int, longest: int, seat: Seat | None = None) -> int:
+        seat = seat or self._seat
+        return seat.calibration.activations(seat.law, tokens, longest)
+
+    def _told(
+        self, rung: Rung, cause: str, action: str, seat: Seat, rows: int, short: Shortfall, seconds: float
+    ) -> None:
+        of_memory = short.predicted > 0
+        self._emit(
+            Mitigated(
+                model_pass=self._cells.model_pass,
+                batch_index=self._index,
+                cause=cause,
+                action=action,
+                rows=rows,
+                cost_seconds=round(short.seconds + seconds, 6),
+                rung=rung,
+                device=seat.device.name,
+                predicted_bytes=short.predicted if of_memory else None,
+                free_bytes=short.room if of_memory else None,
+                foreseen=short.foreseen,
+            )
+        )
+
+    def _park(self, piece: _Piece, reason: str) -> None:
+        cells = self._cells
+        self._parked += [
+            RowParked(
+                model_pass=cells.model_pass,
+                model=cells.card.key,
+                collection=cells.layout.collections[self._index],
+                row=row,
+                reason=reason,
+                batch_index=self._index,
+            )
+            for row in cells.batches[self._index].rows[piece.places].tolist()
+        ]
+
+
+def _refusal(bad: Mapping[int, str]) -> Shortfall:
+    """That vectors were refused, as a shortfall of another kind: nothing was foreseen."""
+    return Shortfall(Trouble.MEMORY, "; ".join(sorted(set(bad.values()))), 0, 0, 0.0)

@@ -1,0 +1,211 @@
+"""Walks the grid round by round: who may lease what now, attach, work, release, and again until nothing is left.
+
+A round is what the schedule wants leased at the same time. Its leases are released on every way out; a device that is
+lost takes no further part, a pass that fails leaves the others theirs, and what was left undone is in the next round.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from threading import RLock
+
+from interlock.engine.errors import InterlockError, Stopped, UnavailableError
+from interlock.engine.gpu.device import Device
+from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.memory_needs import Needs, places
+from interlock.engine.passes.resident import Crew, Sitting
+from interlock.engine.passes.schedule import Place, Round, Schedule, Turn, next_round
+from interlock.engine.passes.worker import Post, Queue, Worker, run_all
+from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed, joined
+
+
+class Rounds:
+    """The passes of a run over their grid; `run` may be called once."""
+
+    def __init__(
+        self, grid: Sequence[Cells], done: Sequence[Iterable[BatchCommitted]], weights: Sequence[float], crew: Crew
+    ) -> None:
+        """`done[k]` are the batches of pass k that earlier sessions committed."""
+        self._grid = grid
+        self._done = [list(batches) for batches in done]
+        self._left = [_left(cells, batches) for cells, batches in zip(grid, self._done, strict=True)]
+        self._weights = weights
+        self._crew = crew
+        self._lost: set[str] = set()
+        self._lock = RLock()
+        self._last: int | None = None
+        self._turns: Sequence[Turn] = ()
+        self._queues: list[Queue] = []
+        self._free: Sequence[Place] = ()
+        self._needs = Needs(crew.devices, crew.host, crew.laws)
+
+    def run(self) -> None:
+        """Compute everything that is left. Raises Stopped between two batches when asked to."""
+        controls = self._crew.controls
+        controls.foresee, controls.stays, controls.tell = self.foresee, self.stays, self._crew.emit
+        self._walk()
+        controls.end(self._crew.emit)
+
+    def foresee(self, schedule: Schedule) -> Round | None:
+        """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
+        taken = {queue.cells.model_pass: {batch.batch_index for batch in queue.committed} for queue in self._queues}
+        left = [
+            [index for index in batches if index not in taken.get(number, ())]
+            for number, batches in enumerate(self._left)
+        ]
+        return self._next(schedule, left, self._free)
+
+    def stays(self, schedule: Schedule) -> bool:
+        """Whether another schedule would have the same models go on with the same batches where they are."""
+        then = self.foresee(schedule)
+        return (
+            then is not None
+            and not then.refused
+            and len(then.turns) == len(self._turns)
+            and all(
+                (turn.model_pass, turn.devices, turn.streamed) == (now.model_pass, now.devices, now.streamed)
+                and set(queue.left()) <= set(turn.batches) <= set(now.batches)
+                for turn, now, queue in zip(then.turns, self._turns, self._queues, strict=True)
+            )
+        )
+
+    def _walk(self) -> None:
+        while any(self._left):
+            self._crew.controls.heed(self._crew.emit)
+            if self._crew.controls():
+                raise Stopped("stopped by the operator between two batches; --resume continues")
+            self._free = self._places()
+            now = self._next(self._crew.controls.schedule, self._left, self._free)
+            assert now is not None, "there are batches left"
+            for model_pass, reason in now.refused.items():
+                self._fail(model_pass, reason)
+            if now.turns:
+                self._take(now)
+
+    def check(self) -> None:
+        """Raises UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
+        needs, controls = [self._needs.of(cells.layout) for cells in self._grid], self._crew.controls
+        for model_pass, batches in enumerate(self._left):
+            alone = [batches if number == model_pass else [] for number in range(len(self._left))]
+            found = next_round(Schedule.EXCLUSIVE, alone, needs, self._places(), 0, None, controls.cpu_fallback)
+            if found and found.refused:
+                raise UnavailableError(next(iter(found.refused.values())))
+
+    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[Place]) -> Round | None:
+        controls = self._crew.controls
+        needs = [self._needs.of(cells.layout) for cells in self._grid]
+        return next_round(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
+
+    def _places(self) -> list[Place]:
+        crew = self._crew
+        healthy = [device for device in crew.devices if device.name not in self._lost]
+        return places(healthy, crew.host, crew.lessor, cpu_fallback=crew.controls.cpu_fallback)
+
+    def _take(self, now: Round) -> None:
+        """One round, from the leases to the receipts."""
+        with ExitStack() as stack:
+            queues = self._work(now, stack)
+        for turn, queue in zip(now.turns, queues, strict=True):
+            self._close(turn.model_pass, queue)
+
+    def _work(self, now: Round, stack: ExitStack) -> list[Queue]:
+        """Attach and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
+        crew = self._crew
+        sittings: list[Sitting] = []
+        for turn, most in zip(now.turns, self._split(now), strict=True):
+            sittings.append(self._sit(turn, stack, most, may_wait=any(sitting.seats for sitting in sittings)))
+        self._turns, self._queues = now.turns, [sitting.queue for sitting in sittings]
+        self._prefetch(now)
+        posts: dict[str, list[Post]] = {}
+        for sitting in sittings:
+            for seat in sitting.seats:
+                posts.setdefault(seat.device.name, []).append(Post(sitting.queue, seat, sitting, crew.emit))
+        workers = [Worker(mine[0].seat.device, mine, crew.emit, crew.sync, crew.controls) for mine in posts.values()]
+        run_all(workers)
+        for sitting in sittings:
+            sitting.rise()
+        for worker in workers:
+            if worker.lost:
+                self.lose(worker.device, worker.lost)
+                for sitting in sittings:
+                    sitting.tell_lost(worker.device, worker.lost)
+        if errors := [worker.error for worker in workers if worker.error]:
+            raise errors[0]
+        return self._queues
+
+    def _split(self, now: Round) -> list[Mapping[str, int] | None]:
+        """The most bytes of each turn by device where turns are side by side: its need, and a fair part of the rest."""
+        if len(now.turns) == 1:
+            return [None]
+        room = {place.name: place.room for place in self._places()}
+        needs = [
+            {name: self._needs.least(self._grid[turn.model_pass].layout, turn, name) for name in turn.devices}
+            for turn in now.turns
+        ]
+        taken: Counter[str] = Counter()
+        for need in needs:
+            taken.update(need)
+        users = Counter(name for need in needs for name in need)
+        return [
+            {name: size + (room[name] - taken[name]) // users[name] for name, size in need.items()} for need in needs
+        ]
+
+    def _sit(self, turn: Turn, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool) -> "Sitting":
+        """Lease the devices of a turn and attach its model to each; what finds no room beside others may wait."""
+        cells = self._grid[turn.model_pass]
+        sitting = Sitting(self._crew, self._needs, cells, turn, stack, most, self.lose)
+        try:
+            sitting.begin()
+        except UnavailableError as error:
+            sitting.queue.failed = None if may_wait else error.with_traceback(None)
+        return sitting
+
+    def _prefetch(self, now: Round) -> None:
+        """Read the next model's weights while this round computes; only GPUs are attached from host masters."""
+        following = [number for number, left in enumerate(self._left) if left]
+        after = [number for number in following if number not in {turn.model_pass for turn in now.turns}]
+        if after and self._crew.devices[0] is not self._crew.host:
+            cells = self._grid[after[0]]
+            self._crew.masters.prefetch(cells.card, self._needs.law(cells.card, self._crew.devices[0]).weights)
+
+    def lose(self, device: Device, reason: str) -> None:
+        """A lost device is in no further round, and no receipt can speak of it; called from any worker."""
+        with self._lock:
+            known = device.name in self._lost
+            self._lost.add(device.name)
+        self._crew.lessor.lose(device)
+        if not known:
+            self._crew.emit(DeviceLost(device=device.name, reason=reason))
+
+    def _close(self, model_pass: int, queue: Queue) -> None:
+        self._last = model_pass
+        self._done[model_pass] += queue.committed
+        self._left[model_pass] = _left(self._grid[model_pass], self._done[model_pass])
+        if queue.failed:
+            error = queue.failed
+            known = isinstance(error, InterlockError)
+            self._fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
+        elif not self._left[model_pass]:
+            self._crew.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
+
+    def _fail(self, model_pass: int, reason: str) -> None:
+        """This pass will not be complete; the others go on."""
+        self._left[model_pass] = []
+        self._crew.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
+
+
+def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
+    """Describe a pass that has ended by its batches of all sessions, as they ran."""
+    return EnsemblePassCompleted(
+        model_pass=cells.model_pass,
+        model=cells.card.key,
+        device=joined(batch.device for batch in batches),
+        dtype=joined(batch.dtype or cells.card.dtype for batch in batches),
+        weight=weight,
+        rows=sum(batch.rows for batch in batches),
+        seconds=round(sum(batch.seconds for batch in batches), 3),
+    )
+
+
+def _left(cells: Cells, done: Iterable[BatchCommitted]) -> list[int]:
+    return sorted(set(range(len(cells.batches))) - {batch.batch_index for batch in done})

@@ -1,0 +1,161 @@
+"""A model on a device, ready for forwards: each is given what the memory law says, and measured.
+
+An error that means a shortage comes back as data, after everything that the failed forward held is gone; any other
+error is raised. What is measured corrects the law for the forwards to come.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import RLock
+
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.gpu.lease import Lease, Lessor, Measure
+from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
+from interlock.engine.models.network import TILE
+from interlock.engine.models.weights import Attached, Replica
+from interlock.engine.passes.encoder import Encoder, Ids, Vectors, computed_tokens
+from interlock.engine.passes.ladder import Rung
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why a forward gave nothing: `predicted` bytes were foreseen, `room` bytes were free when all was cleared."""
+
+    trouble: Trouble
+    message: str
+    predicted: int
+    room: int
+    seconds: float
+    foreseen: bool = False
+    """It was not tried: the memory law said so."""
+
+
+def first_calibration(device: Device) -> Calibration:
+    """What is known before anything was measured."""
+    return Calibration() if device.metered else Calibration(scale=HEAP_FACTOR, margin=0.0)
+
+
+class Seat:
+    """One model on one device under one lease; used by one thread at a time."""
+
+    def __init__(
+        self,
+        device: Device,
+        attached: Attached,
+        encoder: Encoder,
+        dtype: str,
+        law: Law,
+        calibration: Calibration,
+        lease: Lease,
+        lessor: Lessor,
+    ) -> None:
+        self.device = device
+        self.attached = attached
+        self.encoder = encoder
+        self.dtype = dtype
+        self.law = law
+        self.calibration = calibration
+        self.lock = RLock()
+        self.frugal = False
+        self._cold = True  # the next forward takes workspaces that stay: it says nothing of activations
+        self._lease = lease
+        self._lessor = lessor
+        lease.watch(attached.network)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the weights stay on the host for now."""
+        return isinstance(self.attached, Replica) and self.attached.streamed
+
+    def stream(self) -> None:
+        """Leave the weights on the host for the forwards to come."""
+        with self.lock:
+            if isinstance(self.attached, Replica):
+                self.attached.stream()
+            self.device.reclaim()
+            self._cold = True
+
+    def chunk(self) -> None:
+        """Compute the feed-forwards by parts from now on."""
+        with self.lock:
+            self.attached.chunk()
+            self.frugal = True
+
+    def like(self, tried: frozenset[Rung]) -> None:
+        """Be as frugal as the seat was where these rungs did not suffice."""
+        if Rung.STREAM in tried:
+            self.stream()
+        if Rung.CHUNK in tried:
+            self.chunk()
+
+    def grow_back(self) -> None:
+        """Undo `stream` and `chunk` where the weights fit again."""
+        with self.lock:
+            if not self.frugal and not self.streamed:
+                return
+            free = self._lessor.budget(self.device)
+            if self.streamed and free + self.law.slots < self.law.weights:
+                return
+            try:
+                self.attached.whole()
+                self.frugal = False
+            except Exception as error:
+                if classify(error) is None:
+                    raise
+                pressed = True
+            else:
+                pressed = False
+            if pressed:
+                self.stream()
+
+    def room(self) -> int:
+        """Bytes that one forward may take now: of the lease's budget, and of what the device really has."""
+        weights = self.law.slots if self.streamed else self.law.weights
+        return min(self._lease.budgets[self.device.name] - weights, self._lessor.budget(self.device))
+
+    def most_tokens(self, longest: int) -> int:
+        """The most tokens, padding included, of a forward with a row of `longest`."""
+        most = self.calibration.most_tokens(self.law, longest, self.room())
+        return most if self.encoder.padded else most - most % TILE
+
+    def tokens(self, lengths: Sequence[int]) -> int:
+        """Tokens that a forward of rows of these lengths computes."""
+        return computed_tokens(lengths, padded=self.encoder.padded)
+
+    def attempt(self, rows: Sequence[Ids]) -> Vectors | Shortfall:
+        """Unit vectors of the rows, or why not. The room that a shortfall tells was measured after clearing."""
+        lengths = [len(row) for row in rows]
+        tokens, longest = self.tokens(lengths), max(lengths)
+        predicted = self.calibration.activations(self.law, tokens, longest)
+        began = time.monotonic()
+        with self.lock:
+            done = self._forward(rows, self.law.for_rows(lengths).activations(tokens, longest))
+            if not isinstance(done, tuple):
+                return done
+            trouble, message = done  # here the error and its traceback, which hold activations, are gone
+            self.calibration = self.calibration.strained()
+            if trouble is Trouble.MEMORY:
+                self.device.reclaim()
+                self._cold = True
+            return Shortfall(trouble, message, predicted, max(0, self.room()), time.monotonic() - began)
+
+    def _forward(self, rows: Sequence[Ids], lawful: int) -> Vectors | tuple[Trouble, str]:
+        try:
+            with self._lessor.measuring(self.device) as measure, self.device.computing():
+                vectors = self.encoder.encode(rows)
+        except Exception as error:
+            trouble = classify(error)
+            if trouble is None:
+                raise
+            return trouble, str(error).partition("\n")[0]
+        self._learn(lawful, measure)
+        return vectors
+
+    def _learn(self, lawful: int, measure: Measure) -> None:
+        if measure.retries:
+            self.calibration = self.calibration.strained()
+        elif measure.activations is not None and not (self._cold or self.streamed or self.frugal):
+            self.calibration = self.calibration.observed(lawful, measure.activations)
+        self._cold = False

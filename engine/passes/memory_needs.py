@@ -1,0 +1,87 @@
+"""What passes need of devices: the memory law of a model on a device, and the bytes that it cannot do without there.
+
+What measured batches have taught about a law is kept here from one turn of a pass to the next. No device is leased or
+changed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.trace import law_for
+from interlock.engine.passes.grid import Layout
+from interlock.engine.passes.instance import first_calibration
+from interlock.engine.passes.schedule import Need, Place, Turn
+
+Laws = Callable[[ModelCard, str], Law]
+
+
+class Needs:
+    """Of the passes of a run on its devices; `host` is the CPU, which is among `devices` only where there is no GPU."""
+
+    def __init__(self, devices: Sequence[Device], host: Device, laws: Laws = law_for) -> None:
+        self._devices = devices
+        self._host = host
+        self._laws = laws
+        self._widest: dict[tuple[str, str], int] = {}
+        self._known: dict[str, Need] = {}
+        self._calibrations: dict[tuple[int, str], Calibration] = {}
+
+    def of(self, layout: Layout) -> Need:
+        """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host. What was
+        learnt does not change them, so a schedule of many short turns asks the batches once."""
+        key = layout.card.key
+        if key not in self._known:
+            self._known[key] = self._reckoned(layout)
+        return self._known[key]
+
+    def least(self, layout: Layout, turn: Turn, name: str) -> int:
+        """The bytes that a turn of this pass cannot do without on the device of this name."""
+        need = self.of(layout)
+        if name == self._host.name:
+            return need.host
+        return need.streamed if turn.streamed else need.whole
+
+    def widest(self, layout: Layout, device: Device) -> int:
+        """The bytes that the weights and the widest batch of a pass are predicted to take on a device."""
+        key = layout.card.key, device.name
+        if key not in self._widest:
+            law = self.law(layout.card, device)
+            self._widest[key] = layout.predicted_bytes(law, first_calibration(device))
+        return self._widest[key]
+
+    def law(self, card: ModelCard, device: Device) -> Law:
+        """The memory law of a model on a device."""
+        return self._laws(self.card_on(card, device), device.kind)
+
+    def card_on(self, card: ModelCard, device: Device) -> ModelCard:
+        """On the host beside GPUs a model computes in float32."""
+        beside = device is self._host and device is not self._devices[0]
+        return replace(card, dtype="float32") if beside else card
+
+    def calibration(self, model_pass: int, device: Device) -> Calibration:
+        """What earlier turns of the pass have learnt on this device."""
+        return self._calibrations.get((model_pass, device.name), first_calibration(device))
+
+    def learn(self, model_pass: int, device: Device, calibration: Calibration) -> None:
+        """Keep for the next turn what this one has learnt."""
+        self._calibrations[model_pass, device.name] = calibration
+
+    def _reckoned(self, layout: Layout) -> Need:
+        host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
+        first_device = self._devices[0]
+        if first_device is self._host:
+            return Need(layout.card.key, whole=host, streamed=0, host=host)
+        law, first = self.law(layout.card, first_device), first_calibration(first_device)
+        streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
+        return Need(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
+
+
+def places(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[Place]:
+    """What can be leased now: of `devices` the GPUs, and the host last where it may be used."""
+    gpus = [device for device in devices if device is not host]
+    usable = [*gpus, host] if cpu_fallback or host in devices else gpus
+    return [Place(device.name, device.kind, lessor.budget(device)) for device in usable]

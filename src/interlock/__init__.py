@@ -1,0 +1,1 @@
+"""Embed document collections with an ensemble of models under a hard memory ceiling."""

@@ -1,0 +1,255 @@
+"""The pictures in `screenshots/`: every screen at two sizes, from a scripted run, as SVG and PNG.
+
+`python -m tools.screenshots [--check] [OUT]` makes them anew; with `--check` it makes the SVGs again and says which
+differ from those in OUT. The same code gives the same SVG, byte for byte, on any machine and in any time zone.
+"""
+
+import argparse
+import asyncio
+import html
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from interlock.console.scripted import Scripted, Staged
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.durable import write_bytes
+from interlock.engine.record.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from textual.app import App
+    from textual.pilot import Pilot
+
+    from interlock.console.look import Look
+
+SIZES = ((80, 24), (120, 40))
+RUN, EARLIER = "20260901-080000", "20260831-174500"
+FOREIGN = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
+"""What of the environment would change a picture, beside all that begins with TEXTUAL."""
+LOOKS = 3
+"""Equal looks at a screen after which it is taken to have settled."""
+FONT = "DejaVu Sans Mono"
+COLOURS = 256
+
+Make = Callable[[Scripted, "Look"], "App[Any]"]
+
+
+def console(run: Scripted, look: "Look") -> "App[Any]":
+    """The console on the run."""
+    from interlock.console.apps.run import Console
+
+    app = Console(Staged(run), look, summary=run.directory.summary, driver=None)
+    app.who = "operator"
+    return app
+
+
+def comparison(run: Scripted, look: "Look") -> "App[Any]":
+    """The viewer on this run and one of another seed and one more device."""
+    from interlock.console.apps.viewer import Viewer
+    from interlock.console.summary.document import load
+
+    other = Scripted(RunDirectory(run.directory.path.with_name(EARLIER)), Controls(), seed=8, devices=3, speed=math.inf)
+    other.play_to(1.0)
+    return Viewer(load(run.directory.summary), load(other.directory.summary), look, driver=None)
+
+
+def setup(run: Scripted, look: "Look") -> "App[Any]":
+    """The form of a new run."""
+    from interlock.console.apps.setup import Form
+    from interlock.engine.config import load
+
+    return Form(look, load({}, {}))
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: how far the run is, what was asked of it before (and heeded) or just now, and the keys that lead
+    to the screen."""
+
+    name: str
+    share: float = 0.65
+    keys: tuple[str, ...] = ()
+    heeded: tuple[str, str] | None = None
+    pending: tuple[str, str] | None = None
+    ascii: bool = False
+    theme: str = "signal"
+    devices: int = 2
+    make: Make = console
+
+
+SHOTS = (
+    Shot("main"),
+    Shot("ascii", ascii=True),
+    Shot("daltonic", theme="daltonic"),
+    Shot("eight-devices", 0.73, devices=8),
+    Shot("shared", 0.52, heeded=("schedule", "shared")),
+    Shot("pending", 0.35, pending=("schedule", "shared")),
+    Shot("paused", 0.73, heeded=("pause", "yes")),
+    Shot("events", keys=("4", "f", "z")),
+    Shot("event", keys=("4", "f", "up", "up", "enter")),
+    Shot("exclusive", 0.52, keys=("x",)),
+    Shot("quit", keys=("q",)),
+    Shot("help", keys=("question_mark",)),
+    Shot("palette", keys=("ctrl+p",)),
+    Shot("ended", 1.0, keys=("escape",)),
+    Shot("summary", 1.0),
+    Shot("comparison", 1.0, make=comparison),
+    Shot("setup", keys=tuple("chunks"), make=setup),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the pictures, or check them; an exit code."""
+    parser = argparse.ArgumentParser("tools.screenshots", description=__doc__)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("screenshots"), metavar="OUT")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where an SVG differs")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only this shot; may be given again")
+    options = parser.parse_args(arguments)
+    differing = []
+    with steady():
+        for name, svg in pictures([shot for shot in SHOTS if not options.only or shot.name in options.only]):
+            file = options.out / f"{name}.svg"
+            if options.check:
+                differing += [name] if not file.exists() or file.read_bytes() != svg else []
+            else:
+                write_bytes(file, svg)
+                write_bytes(file.with_suffix(".png"), png_of(svg))
+    if differing:
+        print(f"not as the code draws them: {', '.join(differing)}; make screenshots", file=sys.stderr)
+    return ExitCode.FAILED if differing else ExitCode.COMPLETED
+
+
+def pictures(shots: Sequence[Shot]) -> Iterator[tuple[str, bytes]]:
+    """Every shot at every size: its name and its SVG."""
+    for shot in shots:
+        for width, height in SIZES:
+            with tempfile.TemporaryDirectory() as scratch:
+                svg = asyncio.run(_taken(shot, (width, height), Path(scratch)))
+            name = f"{shot.name}-{width}x{height}"
+            yield name, _normal(svg, name).encode()
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """The environment that pictures are made in: no time zone, no wishes of this machine's user."""
+    with ExitStack() as stack:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("TEXTUAL")}
+        plain = {name: value for name, value in plain.items() if name not in FOREIGN}
+        stack.enter_context(patch.dict(os.environ, plain | {"TZ": "UTC", "TEXTUAL_ANIMATIONS": "none"}, clear=True))
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def png_of(svg: bytes) -> bytes:
+    """The picture of an SVG, with a font of this machine and few colours.
+
+    Raises InterlockError without cairosvg (which brings Pillow) and the cairo library.
+    """
+    try:
+        cairosvg, pillow = import_module("cairosvg"), import_module("PIL.Image")
+    except (ImportError, OSError) as error:
+        raise InterlockError(f"PNGs need cairosvg and the cairo library ({error}): pip install cairosvg") from error
+    placed = _TEXT.sub(_letter_by_letter, svg.decode().replace("Fira Code", FONT))
+    made, painted = BytesIO(), BytesIO(cairosvg.svg2png(placed.encode()))
+    few = pillow.open(painted).convert("RGB").quantize(COLOURS, method=pillow.Quantize.MAXCOVERAGE)
+    few.save(made, "PNG", optimize=True)
+    return made.getvalue()
+
+
+_TEXT = re.compile(r'(<text [^>]*?)x="([\d.]+)"([^>]*?)textLength="([\d.]+)"([^>]*>)([^<]*)')
+
+
+def _letter_by_letter(text: re.Match[str]) -> str:
+    """A run of text with a place for each sign: cairo rounds the width of a sign, and a run of them would end early."""
+    before, x, middle, length, after, content = text.groups()
+    signs = html.unescape(content)
+    places = " ".join(f"{float(x) + float(length) * place / len(signs):.2f}" for place in range(len(signs)))
+    return f'{before}x="{places}"{middle}{after}{content}'
+
+
+async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
+    from interlock.console.look import Look
+
+    run = Scripted(RunDirectory(scratch / RUN), Controls(), speed=math.inf, devices=shot.devices)
+    _play(run, shot)
+    app = shot.make(run, Look(ascii=shot.ascii, theme=shot.theme))
+    with _scene(run):
+        async with app.run_test(size=size) as pilot:
+            await _settled(app, pilot)
+            for key in shot.keys:
+                await pilot.press(key)
+            await app.workers.wait_for_complete()
+            svg = await _settled(app, pilot)
+    run.close()
+    return svg
+
+
+def _play(run: Scripted, shot: Shot) -> None:
+    """The run as far as the shot wants it."""
+    if shot.heeded:
+        run.play_to(shot.share - 0.1)
+        run.controls.ask(*shot.heeded, "operator")
+    run.play_until(lambda seen: seen.paused or (seen.over if shot.share >= 1 else seen.share_done >= shot.share))
+    if shot.pending:
+        run.controls.ask(*shot.pending, "operator")
+
+
+@contextmanager
+def _scene(run: Scripted) -> Iterator[None]:
+    """For the screens it is the moment of the run's latest entry, on a machine with the demo's models."""
+    import interlock.console.apps.run
+    import interlock.console.apps.setup
+    import interlock.console.screens.main
+    from interlock.engine.config import load
+
+    now = SimpleNamespace(time=lambda: run.recorder.snapshot().latest_at, strftime=time.strftime)
+    models = [name for name, _ in load({}, {}).settings.roster]
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(interlock.console.apps.run, "time", now))
+        stack.enter_context(patch.object(interlock.console.screens.main, "time", now))
+        stack.enter_context(patch.object(interlock.console.apps.setup, "models_here", lambda _: models))
+        yield
+
+
+async def _settled(app: "App[Any]", pilot: "Pilot[Any]") -> str:
+    """The screen when it has not changed for some looks."""
+    seen, same = "", 0
+    while same < LOOKS:
+        _still(app)
+        if poll := getattr(app, "poll", None):
+            poll()
+        await pilot.pause()
+        svg = app.export_screenshot(title="interlock")
+        seen, same = svg, same + 1 if svg == seen else 0
+    return seen
+
+
+def _still(app: "App[Any]") -> None:
+    """A cursor that blinks is there or not by chance."""
+    from textual.widgets import Input
+
+    for field in app.screen.query(Input):
+        field.cursor_blink = False
+
+
+def _normal(svg: str, name: str) -> str:
+    """Ids that tell the pictures apart, and do not change with every sign of them."""
+    return re.sub(r"terminal-\d+", f"interlock-{name}", svg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
