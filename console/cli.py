@@ -1,4 +1,4 @@
-"""The command line: commands and their flags; the flags of a run come from `engine.config.Settings`."""
+"""The command line: commands and their flags; the flags of a run come from `engine.config.RunSettings`."""
 
 import argparse
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from interlock.engine.config import Configuration, Settings
+from interlock.engine.config import Configuration, RunSettings
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
@@ -58,7 +58,7 @@ def _gpus() -> Iterator[Check]:
         yield True, "gpu", f"none: {why_no_gpu()}"
 
 
-def _devices(settings: Settings) -> Iterator[Check]:
+def _devices(settings: RunSettings) -> Iterator[Check]:
     try:
         for device in choose(settings.devices, settings.faults):
             yield _device(device, settings.ceiling)

@@ -1,13 +1,13 @@
 """Every knob of a run, once: its type, default, flag and help; where a value came from is kept with it.
 
-Precedence: flag, then environment (`INTERLOCK_*`), then the TOML file, then the default. Flags, environment
-names, `config show` and README's table are all generated from `Settings`.
+Precedence: flag or Python value, then environment (`INTERLOCK_*`), then the TOML file, then the default. Flags,
+environment names, `config show` and README's table are all generated from `RunSettings`.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,18 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 Roster = tuple[tuple[str, float], ...]
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(value: str | Iterable[object]) -> tuple[str, ...]:
+    """Names from a text with commas, or one by one: a name in a list may hold a comma."""
+    given = value.split(",") if isinstance(value, str) else map(str, value)
+    return tuple(name.strip() for name in given if name.strip())
 
 
-def _roster(text: str) -> Roster:
-    entries = []
-    for item in _names(text):
-        name, _, weight = item.rpartition("=") if re.search(r"=[^/=]*$", item) else (item, "", "1")
-        try:
-            value = float(weight)
-        except ValueError:
-            raise ValueError(f"the weight of {name} is {weight!r}, not a number") from None
-        if not 0 < value < float("inf"):
-            raise ValueError(f"the weight of {name} is {weight}, it must be above 0")
-        entries.append((name, value))
+def _roster(value: str | Iterable[object] | Mapping[object, object]) -> Roster:
+    """Models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
+    if isinstance(value, str):
+        value = _names(value)
+    given = value.items() if isinstance(value, Mapping) else map(_weighed, value)
+    entries = [(_model(name), _weight(_model(name), weight)) for name, weight in given]
     if not entries:
         raise ValueError("a roster needs at least one model")
     if len({name for name, _ in entries}) < len(entries):
@@ -47,40 +44,77 @@ def _roster(text: str) -> Roster:
     return tuple(entries)
 
 
-def _count(text: str) -> int:
+def _weighed(item: object) -> tuple[object, object]:
+    """A model with its weight, which is 1 where `NAME[=WEIGHT]` has none."""
+    if isinstance(item, list | tuple) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, str) and re.search(r"=[^/=]*$", item):
+        name, _, weight = item.rpartition("=")
+        return name, weight
+    return item, 1.0
+
+
+def _model(name: object) -> str:
+    """A model by its name; a directory that comes as a path begins with a sign that tells it from a name."""
+    return str(name.expanduser().absolute()) if isinstance(name, Path) else str(name)
+
+
+def _weight(name: str, weight: object) -> float:
+    try:
+        value = float(str(weight))
+    except ValueError:
+        raise ValueError(f"the weight of {name} is {weight!r}, not a number") from None
+    if not 0 < value < float("inf"):
+        raise ValueError(f"the weight of {name} is {weight}, it must be above 0")
+    return value
+
+
+def _size(value: object) -> int:
+    return parse_bytes(str(value))
+
+
+def _text(value: str | Iterable[object]) -> str:
+    return value if isinstance(value, str) else ",".join(map(str, value))
+
+
+def _count(value: object) -> int:
+    text = str(value)
     if not text.strip().lstrip("-").isdigit():
         raise ValueError("a whole number is needed")
-    value = int(text)
-    if value < 0:
+    count = int(text)
+    if count < 0:
         raise ValueError("it cannot be negative")
-    return value
+    return count
 
 
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0.5 <= value <= 10:
+def _rate(value: object) -> float:
+    rate = float(str(value))
+    if not 0.5 <= rate <= 10:
         raise ValueError("it must be from 0.5 to 10")
-    return value
+    return rate
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
+def _flag(value: object) -> bool:
+    text = str(value).lower()
+    if text not in _TRUE + _FALSE:
         raise ValueError("yes or no is needed")
-    return text.lower() in _TRUE
+    return text in _TRUE
 
 
-def _path(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
+def _path(value: object) -> Path | None:
+    return Path(str(value)).expanduser() if str(value) else None
 
 
-def _store(text: str) -> Path | None:
+def _store(value: object) -> Path | None:
+    text = str(value)
     if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
         raise ValueError("writing to a Qdrant server is not supported yet; give a directory for an embedded store")
     return _path(text)
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = str(value)
         if text not in choices:
             raise ValueError(f"one of {', '.join(choices)} is needed")
         return text
@@ -88,27 +122,28 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _some_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        if unknown := [name for name in _names(text) if name not in choices]:
+def _some_of(*choices: str) -> Callable[[str | Iterable[object]], tuple[str, ...]]:
+    def parse(value: str | Iterable[object]) -> tuple[str, ...]:
+        if unknown := [name for name in _names(value) if name not in choices]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(choices)}")
-        return _names(text)
+        return _names(value)
 
     return parse
 
 
-def _run_id(text: str) -> str:
+def _run_id(value: object) -> str:
+    text = str(value)
     if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", text):
         raise ValueError("letters, digits, '.', '_' and '-' only, beginning with a letter or digit")
     return text
 
 
 def knob(
-    default: str, parse: Callable[[str], Any], metavar: str, text: str, *, screen: bool = False, kept: str = ""
+    default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, screen: bool = False, kept: str = ""
 ) -> Any:
-    """A field of `Settings`: its default as text, how text becomes a value, and its help; `screen` where it changes
-    only what an operator sees. A resumed run keeps the value it was begun with for every setting that has a `kept`
-    group, unless one of that group is given now."""
+    """A field of `RunSettings`: its default as text, how a text or a value becomes what the run takes, and its help;
+    `screen` where it changes only what an operator sees. A resumed run keeps the value it was begun with for every
+    setting that has a `kept` group, unless one of that group is given now."""
     return field(
         default_factory=lambda: parse(default),
         metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "screen": screen, "kept": kept},
@@ -116,7 +151,7 @@ def knob(
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The knobs of a run."""
 
     roster: Roster = knob(
@@ -129,7 +164,7 @@ class Settings:
     collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections", kept="collections")
     devices: str = knob(
         "auto",
-        str,
+        _text,
         "auto|cpu|cuda[:N],...|sim:2xT4",
         "where to compute; auto takes every GPU, else the CPU; sim:2xT4 rehearses on GPUs that are not there",
         kept="devices",
@@ -152,10 +187,10 @@ class Settings:
         "yes", _flag, "", "what no GPU has room for is computed on the CPU, in float32", kept="cpu_fallback"
     )
     warm: int = knob(
-        "4GiB", parse_bytes, "SIZE", "host memory for weights that are kept between leases, so that attaching is a copy"
+        "4GiB", _size, "SIZE", "host memory for weights that are kept between leases, so that attaching is a copy"
     )
     threads: int = knob("0", _count, "N", "processor threads; 0 takes every core")
-    ceiling: int = knob("12GiB", parse_bytes, "SIZE", "most memory that a run may occupy on one device", kept="ceiling")
+    ceiling: int = knob("12GiB", _size, "SIZE", "most memory that a run may occupy on one device", kept="ceiling")
     faults: tuple[str, ...] = knob(
         "",
         _names,
@@ -177,7 +212,7 @@ class Settings:
         "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to write for each collection", kept="export"
     )
     qdrant: Path | None = knob("", _store, "DIR", "write an embedded Qdrant store that can be searched", kept="qdrant")
-    out: Path = knob("runs", lambda text: Path(text).expanduser(), "DIR", "directory of run directories")
+    out: Path = knob("runs", lambda value: Path(str(value)).expanduser(), "DIR", "directory of run directories")
     run_id: str = knob("", _run_id, "ID", "name of the run; default is the time it started")
     resume: bool = knob(
         "no",
@@ -192,7 +227,9 @@ class Settings:
     refresh_models: bool = knob("no", _flag, "", "ask the hub for newer files of the models' revisions")
     strict: bool = knob("no", _flag, "", "exit 3 when the run completed with mitigations")
     refresh: float = knob("4", _rate, "HZ", "console: how often a second it looks at the run, 0.5 to 10", screen=True)
-    theme: str = knob("signal", str, "NAME", "console: its colours; daltonic is safe for the colour-blind", screen=True)
+    theme: str = knob(
+        "signal", _text, "NAME", "console: its colours; daltonic is safe for the colour-blind", screen=True
+    )
     ascii: bool = knob("no", _flag, "", "console: draw with ASCII signs only", screen=True)
     slow_link: bool = knob("no", _flag, "", "console: 1 Hz, the terminal's own colours, no curves", screen=True)
     readonly: bool = knob("no", _flag, "", "console: watch, and change nothing", screen=True)
@@ -206,22 +243,27 @@ class Settings:
 class Configuration:
     """Settings with the origin of each, and the file's tables of models and of keys (action -> key)."""
 
-    settings: Settings
+    settings: RunSettings
     origins: Mapping[str, str]
     models: Mapping[str, Mapping[str, Any]]
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def knobs() -> tuple[Field[Any], ...]:
-    """The fields of `Settings`, for everything that is generated from them."""
-    return fields(Settings)
+    """The fields of `RunSettings`, for everything that is generated from them."""
+    return fields(RunSettings)
 
 
 def load(
-    flags: Mapping[str, str], environment: Mapping[str, str] = os.environ, file: Path | None = None
+    given: Mapping[str, object],
+    environment: Mapping[str, str] = os.environ,
+    file: Path | None = None,
+    *,
+    origin_of: Callable[[str], str] = lambda name: f"flag {flag_of(name)}",
 ) -> Configuration:
-    """Settings from flags, environment, file and defaults, in this order of precedence.
+    """Settings from what is given, environment, file and defaults, in this order of precedence.
 
+    `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from.
     Raises UsageError naming the origin of a value that cannot be used.
     """
     _check_environment(environment)
@@ -231,21 +273,21 @@ def load(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for item in knobs():
-        name, text, origin = item.name, item.metadata["default"], "default"
+        name, value, origin = item.name, item.metadata["default"], "default"
         if name in table:
-            text, origin = table.pop(name), f"file {file}"
+            value, origin = table.pop(name), f"file {file}"
         if (variable := variable_of(name)) in environment:
-            text, origin = environment[variable], f"environment {variable}"
-        if name in flags:
-            text, origin = flags[name], f"flag {flag_of(name)}"
-        values[name], origins[name] = _parsed(item, text, origin), origin
+            value, origin = environment[variable], f"environment {variable}"
+        if name in given:
+            value, origin = given[name], origin_of(name)
+        values[name], origins[name] = _parsed(item, value, origin), origin
     if table:
         raise UsageError(f"{file}: no setting is called {', '.join(table)}; `interlock config show` lists them")
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UsageError(f"{file}: models must be tables, as in [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of names and keys, as in [keys] with stop = "f9"')
-    return Configuration(Settings(**values), origins, models, keys)
+    return Configuration(RunSettings(**values), origins, models, keys)
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
@@ -312,17 +354,13 @@ def shown(value: Any) -> Any:
     return value
 
 
-def _parsed(item: Field[Any], text: Any, origin: str) -> Any:
-    """A TOML value may be a list, a table (roster), a number or a boolean; everything else is text."""
-    if isinstance(text, list):
-        text = ",".join("=".join(map(str, part)) if isinstance(part, list) else str(part) for part in text)
-    elif isinstance(text, dict):
-        text = ",".join(f"{name}={weight}" for name, weight in text.items())
-    text = "" if text is None else text
+def _parsed(item: Field[Any], value: object, origin: str) -> Any:
+    """What a run takes for a text of the command line, or for a value of TOML, JSON or Python."""
+    value = "" if value is None else value
     try:
-        return item.metadata["parse"](str(text))
+        return item.metadata["parse"](value if isinstance(value, Iterable) else str(value))
     except (ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: `~name` of nobody
-        raise UsageError(f"{origin}: {item.name} = {text!r}: {error}") from None
+        raise UsageError(f"{origin}: {item.name} = {value!r}: {error}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from interlock.engine.config import Configuration, Settings
+from interlock.engine.config import Configuration, RunSettings
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -161,7 +161,7 @@ def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
 
 
 def _forecasts(
-    layouts: Sequence[Layout], devices: Sequence[Device], settings: Settings
+    layouts: Sequence[Layout], devices: Sequence[Device], settings: RunSettings
 ) -> tuple[list[PassForecast], int]:
     """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
@@ -215,7 +215,9 @@ def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> flo
     return found.tokens / pace / max(1, len(found.devices)) if pace else None
 
 
-def _forecast(layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: Settings) -> PassForecast:
+def _forecast(
+    layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: RunSettings
+) -> PassForecast:
     law = needs.law(layout.card, device)
     predicted = needs.widest(layout, device)
     found = next_round(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)

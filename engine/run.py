@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from interlock.engine.config import FROM_RUN, Configuration, Settings, continued, recorded
+from interlock.engine.config import FROM_RUN, Configuration, RunSettings, continued, recorded
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -59,7 +59,7 @@ PACKAGES = (
 )
 
 
-def _schedule(settings: Settings) -> Schedule:
+def _schedule(settings: RunSettings) -> Schedule:
     """What the flags ask for."""
     if not settings.exclusive:
         return Schedule.SHARED
@@ -77,7 +77,7 @@ def _imports_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _refuse(settings: Settings, chunks: Path) -> None:
+def _refuse(settings: RunSettings, chunks: Path) -> None:
     """Raises UsageError for settings that no run can have."""
     if settings.window and not settings.exclusive:
         raise UsageError("--window is for models that take turns: leave it out, or leave out --shared")

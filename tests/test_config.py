@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.config import flag_of, knobs, load, shown, variable_of
+from interlock.engine.config import continued, flag_of, knobs, load, recorded, shown, variable_of
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
+from interlock.engine.record.events import Setting
 from tests.builders import interlock
 
 
@@ -294,3 +295,44 @@ def test_GIVEN_a_bad_value_WHEN_the_configuration_is_shown_THEN_it_exits_2_with_
     done = interlock("config", "show", env={"INTERLOCK_DIM": "wide"}, cwd=tmp_path, check=2)
     assert done.stderr.startswith("interlock: environment INTERLOCK_DIM: dim = 'wide'")
     assert len(done.stderr.splitlines()) == 1
+
+
+def by_value(**values):
+    """Settings from Python's values."""
+    return load(values, {}, origin_of="python Settings.{}".format)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("roster", {"a": 0.4, "/m/x,y=z": 1}, (("a", 0.4), ("/m/x,y=z", 1.0))),
+        ("roster", ["a=0.5", "b", ("c,d", 2)], (("a", 0.5), ("b", 1.0), ("c,d", 2.0))),
+        ("roster", [Path("/m/mine=2")], (("/m/mine=2", 1.0),)),
+        ("collections", ["Q, A", "B"], ("Q, A", "B")),
+        ("devices", ("cuda:0", "cuda:1"), "cuda:0,cuda:1"),
+        ("ceiling", 12 << 30, 12 << 30),
+        ("ceiling", "2GiB", 2 << 30),
+        ("cpu_fallback", False, False),
+        ("qdrant", Path("/s"), Path("/s")),
+        ("threads", 3, 3),
+    ],
+)
+def test_a_python_value_is_taken_as_it_is_and_says_where_it_came_from(name, value, taken):
+    found = by_value(**{name: value})
+    assert (getattr(found.settings, name), found.origins[name]) == (taken, f"python Settings.{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("threads", True), ("threads", 1.5), ("threads", [1]), ("ceiling", -1), ("cpu_fallback", 2)]
+)
+def test_a_python_value_of_another_kind_is_refused_with_its_name(name, value):
+    with pytest.raises(UsageError, match=f"^python Settings.{name}: "):
+        by_value(**{name: value})
+
+
+def test_names_with_commas_are_kept_when_a_run_is_continued():
+    begun = {name: Setting(json.loads(json.dumps(each.value)), each.origin) for name, each in recorded(
+        by_value(collections=["Q, A"], roster={"/m/x,y": 2.0})
+    ).items()}  # fmt: skip
+    found = continued(begun, load({}, {})).settings
+    assert (found.collections, found.roster) == (("Q, A",), (("/m/x,y", 2.0),))
