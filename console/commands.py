@@ -296,7 +296,7 @@ def models(options: argparse.Namespace) -> int:
             raise UsageError("interlock models fetch: name the models to fetch")
         for spec in specs:
             policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models)
-            found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event, lambda _: ""))))
+            found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event))))
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []

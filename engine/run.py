@@ -226,6 +226,8 @@ class Run:
                 config=started.config,
                 environment=started.environment,
                 schedule=started.schedule,
+                run_id=self.directory.id,
+                committed=self.recorder.look(lambda state: sum(len(done) for done in state.committed.values())),
             )
         )
         self._emit(self._found())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from interlock.console.text.event_text import text_of
+from interlock.console.text.event_text import describe
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
@@ -199,7 +199,7 @@ def test_only_a_shortage_that_happened_is_told_as_one_that_did(desk, faults):
         assert step.foreseen == (not faults)
         assert step.cause.startswith("too large for the free memory" if step.foreseen else "out of memory")
         assert step.foreseen <= (step.predicted_bytes > step.free_bytes)
-        assert "measured" not in text_of(step)
+        assert "measured" not in describe(step).text
     told = [step for each in summary_of(run)["collections"] for step in each["mitigations"]]
     assert [step["free_bytes"] for step in told] == [step.free_bytes for step in events_of(run, ev.Mitigated)]
 

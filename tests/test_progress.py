@@ -114,7 +114,7 @@ def test_rates_of_a_pass_are_one_number_in_line_pane_and_summary(unlike):
     done = [each for each in events_of(run, ev.BatchCommitted) if each.model_pass == 1][:3]
     rate = sum(each.rows for each in done) / sum(each.seconds for each in done)
     assert view.rows_per_second == pytest.approx(rate)
-    assert f"{rate:.1f} rows/s" in progress(now)
+    assert f"{rate:.1f} texts/s" in progress(now)
 
 
 def test_an_over_run_of_one_pass_has_the_rate_that_its_pass_has(unlike):

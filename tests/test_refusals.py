@@ -51,7 +51,7 @@ def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any
 def test_a_collection_named_in_another_script_is_embedded_and_found_by_its_qdrant_name(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"日本語": {"a_chunks.json": ["a text"]}, "Docs": {"a_chunks.json": ["another"]}})
     args = ["run", root, "--out", tmp_path / "o", "--roster", tiny_a, "--qdrant", tmp_path / "store"]
-    assert "-> collection-77710aed" in interlock(*args).stderr
+    assert "Qdrant collection collection-77710aed" in interlock(*args).stderr
     said = interlock("search", tmp_path / "store", "a", "--collection", "collection-77710aed").stdout
     assert "a text" in said
 

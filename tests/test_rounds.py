@@ -213,8 +213,8 @@ def test_GIVEN_a_run_that_is_stopped_on_two_gpus_WHEN_resumed_on_the_cpu_THEN_no
 def test_GIVEN_the_command_WHEN_run_on_simulated_gpus_THEN_the_screen_says_so_and_the_exit_code_is_good(tmp_path, desk):
     said = interlock("run", desk.root, "--out", tmp_path, "--roster", "one,two", "--config", desk.file,
                      "--devices", "sim:2xT4", "--faults", "lose@cuda:1:300")  # fmt: skip
-    assert "SIMULATED: devices: cuda:0 Tesla T4 (simulated)" in said.stderr
-    assert "device cuda:1 is LOST" in said.stderr
+    assert "SIMULATED devices: cuda:0 Tesla T4 (simulated)" in said.stderr
+    assert "error: cuda:1 lost: " in said.stderr
 
 
 def test_GIVEN_faults_on_a_real_device_WHEN_run_THEN_they_are_refused(tmp_path, desk):

@@ -19,7 +19,6 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import durable, journal
 from interlock.engine.record.events import REFUSALS_TOLD, Entry, RecordRefused
-from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.safe import safe
 
 POLL_SECONDS = 0.25
@@ -60,7 +59,7 @@ class Headless:
         for entry in entries:
             self._seen = entry.seq
             self._stream(entry)
-            self._tell(entry, recorder)
+            self._tell(entry)
         if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
             self._say(text)
 
@@ -70,7 +69,7 @@ class Headless:
             return [entry for entry in journal.read(path) if entry.seq > self._seen]
         return entries
 
-    def _tell(self, entry: Entry, recorder: Recorder) -> None:
+    def _tell(self, entry: Entry) -> None:
         """One line for what people want to know, and not a thousand for a thousand refusals."""
         if isinstance(entry.body, RecordRefused):
             self._refusals += 1
@@ -78,7 +77,7 @@ class Headless:
                 if self._refusals == REFUSALS_TOLD + 1:
                     self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection)")
                 return
-        if text := line_of(entry.body, recorder.look):
+        if text := line_of(entry.body, entry.device_kind):
             self._say(text)
 
     def _stream(self, entry: Entry) -> None:

@@ -94,13 +94,16 @@ class RunStarted(Event, frozen=True, tag="run_started"):
 
 
 class RunResumed(Event, frozen=True, tag="run_resumed"):
-    """A new session; what it was called with counts from now on."""
+    """A new session; what it was called with counts from now on. `committed` batches were there (None: not told, as in
+    older journals)."""
 
     versions: dict[str, str]
     chunks: str
     config: dict[str, Setting]
     environment: dict[str, str]
     schedule: str = ""
+    run_id: str = ""
+    committed: int | None = None
 
 
 class DevicesFound(Event, frozen=True, tag="devices_found"):
