@@ -48,14 +48,14 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
     _limit_threads(settings)
-    from interlock.console.front_ends.dispatch import attend
+    from interlock.console.front_ends.dispatch import run_with_front_end
 
     def make(controls: "Controls") -> "Work":
         from interlock.engine.run import Run
 
         return Run(chunks, settings, controls)
 
-    return attend(make, chunks, settings, _outputs(options))
+    return run_with_front_end(make, chunks, settings, _outputs(options))
 
 
 def _outputs(options: argparse.Namespace) -> "Outputs":
@@ -70,9 +70,9 @@ def setup(options: argparse.Namespace) -> int:
 
     if why_headless(no_ui=False, events=False, summary=None):
         parser().error("which command? Without one the set-up form is shown, and that needs a terminal")
-    from interlock.console.front_ends.dispatch import fill_in
+    from interlock.console.front_ends.dispatch import set_up
 
-    words = fill_in(configuration(options))
+    words = set_up(configuration(options))
     if not words:
         return ExitCode.COMPLETED
     print(f"interlock {shlex.join(words)}", file=sys.stderr)
@@ -81,9 +81,9 @@ def setup(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Follow a run by its journal, or replay it."""
-    from interlock.console.front_ends.dispatch import look_on
+    from interlock.console.front_ends.dispatch import watch_journal
 
-    return look_on(options.run, options.speed, configuration(options))
+    return watch_journal(options.run, options.speed, configuration(options))
 
 
 def view(options: argparse.Namespace) -> int:
@@ -221,7 +221,7 @@ def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
     from interlock.console import demo as corpus
     from interlock.console.front_ends import headless
-    from interlock.console.front_ends.dispatch import attend
+    from interlock.console.front_ends.dispatch import run_with_front_end
 
     headless.check_outputs(options.events, options.summary)
     chunks = Path("scripted" if options.scripted else "demo")
@@ -233,7 +233,7 @@ def demo(options: argparse.Namespace) -> int:
     def make(controls: "Controls") -> "Work":
         return corpus.run(settings, controls, everything=options.all)
 
-    code = attend(make, chunks, settings, _outputs(options))
+    code = run_with_front_end(make, chunks, settings, _outputs(options))
     if code == ExitCode.COMPLETED and settings.settings.qdrant:
         print()
         _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
@@ -242,7 +242,7 @@ def demo(options: argparse.Namespace) -> int:
 
 def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
     """A run that is told and never computed."""
-    from interlock.console.front_ends.dispatch import attend
+    from interlock.console.front_ends.dispatch import run_with_front_end
     from interlock.engine.record import rundir
 
     def make(controls: "Controls") -> "Work":
@@ -251,7 +251,7 @@ def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
         directory = rundir.choose(settings.settings.out, settings.settings.run_id, Path("scripted"), resume=False)
         return Scripted(directory, controls, began=time.time(), speed=options.speed)
 
-    return attend(make, Path("scripted"), settings, _outputs(options))
+    return run_with_front_end(make, Path("scripted"), settings, _outputs(options))
 
 
 def search(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from enum import Enum
 
 from interlock.engine.models.registry import REGISTRY, ModelSpec
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from interlock.engine.passes.schedule import Need, Place
+from interlock.engine.passes.schedule import DeviceRoom, MemoryNeed
 from interlock.engine.record import events as ev
 
 KIND = "scripted"
@@ -46,10 +46,12 @@ class Part:
         """Two operations for each parameter of two bytes, as of a model whose rows are short."""
         return ev.Cost(per_token=float(self.weights), per_pair=0.0)
 
-    def need(self) -> Need:
+    def need(self) -> MemoryNeed:
         """The least that it can work in."""
         row = self.per_token * 1024
-        return Need(self.key, self.weights + row, self.weights // STREAMED_SHARE + row, 2 * self.weights + 4 * row)
+        return MemoryNeed(
+            self.key, self.weights + row, self.weights // STREAMED_SHARE + row, 2 * self.weights + 4 * row
+        )
 
 
 PARTS = (
@@ -260,9 +262,9 @@ def _evidence(part: Part, cause: Cause, lengths: Sequence[int]) -> Evidence:
     return Evidence(cause, len(lengths), longest, tokens, predicted, room, allowed if len(lengths) > 1 else 0)
 
 
-def places_of(cards: Sequence[str], room: int) -> list[Place]:
+def places_of(cards: Sequence[str], room: int) -> list[DeviceRoom]:
     """What can be leased: the cards, and the host."""
-    return [*(Place(name, KIND, room) for name in cards), Place(HOST, HOST, HOST_ROOM)]
+    return [*(DeviceRoom(name, KIND, room) for name in cards), DeviceRoom(HOST, HOST, HOST_ROOM)]
 
 
 def facts_of(number: int) -> ev.DeviceFacts:

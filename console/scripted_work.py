@@ -16,7 +16,7 @@ from interlock.console.scripted_cast import HOST, MIB, REFUSAL, Cell, Mishap, Pa
 from interlock.engine.errors import Stopped
 from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
 from interlock.engine.passes.ladder import Means, Rung
-from interlock.engine.passes.schedule import Round, Schedule, Turn, next_round
+from interlock.engine.passes.schedule import Assignment, Placement, Schedule, next_placement
 from interlock.engine.record import events as ev
 
 Waits = Generator[float, None, None]
@@ -31,10 +31,10 @@ STOPPED = "stopped by the operator between two batches; --resume continues"
 
 
 @dataclass
-class Sitting:
+class ResidentModel:
     """One model's turn."""
 
-    turn: Turn
+    assignment: Assignment
     part: Part
     cells: Sequence[Cell]
     queue: deque[Cell]
@@ -60,7 +60,7 @@ class Work:
     random: Random
     leased: int = 0
     last: int | None = None
-    sittings: Sequence[Sitting] = ()
+    residents: Sequence[ResidentModel] = ()
     warm: set[str] = field(default_factory=set)
     pressed: Counter[str] = field(default_factory=Counter)
     measured: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -69,26 +69,28 @@ class Work:
 
     def run(self) -> Waits:
         """Walk everything that is left. Raises Stopped between two batches when asked to."""
-        self.controls.foresee, self.controls.stays = self._foresee, self._stays
+        self.controls.preview, self.controls.stays = self._preview, self._stays
         while any(self.left):
             yield from self._heed()
             if self.controls():
                 raise Stopped(STOPPED)
             if now := self._next(self.controls.schedule):
-                yield from self._round(now)
+                yield from self._placement(now)
         self.controls.end(self.emit)
 
-    def _foresee(self, schedule: Schedule) -> Round | None:
+    def _preview(self, schedule: Schedule) -> Placement | None:
         """What another schedule would lease next."""
-        return self._next(schedule, {sitting.turn.model_pass: sitting.committed for sitting in self.sittings})
+        return self._next(schedule, {resident.assignment.model_pass: resident.committed for resident in self.residents})
 
     def _stays(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on where they are."""
-        then = self._foresee(schedule)
-        now = [(sitting.turn.model_pass, sitting.turn.devices) for sitting in self.sittings]
-        return then is not None and [(turn.model_pass, turn.devices) for turn in then.turns] == now
+        then = self._preview(schedule)
+        now = [(resident.assignment.model_pass, resident.assignment.devices) for resident in self.residents]
+        return (
+            then is not None and [(assignment.model_pass, assignment.devices) for assignment in then.assignments] == now
+        )
 
-    def _next(self, schedule: Schedule, done: Mapping[int, Sequence[int]] = {}) -> Round | None:
+    def _next(self, schedule: Schedule, done: Mapping[int, Sequence[int]] = {}) -> Placement | None:
         """What would be leased now, under a schedule; `done` are cells of the present round, by pass."""
         left = [
             [cell.index for cell in cells if cell.index not in done.get(number, ())]
@@ -97,7 +99,7 @@ class Work:
         places = cast.places_of([card.name for card in self.cards if not card.lost], cast.BUDGET)
         needs = [part.need() for part in self.parts]
         controls = self.controls
-        return next_round(schedule, left, needs, places, controls.window, self.last, controls.cpu_fallback)
+        return next_placement(schedule, left, needs, places, controls.window, self.last, controls.cpu_fallback)
 
     def _heed(self) -> Waits:
         """What was asked for counts from now on; time goes by here while the run is paused."""
@@ -106,24 +108,27 @@ class Work:
             yield PAUSE_SECONDS
             self.controls.settle(self.emit)
 
-    def _round(self, now: Round) -> Waits:
+    def _placement(self, now: Placement) -> Waits:
         """From the leases to the receipts."""
-        began, sittings = self.now(), [self._granted(turn, len(now.turns) > 1) for turn in now.turns]
-        self.sittings = sittings
-        for sitting in sittings:
-            yield from self._attach(sitting)
+        began, residents = (
+            self.now(),
+            [self._granted(assignment, len(now.assignments) > 1) for assignment in now.assignments],
+        )
+        self.residents = residents
+        for resident in residents:
+            yield from self._attach(resident)
         orders = self.controls.orders
         workers = [
             self._worker(card, mine, orders)
             for card in self.cards
-            if (mine := [sitting for sitting in sittings if card.name in sitting.turn.devices])
+            if (mine := [resident for resident in residents if card.name in resident.assignment.devices])
         ]
         yield from self._together(workers)
-        for sitting in reversed(sittings):
+        for resident in reversed(residents):
             yield 0.4
-            self._release(sitting)
-        for sitting in sittings:
-            self._close(sitting, self.now() - began)
+            self._release(resident)
+        for resident in residents:
+            self._close(resident, self.now() - began)
 
     def _together(self, workers: Sequence[Waits]) -> Waits:
         """Let workers wait side by side."""
@@ -135,14 +140,14 @@ class Work:
             if (wait := next(workers[number], None)) is not None:
                 heapq.heappush(due, (self.now() + wait, number))
 
-    def _granted(self, turn: Turn, shared: bool) -> Sitting:
-        part, number = self.parts[turn.model_pass], turn.model_pass
-        cells = [cell for cell in self.left[number] if cell.index in set(turn.batches)]
-        lease = self._lease(number, part, turn.devices, cells)
+    def _granted(self, assignment: Assignment, shared: bool) -> ResidentModel:
+        part, number = self.parts[assignment.model_pass], assignment.model_pass
+        cells = [cell for cell in self.left[number] if cell.index in set(assignment.batches)]
+        lease = self._lease(number, part, assignment.devices, cells)
         for card in self.cards:
-            if card.name in turn.devices:
+            if card.name in assignment.devices:
                 card.grant(lease)
-        return Sitting(turn, part, cells, deque(cells), lease, self.now(), shared)
+        return ResidentModel(assignment, part, cells, deque(cells), lease, self.now(), shared)
 
     def _lease(self, model_pass: int, part: Part, devices: Sequence[str], cells: Sequence[Cell]) -> str:
         self.leased += 1
@@ -164,17 +169,17 @@ class Work:
         )
         return f"L{self.leased:03d}"
 
-    def _attach(self, sitting: Sitting) -> Waits:
-        part = sitting.part
+    def _attach(self, resident: ResidentModel) -> Waits:
+        part = resident.part
         for card in self.cards:
-            if card.name not in sitting.turn.devices:
+            if card.name not in resident.assignment.devices:
                 continue
             warm = part.key in self.warm
             seconds = part.weights / (WARM if warm else COLD)
             yield seconds
-            card.attach(sitting.lease, part.weights)
+            card.attach(resident.lease, part.weights)
             self.warm.add(part.key)
-            self._attached(sitting.lease, part, part.weights, seconds, card.name, warm=warm)
+            self._attached(resident.lease, part, part.weights, seconds, card.name, warm=warm)
 
     def _attached(self, lease: str, part: Part, size: int, seconds: float, device: str, *, warm: bool) -> None:
         self.emit(
@@ -183,28 +188,28 @@ class Work:
             )
         )
 
-    def _worker(self, card: Card, sittings: Sequence[Sitting], orders: int) -> Waits:
+    def _worker(self, card: Card, residents: Sequence[ResidentModel], orders: int) -> Waits:
         """Takes from each queue in its turn, until they are empty or something else is wanted."""
-        posts = deque(sittings)
-        while any(sitting.queue for sitting in posts):
+        posts = deque(residents)
+        while any(resident.queue for resident in posts):
             yield from self._heed()
-            if self.controls() or self.controls.orders != orders or self._loses(card, sittings):
+            if self.controls() or self.controls.orders != orders or self._loses(card, residents):
                 break
             posts.rotate(-1)
-            if sitting := next((each for each in reversed(posts) if each.queue), None):
-                yield from self._one(card, sitting)
-        for sitting in sittings:
-            self._calibrated(card, sitting.turn.model_pass)
+            if resident := next((each for each in reversed(posts) if each.queue), None):
+                yield from self._one(card, resident)
+        for resident in residents:
+            self._calibrated(card, resident.assignment.model_pass)
 
-    def _one(self, card: Card, sitting: Sitting) -> Waits:
-        cell, part = sitting.queue.popleft(), sitting.part
+    def _one(self, card: Card, resident: ResidentModel) -> Waits:
+        cell, part = resident.queue.popleft(), resident.part
         began, forwards = self.now(), 1
         if mishap := self.mishaps.get((cell.model_pass, cell.index)):
-            forwards = yield from self._climb(card, sitting, cell, mishap)
+            forwards = yield from self._climb(card, resident, cell, mishap)
         card.compute(round(part.per_token * (cell.tokens + cell.padding)))
         yield cell.tokens / part.pace * (0.85 + 0.3 * self.random.random())
         card.compute(0)
-        sitting.committed.append(cell.index)
+        resident.committed.append(cell.index)
         self._committed(card, cell, self.now() - began, forwards)
 
     def _committed(self, card: Card, cell: Cell, seconds: float, forwards: int) -> None:
@@ -229,12 +234,12 @@ class Work:
         if self.pressed[card.name] and forwards == 1:
             self._ease(card, cell)
 
-    def _climb(self, card: Card, sitting: Sitting, cell: Cell, mishap: Mishap) -> Generator[float, None, int]:
+    def _climb(self, card: Card, resident: ResidentModel, cell: Cell, mishap: Mishap) -> Generator[float, None, int]:
         """Rung by rung; how many forwards it took."""
-        others = any(each is not card and each.name in sitting.turn.devices for each in self.cards)
+        others = any(each is not card and each.name in resident.assignment.devices for each in self.cards)
         means = Means(streams=True, chunks=True, others=others, cpu=self.controls.cpu_fallback)
         forwards = 1
-        for step, evidence in cast.climb(sitting.part, cell, mishap, means):
+        for step, evidence in cast.climb(resident.part, cell, mishap, means):
             if evidence.predicted:
                 card.press(evidence.room)
                 card.compute(evidence.room)
@@ -243,10 +248,10 @@ class Work:
             yield cost
             forwards += max(1, len(step.pieces(cell.lengths[: evidence.rows], padded=True)))
             if step.rung is Rung.PARK:
-                self.emit(cast.parked(cell, sitting.part, REFUSAL if mishap is Mishap.REFUSED else step.reason))
+                self.emit(cast.parked(cell, resident.part, REFUSAL if mishap is Mishap.REFUSED else step.reason))
                 break
-            if step.rung is Rung.CPU and not sitting.host:
-                yield from self._take_host(sitting, cell)
+            if step.rung is Rung.CPU and not resident.host:
+                yield from self._take_host(resident, cell)
             self.emit(cast.mitigated(card.name, cell, mishap, step, evidence, cost))
         return forwards
 
@@ -257,10 +262,10 @@ class Work:
             card.ease()
             self.emit(ev.PressurePassed(model_pass=cell.model_pass, batch_index=cell.index, device=card.name))
 
-    def _take_host(self, sitting: Sitting, cell: Cell) -> Waits:
-        sitting.host = self._lease(cell.model_pass, sitting.part, [HOST], sitting.cells)
+    def _take_host(self, resident: ResidentModel, cell: Cell) -> Waits:
+        resident.host = self._lease(cell.model_pass, resident.part, [HOST], resident.cells)
         yield HOST_SECONDS
-        self._attached(sitting.host, sitting.part, 2 * sitting.part.weights, HOST_SECONDS, HOST, warm=False)
+        self._attached(resident.host, resident.part, 2 * resident.part.weights, HOST_SECONDS, HOST, warm=False)
 
     def _calibrated(self, card: Card, model_pass: int) -> None:
         if batches := self.measured[model_pass, card.name]:
@@ -277,21 +282,21 @@ class Work:
                 )
             )
 
-    def _loses(self, card: Card, sittings: Sequence[Sitting]) -> bool:
+    def _loses(self, card: Card, residents: Sequence[ResidentModel]) -> bool:
         """Of more than two cards, the last one is lost in the second pass."""
         second = min(1, len(self.parts) - 1)
         due = len(self.cards) > 2 and card is self.cards[-1] and self.committed[second, card.name] > 2
         if due and not card.lost:
             card.lost = True
             self.emit(ev.DeviceLost(device=card.name, reason=LOSS))
-            for sitting in sittings:
+            for resident in residents:
                 self.emit(
                     ev.Mitigated(
-                        model_pass=sitting.turn.model_pass,
+                        model_pass=resident.assignment.model_pass,
                         batch_index=None,
                         cause=f"{card.name} was lost: {LOSS}",
                         action="what it had not committed is computed on what is left",
-                        rows=sum(len(cell.lengths) for cell in sitting.queue),
+                        rows=sum(len(cell.lengths) for cell in resident.queue),
                         cost_seconds=0.0,
                         rung=Rung.RELOCATE,
                         device=card.name,
@@ -299,35 +304,35 @@ class Work:
                 )
         return card.lost
 
-    def _release(self, sitting: Sitting) -> None:
+    def _release(self, resident: ResidentModel) -> None:
         """Receipts, and what was left behind: the second model leaves something where it was alone."""
-        if sitting.host:
-            self._released(sitting, sitting.host, [host_receipt(sitting.part)])
-        cards = [card for card in self.cards if card.name in sitting.turn.devices]
-        leaves = sitting.turn.model_pass == 1 and not sitting.shared
-        receipts = [card.release(sitting.lease, LEFT * (leaves and card is cards[0])) for card in cards]
-        self._released(sitting, sitting.lease, receipts)
+        if resident.host:
+            self._released(resident, resident.host, [host_receipt(resident.part)])
+        cards = [card for card in self.cards if card.name in resident.assignment.devices]
+        leaves = resident.assignment.model_pass == 1 and not resident.shared
+        receipts = [card.release(resident.lease, LEFT * (leaves and card is cards[0])) for card in cards]
+        self._released(resident, resident.lease, receipts)
         if leaves:
             action = "collected again; still referred to by: dict; the next budget is what is measured then"
             residue = ev.ResidueFound(
-                lease=sitting.lease, device=cards[0].name, bytes=FOUND, action=action, left_bytes=LEFT
+                lease=resident.lease, device=cards[0].name, bytes=FOUND, action=action, left_bytes=LEFT
             )
             self.emit(residue)
 
-    def _released(self, sitting: Sitting, lease: str, receipts: list[ev.Receipt]) -> None:
-        held = round(self.now() - sitting.granted_at, 3)
-        model_pass, model = sitting.turn.model_pass, sitting.part.key
+    def _released(self, resident: ResidentModel, lease: str, receipts: list[ev.Receipt]) -> None:
+        held = round(self.now() - resident.granted_at, 3)
+        model_pass, model = resident.assignment.model_pass, resident.part.key
         self.emit(
             ev.LeaseReleased(lease=lease, model_pass=model_pass, model=model, held_seconds=held, receipts=receipts)
         )
 
-    def _close(self, sitting: Sitting, seconds: float) -> None:
-        number, done = sitting.turn.model_pass, set(sitting.committed)
+    def _close(self, resident: ResidentModel, seconds: float) -> None:
+        number, done = resident.assignment.model_pass, set(resident.committed)
         self.left[number] = [cell for cell in self.left[number] if cell.index not in done]
         self.last = number
         self.seconds[number] += seconds
         if not self.left[number]:
-            self.emit(self.completed(number, ",".join(sitting.turn.devices)))
+            self.emit(self.completed(number, ",".join(resident.assignment.devices)))
 
     def completed(self, number: int, devices: str) -> ev.EnsemblePassCompleted:
         """The end of a pass."""

@@ -30,9 +30,9 @@ from interlock.engine.models.weights import DTYPES
 from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
-from interlock.engine.passes.memory_needs import Needs, places
+from interlock.engine.passes.memory_needs import MemoryPlanner, places
 from interlock.engine.passes.reuse import Mask
-from interlock.engine.passes.schedule import Place, Schedule, Turn, next_round
+from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
 
 RUNS_ASKED = 20
 """Earlier runs whose pace is looked at, the latest ones."""
@@ -166,7 +166,7 @@ def _forecasts(
     """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
     lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
-    needs, rooms = Needs(devices, host), places(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
+    needs, rooms = MemoryPlanner(devices, host), places(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
     known = paces(settings.out, devices[0].kind)
     found = [_forecast(layout, devices[0], needs, rooms, settings) for layout in layouts]
     return [replace(each, seconds=_seconds(each, known)) for each in found], rooms[0].room
@@ -216,11 +216,13 @@ def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> flo
 
 
 def _forecast(
-    layout: Layout, device: Device, needs: Needs, rooms: Sequence[Place], settings: RunSettings
+    layout: Layout, device: Device, needs: MemoryPlanner, rooms: Sequence[DeviceRoom], settings: RunSettings
 ) -> PassForecast:
     law = needs.law(layout.card, device)
     predicted = needs.widest(layout, device)
-    found = next_round(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)
+    found = next_placement(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)
     assert found is not None, "one batch is left"
-    turn = found.turns[0] if found.turns else Turn(0, (), ())
-    return PassForecast(layout, law.weights, predicted, turn.devices, turn.streamed, found.refused.get(0, ""))
+    assignment = found.assignments[0] if found.assignments else Assignment(0, (), ())
+    return PassForecast(
+        layout, law.weights, predicted, assignment.devices, assignment.streamed, found.refused.get(0, "")
+    )

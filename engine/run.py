@@ -38,9 +38,9 @@ from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.executor import Rounds, completed
+from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.passes.vectors import VectorFile, lost
 from interlock.engine.record import durable, rundir, summary, verdict
@@ -194,7 +194,7 @@ class Run:
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
-        rounds = Rounds(grid, done, self._weights, self._crew())
+        rounds = PassExecutor(grid, done, self._weights, self._context())
         rounds.check()
         self._check_store(roster)
         self._working = True
@@ -377,8 +377,8 @@ class Run:
                 "another writer, then --resume"
             )
 
-    def _crew(self) -> Crew:
-        return Crew(
+    def _context(self) -> RunContext:
+        return RunContext(
             devices=self._devices,
             host=self._host,
             lessor=self._lessor,

@@ -35,9 +35,9 @@ from interlock.engine.models.stages import layers_of
 from interlock.engine.models.trace import law_of
 from interlock.engine.models.weights import DTYPES, Master
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
@@ -211,7 +211,7 @@ class Desk:
         host, controls, cells = Host(), Controls(), self._grid()
         controls.begin(schedule, 0, cpu_fallback=True)
         self._announce(cells, schedule)
-        crew = Crew(
+        context = RunContext(
             devices=self.gpus,
             host=host,
             lessor=Lessor([*self.gpus, host], self.ceiling),
@@ -222,7 +222,7 @@ class Desk:
             laws=law,
             encoders=lambda card, network, _: Encoder(card, network),
         )
-        Rounds(cells, [[] for _ in cells], [1.0] * len(cells), crew).run()
+        PassExecutor(cells, [[] for _ in cells], [1.0] * len(cells), context).run()
         return summarise(self.state)
 
     def __call__(self, event: ev.AnyEvent) -> None:

@@ -25,7 +25,7 @@ def test_GIVEN_a_control_WHEN_asked_THEN_it_is_pending_until_it_is_heeded_and_th
     assert controls.ask("schedule", "shared", "ada") == ""
     assert controls.schedule is Schedule.EXCLUSIVE
     assert [(each.control, each.value) for each in controls.pending()] == [("schedule", "shared")]
-    controls.heed(told)
+    controls.apply_pending(told)
     assert (controls.schedule, controls.pending()) == (Schedule.SHARED, [])
     assert told == [ev.ControlApplied(control="schedule", value="shared", who="ada")]
 
@@ -34,7 +34,7 @@ def test_GIVEN_a_control_that_cannot_be_WHEN_heeded_THEN_it_is_refused_with_the_
     controls, told = Controls(), Told()
     controls.refuse("cpu_fallback", "there is no GPU")
     controls.ask("cpu_fallback", "no", "ada")
-    controls.heed(told)
+    controls.apply_pending(told)
     assert controls.cpu_fallback
     assert told == [ev.ControlRefused(control="cpu_fallback", value="no", who="ada", reason="there is no GPU")]
 
@@ -46,7 +46,7 @@ def test_GIVEN_a_run_without_cells_left_WHEN_anything_is_pending_THEN_it_is_refu
     controls.end(told)
     assert [event.reason for event in told] == ["nothing is left to compute"]
     assert controls.pending() == []
-    assert controls.foresee is None
+    assert controls.preview is None
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +92,17 @@ def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_
 
     def watched(event: ev.AnyEvent):
         if isinstance(event, ev.BatchCommitted) and not foreseen:
-            foreseen.append(controls.foresee(Schedule.SHARED))
+            foreseen.append(controls.preview(Schedule.SHARED))
             controls.ask("schedule", "shared", "ada")
         return emit(event)
 
     run._emit = watched
     assert run.go() == ExitCode.COMPLETED
     (then,) = foreseen
-    assert [(turn.model_pass, turn.devices) for turn in then.turns] == [(0, ("cpu",)), (1, ("cpu",))]
+    assert [(assignment.model_pass, assignment.devices) for assignment in then.assignments] == [
+        (0, ("cpu",)),
+        (1, ("cpu",)),
+    ]
     alone, *together = events_of(run.directory.path, ev.LeaseGranted)
     assert (alone.schedule, {lease.schedule for lease in together}) == ("exclusive", {"shared"})
     granted = [type(event.body).__name__ for event in entries(run.directory.path)]

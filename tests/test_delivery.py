@@ -17,7 +17,7 @@ from interlock.engine.intake.collections import Refusal
 from interlock.engine.outlet import delivery, files, windows
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.record import durable
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
 from interlock.engine.run import Run
@@ -295,13 +295,13 @@ def test_points_that_never_reached_the_store_are_missed_by_the_plan(embed, monke
 
 def after_all_passes(monkeypatch, change):
     """Do something to the vectors of the first pass once every batch is committed."""
-    work = Rounds.run
+    work = PassExecutor.run
 
     def worked(self):
         work(self)
         change(self._grid[0].file.array)
 
-    monkeypatch.setattr(Rounds, "run", worked)
+    monkeypatch.setattr(PassExecutor, "run", worked)
 
 
 @pytest.mark.parametrize("change", [swap_rows, lambda array: array.__setitem__(7, np.nan)], ids=["swapped", "lost"])

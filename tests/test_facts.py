@@ -90,7 +90,7 @@ class Desk:
         """One session; with `stop_after`, it is stopped when so many batches are committed."""
         settings = load({"out": str(self.out), "roster": "one,two", "offline": "yes", **flags}, {}, self.file)
         run = Run(self.root, settings, Controls())
-        emit, crew, left = run._emit, run._crew, [stop_after]
+        emit, context, left = run._emit, run._context, [stop_after]
 
         def watching(event):
             if isinstance(event, ev.BatchCommitted) and stop_after:
@@ -99,7 +99,7 @@ class Desk:
             return emit(event)
 
         run._emit = watching
-        run._crew = lambda: replace(crew(), encoders=self.witness.encoders)
+        run._context = lambda: replace(context(), encoders=self.witness.encoders)
         return run.go(), run.directory.path
 
 

@@ -6,43 +6,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.engine.passes.schedule import Need, Place, Round, Schedule, Turn, next_round
+from interlock.engine.passes.schedule import Assignment, DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 
 EXCLUSIVE, ROTATING, SHARED = Schedule
 MIB = 1 << 20
 
 
 def gpu(number, room=100):
-    return Place(f"cuda:{number}", "cuda", room)
+    return DeviceRoom(f"cuda:{number}", "cuda", room)
 
 
 def host(room=100):
-    return Place("cpu", "cpu", room)
+    return DeviceRoom("cpu", "cpu", room)
 
 
 def need(whole=10, streamed=0, host=10):
-    return Need("model", whole, streamed, host)
+    return MemoryNeed("model", whole, streamed, host)
 
 
 def round_of(schedule, left, needs=None, places=None, window=2, last=None, cpu_fallback=False):
     needs = needs or [need()] * len(left)
     places = [gpu(0), gpu(1)] if places is None else places
-    return next_round(schedule, left, needs, places, window, last, cpu_fallback)
+    return next_placement(schedule, left, needs, places, window, last, cpu_fallback)
 
 
 def placed(found):
     """Which pass is where: {0: "cuda:0"}, with a star where it is streamed."""
-    return {turn.model_pass: ",".join(turn.devices) + "*" * turn.streamed for turn in found.turns}
+    return {
+        assignment.model_pass: ",".join(assignment.devices) + "*" * assignment.streamed
+        for assignment in found.assignments
+    }
 
 
 def visits(schedule, left, window):
     """The turns of one model after the other, all of each done: ("A", batches)."""
     left, last, seen = [list(batches) for batches in left], None, []
     while found := round_of(schedule, left, window=window, last=last):
-        (turn,) = found.turns
-        seen.append(("ABCDEFGH"[turn.model_pass], list(turn.batches)))
-        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in turn.batches]
-        last = turn.model_pass
+        (assignment,) = found.assignments
+        seen.append(("ABCDEFGH"[assignment.model_pass], list(assignment.batches)))
+        left[assignment.model_pass] = [
+            batch for batch in left[assignment.model_pass] if batch not in assignment.batches
+        ]
+        last = assignment.model_pass
     return seen
 
 
@@ -50,7 +55,7 @@ def spelled(seen):
     return " ".join(name * len(batches) for name, batches in seen)
 
 
-needs_of_models = st.builds(Need, st.just("m"), st.integers(1, 60), st.integers(0, 20), st.integers(1, 60))
+needs_of_models = st.builds(MemoryNeed, st.just("m"), st.integers(1, 60), st.integers(0, 20), st.integers(1, 60))
 counts = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 grids = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(sorted), min_size=1, max_size=5)
 rooms = st.integers(0, 100)
@@ -75,18 +80,18 @@ def walks(draw):
     while True:
         schedule, window = draw(st.sampled_from(Schedule)), draw(st.integers(0, 8))
         places, fallback = draw(machines()), draw(st.booleans())
-        found = next_round(schedule, left, needs, places, window, last, fallback)
+        found = next_placement(schedule, left, needs, places, window, last, fallback)
         if found is None:
             return first, needs, rounds
         assert len(rounds) < 500, "the walk has no end"
         for model_pass in found.refused:
             left[model_pass] = []
         done = set()
-        for turn in found.turns:
-            some = draw(st.sets(st.sampled_from(turn.batches), min_size=1))
-            done |= {(turn.model_pass, batch) for batch in some}
-            left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
-            last = turn.model_pass
+        for assignment in found.assignments:
+            some = draw(st.sets(st.sampled_from(assignment.batches), min_size=1))
+            done |= {(assignment.model_pass, batch) for batch in some}
+            left[assignment.model_pass] = [batch for batch in left[assignment.model_pass] if batch not in some]
+            last = assignment.model_pass
         rounds.append((places, fallback, found, done))
 
 
@@ -107,9 +112,9 @@ def test_GIVEN_any_grid_WHEN_walked_with_switches_THEN_every_cell_is_walked_once
 def test_GIVEN_any_grid_WHEN_walked_THEN_no_turn_is_empty_and_no_pass_is_twice_in_a_round(walk):
     _, _, rounds = walk
     for _, _, found, _ in rounds:
-        assert found.turns or found.refused
-        assert all(turn.batches and turn.devices for turn in found.turns)
-        passes = [turn.model_pass for turn in found.turns] + list(found.refused)
+        assert found.assignments or found.refused
+        assert all(assignment.batches and assignment.devices for assignment in found.assignments)
+        passes = [assignment.model_pass for assignment in found.assignments] + list(found.refused)
         assert len(passes) == len(set(passes))
 
 
@@ -119,10 +124,10 @@ def test_GIVEN_any_devices_WHEN_a_round_is_made_THEN_no_device_is_given_more_tha
     _, needs, rounds = walk
     for places, _, found, _ in rounds:
         room = {place.name: place.room for place in places}
-        for turn in found.turns:
-            size = needs[turn.model_pass].streamed if turn.streamed else needs[turn.model_pass].whole
-            for name in turn.devices:
-                room[name] -= needs[turn.model_pass].host if name == "cpu" else size
+        for assignment in found.assignments:
+            size = needs[assignment.model_pass].streamed if assignment.streamed else needs[assignment.model_pass].whole
+            for name in assignment.devices:
+                room[name] -= needs[assignment.model_pass].host if name == "cpu" else size
         assert min(room.values()) >= 0
 
 
@@ -132,7 +137,7 @@ def test_GIVEN_gpus_and_no_fallback_WHEN_a_round_is_made_THEN_nothing_is_on_the_
     _, _, rounds = walk
     for places, fallback, found, _ in rounds:
         if len(places) > 1 and not fallback:
-            assert all(turn.devices != ("cpu",) for turn in found.turns)
+            assert all(assignment.devices != ("cpu",) for assignment in found.assignments)
 
 
 @given(walks())
@@ -152,11 +157,11 @@ def test_GIVEN_a_refused_pass_WHEN_looked_at_THEN_it_would_have_fitted_on_no_dev
 def test_GIVEN_any_grid_WHEN_walked_exclusively_in_parts_THEN_each_model_is_attached_once_in_roster_order(counts, data):
     left, attached, last = [list(range(count)) for count in counts], [], None
     while found := round_of(EXCLUSIVE, left, last=last):
-        (turn,) = found.turns
-        attached.append(turn.model_pass)
-        some = data.draw(st.sets(st.sampled_from(turn.batches), min_size=1))
-        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
-        last = turn.model_pass
+        (assignment,) = found.assignments
+        attached.append(assignment.model_pass)
+        some = data.draw(st.sets(st.sampled_from(assignment.batches), min_size=1))
+        left[assignment.model_pass] = [batch for batch in left[assignment.model_pass] if batch not in some]
+        last = assignment.model_pass
     assert [model_pass for model_pass, _ in groupby(attached)] == [k for k, count in enumerate(counts) if count]
 
 
@@ -169,11 +174,11 @@ def test_GIVEN_any_grid_WHEN_rotated_in_parts_THEN_models_are_attached_no_more_t
     models = sum(bool(batches) for batches in left)
     left, attached, last = list(left), [], None
     while found := round_of(ROTATING, left, window=window, last=last):
-        (turn,) = found.turns
-        attached.append(turn.model_pass)
-        some = data.draw(st.sets(st.sampled_from(turn.batches), min_size=1))
-        left[turn.model_pass] = [batch for batch in left[turn.model_pass] if batch not in some]
-        last = turn.model_pass
+        (assignment,) = found.assignments
+        attached.append(assignment.model_pass)
+        some = data.draw(st.sets(st.sampled_from(assignment.batches), min_size=1))
+        left[assignment.model_pass] = [batch for batch in left[assignment.model_pass] if batch not in some]
+        last = assignment.model_pass
     assert len(list(groupby(attached))) <= cycles * (models - 1) + 1
 
 
@@ -209,7 +214,7 @@ def test_GIVEN_batches_done_before_WHEN_rotated_THEN_windows_are_the_same_cells_
 
 def test_GIVEN_a_model_far_ahead_WHEN_the_schedule_becomes_rotating_THEN_the_others_catch_up_first():
     found = round_of(ROTATING, [[8, 9], range(10), range(10)], window=2, last=0)
-    assert found.turns == (Turn(1, (0, 1), ("cuda:0", "cuda:1")),)
+    assert found.assignments == (Assignment(1, (0, 1), ("cuda:0", "cuda:1")),)
 
 
 def test_GIVEN_models_that_stand_level_WHEN_rotated_THEN_the_last_one_goes_on():
@@ -219,7 +224,7 @@ def test_GIVEN_models_that_stand_level_WHEN_rotated_THEN_the_last_one_goes_on():
 
 @pytest.mark.parametrize("schedule", [EXCLUSIVE, SHARED])
 def test_GIVEN_no_rotation_WHEN_a_later_model_was_last_THEN_the_first_with_work_left_is_next(schedule):
-    first = round_of(schedule, [[], [3], [1, 2]], last=2).turns[0]
+    first = round_of(schedule, [[], [3], [1, 2]], last=2).assignments[0]
     assert (first.model_pass, first.batches) == (1, (3,))
 
 
@@ -240,7 +245,7 @@ def test_GIVEN_nothing_left_WHEN_asked_THEN_there_is_no_round(schedule):
         (need(50, streamed=0), [gpu(0, 40), host()], True, "cpu"),
         (need(50, streamed=45), [gpu(0, 40), host()], True, "cpu"),
         (need(50), [host()], False, "cpu"),
-        (need(10), [Place("sim:0", "sim", 10), host()], False, "sim:0"),
+        (need(10), [DeviceRoom("sim:0", "sim", 10), host()], False, "sim:0"),
     ],
 )
 def test_GIVEN_a_model_alone_WHEN_placed_THEN_whole_goes_before_streamed_and_gpus_before_the_cpu(
@@ -264,7 +269,7 @@ def test_GIVEN_a_model_that_fits_nowhere_WHEN_others_are_due_THEN_it_is_not_refu
 
 def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_them_and_has_no_turns():
     found = round_of(EXCLUSIVE, [[0], [], [0]], [need(200)] * 3, [gpu(0)])
-    assert found == Round((), found.refused)
+    assert found == Placement((), found.refused)
     assert list(found.refused) == [0, 2]
 
 
@@ -340,4 +345,4 @@ def test_GIVEN_nobody_to_share_with_WHEN_shared_THEN_the_one_model_has_every_gpu
 
 def test_GIVEN_a_shared_round_WHEN_made_THEN_each_model_has_all_that_is_left_of_its_pass():
     found = round_of(SHARED, [[0, 2], [], [5]], window=1)
-    assert found.turns == (Turn(0, (0, 2), ("cuda:0",)), Turn(2, (5,), ("cuda:1",)))
+    assert found.assignments == (Assignment(0, (0, 2), ("cuda:0",)), Assignment(2, (5,), ("cuda:1",)))

@@ -111,7 +111,7 @@ def test_a_console_that_is_gone_before_its_first_frame_leaves_a_run_that_starts_
     monkeypatch.setattr(front_end, "why_headless", lambda **_: "")
     monkeypatch.setattr(Console, "on_ready", lambda self: self._painted())
     monkeypatch.setattr(Console, "run", leaves)
-    code = front_end.attend(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
+    code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
     assert once.asked == 1
     assert code == ExitCode.FAILED  # as the script ends
 
@@ -163,5 +163,5 @@ def test_a_paused_run_whose_console_is_left_goes_on(once):
     session = Session(once)
     session.controls.paused = True
     session.detach()
-    session.controls.heed(lambda _: None)
+    session.controls.apply_pending(lambda _: None)
     assert not session.controls.paused

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from interlock.console import crash
-from interlock.console.front_ends.dispatch import Outputs, attend
+from interlock.console.front_ends.dispatch import Outputs, run_with_front_end
 from interlock.console.front_ends.session import Session
 from interlock.console.main import main
 from interlock.engine.config import continued, load, recorded
@@ -160,7 +160,7 @@ def test_a_run_stopped_before_it_came_to_work_says_stopped_in_the_summary_that_w
         return Run(chunks, settings, controls)
 
     with pytest.raises(Stopped):
-        attend(make, chunks, settings, Outputs(no_ui=True, summary="s.json", quiet=True))
+        run_with_front_end(make, chunks, settings, Outputs(no_ui=True, summary="s.json", quiet=True))
     found = summary.load((chunks.parent / "s.json").read_bytes())
     assert (found.status, found.exit_code) == ("stopped", 130)
     assert "stopped" in found.reason

@@ -153,8 +153,8 @@ class Flaky:
 def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alone_and_strict_says_so(
     tmp_path, monkeypatch, tiny_a, clean, strict, code
 ):
-    crew = partial(run_module.Crew, encoders=lambda *given: Flaky(encoder_for(*given)))
-    monkeypatch.setattr(run_module, "Crew", crew)
+    context = partial(run_module.RunContext, encoders=lambda *given: Flaky(encoder_for(*given)))
+    monkeypatch.setattr(run_module, "RunContext", context)
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     ended, run = embed(root, tmp_path / "out", roster=str(tiny_a), strict=strict)
     assert ended == code

@@ -16,7 +16,7 @@ from acceptance.workbench import Bench, seated
 
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 
 COLUMNS = ["rows", "longest", "tokens", "ragged", "law_bytes", "measured_bytes", "at_rest_bytes"]
 
@@ -28,7 +28,9 @@ def law(bench: Bench) -> Iterator[tuple[str, Any]]:
     for number, (name, eager) in enumerate(variants):
         title = f"{name}, {'eager' if eager else 'sdpa'}"
         with bench.part(title, len(variants) - number):
-            found = seated(bench, bench.card(name, eager=eager), lambda seat, lessor: _shapes(bench, seat, lessor))
+            found = seated(
+                bench, bench.card(name, eager=eager), lambda instance, lessor: _shapes(bench, instance, lessor)
+            )
             errors += _errors(found["scale"], found["shapes"])
             yield title, found
     if errors:
@@ -36,21 +38,21 @@ def law(bench: Bench) -> Iterator[tuple[str, Any]]:
         yield "law: error of the peak, worst", max(errors)
 
 
-def _shapes(bench: Bench, seat: Seat, lessor: Lessor) -> Tree:
+def _shapes(bench: Bench, instance: ModelInstance, lessor: Lessor) -> Tree:
     longest = bench.scale.longest
-    _measured(bench, seat, lessor, [16])
+    _measured(bench, instance, lessor, [16])
     for length in (longest // 16, longest // 4, longest):
-        shape = _measured(bench, seat, lessor, _lengths(bench, seat, length, ragged=False))
+        shape = _measured(bench, instance, lessor, _lengths(bench, instance, length, ragged=False))
         if shape:
-            seat.calibration = seat.calibration.observed(shape[4], shape[5])
+            instance.calibration = instance.calibration.observed(shape[4], shape[5])
     shapes: list[list[int]] = []
     for number in range(bench.scale.shapes):
         if bench.spent:
             break
         length = int(2 ** bench.rng.uniform(4, np.log2(longest)))
-        shapes.append(_measured(bench, seat, lessor, _lengths(bench, seat, length, ragged=number % 2 == 1)))
+        shapes.append(_measured(bench, instance, lessor, _lengths(bench, instance, length, ragged=number % 2 == 1)))
     measured = [shape for shape in shapes if shape]
-    scale = seat.calibration.scale
+    scale = instance.calibration.scale
     return {
         "scale": scale,
         "out_of_memory": len(shapes) - len(measured),
@@ -77,9 +79,9 @@ def _line(shapes: Sequence[Sequence[int]]) -> Tree:
     return {"line_slope": float(slope), "line_constant_bytes": float(constant)}
 
 
-def _lengths(bench: Bench, seat: Seat, length: int, *, ragged: bool) -> list[int]:
+def _lengths(bench: Bench, instance: ModelInstance, length: int, *, ragged: bool) -> list[int]:
     """Lengths of a random batch with a row of `length`, or of as much of it as the law lets through."""
-    while (most := int(0.9 * seat.most_tokens(length))) < length and length > 16:
+    while (most := int(0.9 * instance.most_tokens(length))) < length and length > 16:
         length //= 2
     most = max(length, min(bench.scale.shape_tokens, most))
     least = min(most, max(length, bench.scale.shape_tokens // 8))
@@ -87,14 +89,14 @@ def _lengths(bench: Bench, seat: Seat, length: int, *, ragged: bool) -> list[int
     return [length, *(bench.rng.randint(max(1, length // 2), length) if ragged else length for _ in range(rows - 1))]
 
 
-def _measured(bench: Bench, seat: Seat, lessor: Lessor, lengths: Sequence[int]) -> list[int]:
+def _measured(bench: Bench, instance: ModelInstance, lessor: Lessor, lengths: Sequence[int]) -> list[int]:
     """A row of `COLUMNS`; empty where the forward ran out of memory."""
-    tokens, longest = seat.tokens(lengths), max(lengths)
-    lawful = seat.law.for_rows(lengths).activations(tokens, longest)
+    tokens, longest = instance.tokens(lengths), max(lengths)
+    lawful = instance.law.for_rows(lengths).activations(tokens, longest)
     try:
         with lessor.measuring(bench.device) as measure, bench.device.computing():
             at_rest = bench.device.memory().allocated
-            seat.encoder.encode(rows_of(bench, lengths))
+            instance.encoder.encode(rows_of(bench, lengths))
         ragged = int(min(lengths) < longest)
         return [len(lengths), longest, tokens, ragged, lawful, measure.activations or 0, at_rest]
     except Exception as error:

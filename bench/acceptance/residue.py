@@ -9,7 +9,7 @@ from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
 
 from interlock.engine.errors import InterlockError
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 
 NAMES = ("residue: bytes allocated", "residue: bytes reserved", "residue: bytes of driver drift")
 
@@ -22,7 +22,7 @@ def residue(bench: Bench) -> Iterator[tuple[str, Any]]:
         for card in cards:
             stack.enter_context(bench.pinned(bench.master(card)))
         while len(held) < 2 + bench.scale.leases and not bench.spent:
-            seated(bench, cards[len(held) % 2], lambda seat, _: _forward(bench, seat))
+            seated(bench, cards[len(held) % 2], lambda instance, _: _forward(bench, instance))
             now = bench.device.memory()
             held.append((now.allocated, now.reserved, -bench.free()))
     yield "leases", max(0, len(held) - 2)
@@ -32,6 +32,6 @@ def residue(bench: Bench) -> Iterator[tuple[str, Any]]:
         yield from zip(NAMES, np.maximum(0, beyond.max(0)).tolist(), strict=True)
 
 
-def _forward(bench: Bench, seat: Seat) -> None:
-    if not isinstance(seat.attempt(rows_of(bench, [bench.scale.longest // 8] * 4)), np.ndarray):
+def _forward(bench: Bench, instance: ModelInstance) -> None:
+    if not isinstance(instance.attempt(rows_of(bench, [bench.scale.longest // 8] * 4)), np.ndarray):
         raise InterlockError("a small batch ran out of memory")

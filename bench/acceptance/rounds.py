@@ -14,9 +14,9 @@ from interlock.engine.models.trace import law_for
 from interlock.engine.passes.batches import plan
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Vectors
-from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, Layout
-from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.passes.vectors import VectorFile
 from interlock.engine.record import events as ev
@@ -57,8 +57,8 @@ def compute(
     controls.begin(schedule, WINDOW, cpu_fallback=cpu_fallback)
     grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
     lessor = Lessor([bench.device, bench.host], ceiling)
-    crew = Crew([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, laws)
-    Rounds(grid, [[] for _ in grid], [1.0] * len(grid), crew).run()
+    context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, laws)
+    PassExecutor(grid, [[] for _ in grid], [1.0] * len(grid), context).run()
     vectors = [np.array(cells.file.array) for cells in grid]
     for cells in grid:
         cells.file.path.unlink()

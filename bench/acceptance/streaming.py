@@ -12,30 +12,30 @@ from acceptance.workbench import Bench, seated
 
 from interlock.engine.models.stages import layers_of, size_of
 from interlock.engine.passes.encoder import Ids
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 
 
 def streaming(bench: Bench) -> Iterator[tuple[str, Any]]:
     card = bench.card("XLM-R-large", deep=True)
     with bench.pinned(bench.master(card)) as pinned:
         yield "is_pinned", pinned
-        found = seated(bench, card, lambda seat, _: _measured(bench, seat))
+        found = seated(bench, card, lambda instance, _: _measured(bench, instance))
     yield from found.items()
     if found:
         worst = max(each["x_limit"].value for each in found.values())
         yield "streaming: time / max(compute, copy), worst", Timed(worst)
 
 
-def _measured(bench: Bench, seat: Seat) -> dict[str, Tree]:
-    size, layers = seat.attached.bytes, sum(map(size_of, layers_of(seat.attached.network)))
+def _measured(bench: Bench, instance: ModelInstance) -> dict[str, Tree]:
+    size, layers = instance.attached.bytes, sum(map(size_of, layers_of(instance.attached.network)))
     copied, found = size / bench.rates["pinned"], {}
     for number, tokens in enumerate(bench.scale.stream_tokens):
         with bench.part(f"{tokens} tokens", len(bench.scale.stream_tokens) - number):
             rows = rows_of(bench, [tokens // 4] * 4)
-            whole = _seconds(bench, seat, rows)
-            seat.stream()
-            streamed = _seconds(bench, seat, rows)
-            seat.grow_back()
+            whole = _seconds(bench, instance, rows)
+            instance.stream()
+            streamed = _seconds(bench, instance, rows)
+            instance.grow_back()
             found[f"{tokens} tokens"] = {
                 "bytes": size,
                 "of_it_layers": layers,
@@ -47,5 +47,5 @@ def _measured(bench: Bench, seat: Seat) -> dict[str, Tree]:
     return found
 
 
-def _seconds(bench: Bench, seat: Seat, rows: Sequence[Ids]) -> float:
-    return bench.device_seconds(lambda: seat.encoder.encode(rows))
+def _seconds(bench: Bench, instance: ModelInstance, rows: Sequence[Ids]) -> float:
+    return bench.device_seconds(lambda: instance.encoder.encode(rows))

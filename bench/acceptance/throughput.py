@@ -20,7 +20,7 @@ from interlock.engine.models.stages import layers_of, size_of
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.passes.batches import plan
 from interlock.engine.passes.encoder import Vectors
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")
 MIXES = ("chunks", "mixed")
@@ -32,7 +32,7 @@ def throughput(bench: Bench) -> Iterator[tuple[str, Any]]:
     races: dict[str, list[Tree]] = {mix: [] for mix in MIXES}
     for number, name in enumerate(MODELS):
         with bench.part(name, len(MODELS) - number):
-            found = seated(bench, bench.card(name), lambda seat, _: _races(bench, bench.card(name), seat))  # noqa: B023
+            found = seated(bench, bench.card(name), lambda instance, _: _races(bench, bench.card(name), instance))  # noqa: B023
             for mix, race in found.items():
                 races[mix].append(race)
                 yield f"{name}, {mix}", race
@@ -43,12 +43,12 @@ def throughput(bench: Bench) -> Iterator[tuple[str, Any]]:
         yield "throughput: least cosine to sentence-transformers", min(every)
 
 
-def _races(bench: Bench, card: ModelCard, seat: Seat) -> dict[str, Tree]:
+def _races(bench: Bench, card: ModelCard, instance: ModelInstance) -> dict[str, Tree]:
     found: dict[str, Tree] = {}
     peer = _peer(bench, card)
     for place, mix in enumerate(MIXES):
         with bench.part(f"{card.key}, {mix}", len(MIXES) - place):
-            found[mix] = _Race(bench, card, seat, peer, mix).run()
+            found[mix] = _Race(bench, card, instance, peer, mix).run()
     return found
 
 
@@ -71,8 +71,8 @@ def _peer(bench: Bench, card: ModelCard) -> Any:
 class _Race:
     """One model over one mix of texts."""
 
-    def __init__(self, bench: Bench, card: ModelCard, seat: Seat, peer: Any, mix: str) -> None:
-        self._bench, self._card, self._seat, self._peer = bench, card, seat, peer
+    def __init__(self, bench: Bench, card: ModelCard, instance: ModelInstance, peer: Any, mix: str) -> None:
+        self._bench, self._card, self._instance, self._peer = bench, card, instance, peer
         self._texts = self._chosen(mix)
         self._tokens = int(stored(bench, card, self._texts).lengths(card.max_tokens).sum())
         self._mine: Vectors = np.empty(0, np.float32)
@@ -85,7 +85,7 @@ class _Race:
         while len(pairs) < bench.scale.repeats and not (bench.spent and pairs):
             pairs.append(self._pair(best, first=len(pairs) % 2 == 0))
         mine, other = (statistics.median(each) for each in zip(*pairs, strict=True))
-        rate, layers = self._tokens / mine, layers_of(self._seat.attached.network)
+        rate, layers = self._tokens / mine, layers_of(self._instance.attached.network)
         per_token = 2 * sum(map(size_of, layers)) / DTYPES[self._card.dtype].itemsize
         return {
             "texts": len(self._texts),
@@ -145,7 +145,7 @@ class _Race:
         lengths = store.lengths(self._card.max_tokens)
         self._mine = np.empty((len(texts), self._card.dim), np.float32)
         for batch in plan(np.arange(len(store)), lengths, self._card.batch_tokens).batches:
-            done = self._seat.attempt([store.row(int(row), self._card.max_tokens) for row in batch.rows])
+            done = self._instance.attempt([store.row(int(row), self._card.max_tokens) for row in batch.rows])
             if not isinstance(done, np.ndarray):
                 raise InterlockError(f"a batch ran out of memory: {done.message}")
             self._mine[batch.rows] = done

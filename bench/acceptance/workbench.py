@@ -26,7 +26,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, Replica, load
 from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.instance import Seat, first_calibration
+from interlock.engine.passes.instance import ModelInstance, first_calibration
 
 CEILING = 12 << 30
 T = TypeVar("T")
@@ -212,7 +212,7 @@ class Bench:
         return int(torch.cuda.mem_get_info(self.device.torch)[0])
 
 
-def seated(bench: Bench, card: ModelCard, work: Callable[[Seat, Lessor], T]) -> T:
+def seated(bench: Bench, card: ModelCard, work: Callable[[ModelInstance, Lessor], T]) -> T:
     """Lease, attach, work, release; the model lives in a frame that is gone before the lease ends."""
     lessor, master = Lessor([bench.device, bench.host], CEILING), bench.master(card)
     needs = {bench.device.name: law_for(card, bench.device.kind).weights}
@@ -221,12 +221,18 @@ def seated(bench: Bench, card: ModelCard, work: Callable[[Seat, Lessor], T]) -> 
 
 
 def _seated(
-    bench: Bench, card: ModelCard, master: Master, lease: Lease, lessor: Lessor, work: Callable[[Seat, Lessor], T]
+    bench: Bench,
+    card: ModelCard,
+    master: Master,
+    lease: Lease,
+    lessor: Lessor,
+    work: Callable[[ModelInstance, Lessor], T],
 ) -> T:
     attached = Replica(master, bench.device)
     encoder, law = encoder_for(card, attached.network, bench.device), law_for(card, bench.device.kind)
     return work(
-        Seat(bench.device, attached, encoder, card.dtype, law, first_calibration(bench.device), lease, lessor), lessor
+        ModelInstance(bench.device, attached, encoder, card.dtype, law, first_calibration(bench.device), lease, lessor),
+        lessor,
     )
 
 

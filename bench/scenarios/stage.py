@@ -19,17 +19,17 @@ from bench.scenarios.workshop import Workshop
 from interlock.engine.errors import Stopped
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.faults import Plight, parse
+from interlock.engine.gpu.faults import DeviceFaults, parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Rows
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.roster import entry_of
-from interlock.engine.passes.executor import Rounds
+from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, lay_out
 from interlock.engine.passes.instance import first_calibration
-from interlock.engine.passes.resident import Crew
+from interlock.engine.passes.resident import RunContext
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.memory import File, Tokens
@@ -58,7 +58,7 @@ class WatchedGpu(SimDevice):
     @property
     def leaks(self) -> bool:
         """Whether a fault leaves something on it for good."""
-        return bool(Plight(self.faults, self.name).leaked)
+        return bool(DeviceFaults(self.faults, self.name).leaked)
 
     @property
     def struck(self) -> set[str]:
@@ -162,10 +162,10 @@ def _run(
 
 def _rounds(
     grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
-) -> Rounds:
+) -> PassExecutor:
     heard.controls.begin(plan.schedule, plan.window, cpu_fallback=plan.cpu_fallback)
     granted = sum(isinstance(event, ev.LeaseGranted) for event in heard.events)
-    crew = Crew(
+    context = RunContext(
         devices=devices,
         host=host,
         lessor=_Lessor([*devices, host], plan, granted),
@@ -178,7 +178,7 @@ def _rounds(
     )
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
-    return Rounds(grid, done, [1.0] * len(grid), crew)
+    return PassExecutor(grid, done, [1.0] * len(grid), context)
 
 
 def _announce(plan: Plan, grid: Sequence[Cells], devices: Sequence[SimDevice], heard: Hearing) -> None:

@@ -34,7 +34,9 @@ class Outputs:
     quiet: bool = False
 
 
-def attend(make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs) -> ExitCode:
+def run_with_front_end(
+    make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs
+) -> ExitCode:
     """Do a run of `chunks` under the front end that fits the terminal; how it ended.
 
     Raises InterlockError for whatever the run raises; a summary that was asked for says so too.
@@ -130,7 +132,7 @@ def _heeding(session: Session) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def look_on(run: Path, speed: float, configuration: Configuration) -> ExitCode:
+def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
     if reason := why_headless(no_ui=False, events=False, summary=None):
         raise UsageError(f"watch needs a terminal, and {reason}{_instead(journal_at(run).with_name(SUMMARY))}")
@@ -152,7 +154,7 @@ def _instead(summary: Path) -> str:
     return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
-def fill_in(configuration: Configuration) -> list[str] | None:
+def set_up(configuration: Configuration) -> list[str] | None:
     """The command line that the form leads to; None when it was left."""
     from interlock.console.apps.setup import Form
     from interlock.console.look import look_of

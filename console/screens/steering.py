@@ -77,7 +77,7 @@ class Steering(Screen[None]):
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
-        then = controls.foresee(wanted) if controls.foresee else None
+        then = controls.preview(wanted) if controls.preview else None
         stays = then is not None and controls.stays(wanted)
         lines = wording.staying(self.snapshot) if stays else wording.foreseen(wanted, then, self.snapshot)
         title = "Models side by side?" if exclusive else "One model at a time?"

@@ -3,7 +3,7 @@
 import time
 
 from interlock.console.actions import Action
-from interlock.engine.passes.schedule import Round, Schedule
+from interlock.engine.passes.schedule import Placement, Schedule
 from interlock.engine.record.durable import duration
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets.events import Line
@@ -14,19 +14,19 @@ def label(action: Action, snapshot: Snapshot) -> str:
     return "Go on" if action.name == "pause" and snapshot.paused else action.label
 
 
-def foreseen(wanted: Schedule, then: Round | None, snapshot: Snapshot) -> list[str]:
+def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> list[str]:
     """What another schedule would do to the cells that are left, as the engine foresees it."""
     if not snapshot.passes:
         return ["The batches are not planned yet: it counts from the first lease on."]
-    if then is None or not then.turns:
+    if then is None or not then.assignments:
         return ["Nothing is left to compute: no cell would change its place."]
     names = {each.model_pass: each.model for each in snapshot.passes}
     lines = ["The leases that are held end after their batches; then:"]
-    for turn in then.turns:
-        model, batches = names.get(turn.model_pass, f"pass {turn.model_pass}"), len(turn.batches)
-        streamed = ", layers streamed" if turn.streamed else ""
-        lines.append(f"  {model}: {batches:,} batches on {', '.join(turn.devices)}{streamed}")
-    if wanted is Schedule.SHARED and len(then.turns) == 1:
+    for assignment in then.assignments:
+        model, batches = names.get(assignment.model_pass, f"pass {assignment.model_pass}"), len(assignment.batches)
+        streamed = ", layers streamed" if assignment.streamed else ""
+        lines.append(f"  {model}: {batches:,} batches on {', '.join(assignment.devices)}{streamed}")
+    if wanted is Schedule.SHARED and len(then.assignments) == 1:
         lines.append("No other model fits beside it now.")
     lines.append("Models that move are attached anew; no committed batch is redone.")
     return lines

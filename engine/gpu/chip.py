@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from interlock.engine.gpu.allocator import MEDIUM_SEGMENT, Allocator, Handle
-from interlock.engine.gpu.faults import Plight
+from interlock.engine.gpu.faults import DeviceFaults
 from interlock.engine.gpu.meter import Meter
 from interlock.engine.record.events import Memory
 
@@ -36,7 +36,7 @@ _PIN, _FILLER = 2 << 20, 9 << 20
 class Chip:
     """One card's memory in this process, with its faults. All sizes are bytes of the card."""
 
-    def __init__(self, index: int, total: int, context: int, plight: Plight, clock: Callable[[], float]) -> None:
+    def __init__(self, index: int, total: int, context: int, plight: DeviceFaults, clock: Callable[[], float]) -> None:
         self.allocator = Allocator(total, context, index=index, lag=plight.lag, clock=clock)
         self.allocations = 0
         self._plight = plight

@@ -55,7 +55,7 @@ def parse(text: str) -> list[Fault]:
     return [_fault(item.strip()) for item in text.split(",") if item.strip()]
 
 
-class Plight:
+class DeviceFaults:
     """The faults that strike one device. Pure: answers by an allocation's number and size."""
 
     def __init__(self, faults: Sequence[Fault], device: str) -> None:

@@ -93,7 +93,7 @@ class Lessor:
         self._by_name = {device.name: device for device in devices}
         self._open: list[Lease] = []
         self._lock = threading.RLock()
-        self._turns = {device.name: threading.RLock() for device in devices}
+        self._assignments = {device.name: threading.RLock() for device in devices}
         self._granted = granted
 
     @contextmanager
@@ -156,7 +156,7 @@ class Lessor:
 
         The measure is complete when the block has ended without an exception.
         """
-        with self._turns[device.name]:
+        with self._assignments[device.name]:
             measure = Measure()
             if not device.metered:
                 yield measure

@@ -17,7 +17,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.gpu.allocator import Allocator
 from interlock.engine.gpu.chip import Chip, ChipMeter
 from interlock.engine.gpu.device import no_pin
-from interlock.engine.gpu.faults import Fault, Plight
+from interlock.engine.gpu.faults import DeviceFaults, Fault
 from interlock.engine.record.durable import human_bytes, parse_bytes
 from interlock.engine.record.events import Memory, Readings
 
@@ -84,7 +84,7 @@ class SimDevice:
         self.total = card.total
         self.torch = torch.device("cpu")
         index = int(name.rpartition(":")[2])
-        self._chip = Chip(index, card.total, card.context, Plight(faults, name), clock)
+        self._chip = Chip(index, card.total, card.context, DeviceFaults(faults, name), clock)
         self._meter = ChipMeter(self._chip, narrow=narrow)
         self._clock, self._sleep = clock, sleep
 

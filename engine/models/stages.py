@@ -4,7 +4,9 @@ A stage is a whole layer, or any module outside the layers that owns tensors its
 The same order lays out a host master: the tensors of a stage stand together there and are copied as one piece.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,23 @@ from torch import Tensor, nn
 from interlock.engine.models.network import FeedForward
 
 MLP_NAMES = ("mlp", "feed_forward")
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """Where a tensor stands in the flat one of its precision, counted in values."""
+
+    dtype: torch.dtype
+    start: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    def view(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """The tensor in a flat one that begins at value `origin` of the master's."""
+        return flat[self.start - origin : self.stop - origin].view(self.shape)
 
 
 def layers_of(network: nn.Module) -> list[nn.Module]:

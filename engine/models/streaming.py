@@ -5,16 +5,13 @@ of its own for as long as it runs. The mathematics is untouched, so the vectors 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from interlock.engine.gpu.device import Device
-
-if TYPE_CHECKING:
-    from interlock.engine.models.weights import Place
+from interlock.engine.models.stages import TensorSlice
 
 Flats = Mapping[torch.dtype, Tensor]
 
@@ -23,7 +20,7 @@ class Stage:
     """A module of a replica with its tensors, and the piece of the host master that holds them."""
 
     def __init__(
-        self, module: nn.Module, is_layer: bool, places: Sequence[tuple[Tensor, "Place"]], master: Flats
+        self, module: nn.Module, is_layer: bool, places: Sequence[tuple[Tensor, TensorSlice]], master: Flats
     ) -> None:
         self.module = module
         self.is_layer = is_layer
@@ -105,7 +102,7 @@ class Streaming:
         stage.point_to(stage.host, piece=True)
 
 
-def _spans(places: "Iterable[Place]") -> dict[torch.dtype, tuple[int, int]]:
+def _spans(places: Iterable[TensorSlice]) -> dict[torch.dtype, tuple[int, int]]:
     """By precision: from the first value of the first place to the last of the last; they stand together."""
     spans: dict[torch.dtype, tuple[int, int]] = {}
     for place in places:

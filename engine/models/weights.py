@@ -10,7 +10,6 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.stages import by_parts, feed_forwards, layers_of, size_of, stages_of, walk
+from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from interlock.engine.models.streaming import Stage, Streaming
 from interlock.engine.models.tensors import TensorFiles, unmap
 
@@ -162,29 +161,12 @@ def attach_to_host(card: ModelCard, device: Device) -> Attached:
     return attached
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor stands in the flat one of its precision, counted in values."""
-
-    dtype: torch.dtype
-    start: int
-    shape: torch.Size
-
-    @property
-    def stop(self) -> int:
-        return self.start + math.prod(self.shape)
-
-    def view(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """The tensor in a flat one that begins at value `origin` of the master's."""
-        return flat[self.start - origin : self.stop - origin].view(self.shape)
-
-
-def _flattened(tensors: Sequence[Tensor]) -> tuple[dict[torch.dtype, Tensor], dict[int, Place]]:
+def _flattened(tensors: Sequence[Tensor]) -> tuple[dict[torch.dtype, Tensor], dict[int, TensorSlice]]:
     """Lay tensors flat in this order; each gives its own memory back as it is copied."""
-    places: dict[int, Place] = {}
+    places: dict[int, TensorSlice] = {}
     used: Counter[torch.dtype] = Counter()
     for tensor in tensors:
-        places[id(tensor)] = Place(tensor.dtype, used[tensor.dtype], tensor.shape)
+        places[id(tensor)] = TensorSlice(tensor.dtype, used[tensor.dtype], tensor.shape)
         step = ALIGNMENT // tensor.element_size()
         used[tensor.dtype] += math.ceil(tensor.numel() / step) * step
     flats = {dtype: torch.empty(size, dtype=dtype) for dtype, size in used.items()}

@@ -17,7 +17,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.instance import Seat, Shortfall
+from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
 from interlock.engine.record.durable import told_apart
@@ -30,16 +30,16 @@ class DeviceGone(Exception):
     """The worker's own device is lost; what it was computing is still to be done."""
 
 
-class Elsewhere(Protocol):
+class Fallbacks(Protocol):
     """Where a piece can go that does not fit where it is."""
 
-    def lose(self, seat: Seat, reason: str) -> None:
+    def lose(self, instance: ModelInstance, reason: str) -> None:
         """Its device is lost, and its own worker may be done and not find out."""
 
-    def other(self, seat: Seat) -> Seat | None:
+    def other(self, instance: ModelInstance) -> ModelInstance | None:
         """The same model on another healthy device of its lease."""
 
-    def host(self, lengths: Sequence[int]) -> Seat | None:
+    def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths; None
         where it cannot be."""
 
@@ -53,7 +53,7 @@ class _Piece:
 
     places: Places
     effort: Effort
-    seat: Seat
+    instance: ModelInstance
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ class Result:
     parts: Sequence[Computed]
 
 
-class Forwards:
+class BatchRunner:
     """Computes cells of one pass on one seat."""
 
-    def __init__(self, cells: Cells, seat: Seat, elsewhere: Elsewhere, emit: Callable[[AnyEvent], object]) -> None:
+    def __init__(
+        self, cells: Cells, instance: ModelInstance, elsewhere: Fallbacks, emit: Callable[[AnyEvent], object]
+    ) -> None:
         self._cells = cells
-        self._seat = seat
+        self._instance = instance
         self._elsewhere = elsewhere
         self._emit = emit
         self._pressed = False
@@ -108,62 +110,63 @@ class Forwards:
     def _planned(self) -> list[_Piece]:
         """The whole batch, or as many pieces of it as fit one after the other."""
         lengths = [len(row) for row in self._rows]
-        tokens, allowed = self._seat.tokens(lengths), self._seat.most_tokens(max(lengths))
+        tokens, allowed = self._instance.tokens(lengths), self._instance.most_tokens(max(lengths))
         places = np.arange(len(lengths))
-        if allowed >= tokens or not self._seat.device.metered:
-            return [_Piece(places, Effort(), self._seat)]
+        if allowed >= tokens or not self._instance.device.metered:
+            return [_Piece(places, Effort(), self._instance)]
         pieces = [
-            _Piece(places[cut], Effort(), self._seat) for cut in slices(lengths, allowed, self._seat.encoder.padded)
+            _Piece(places[cut], Effort(), self._instance)
+            for cut in slices(lengths, allowed, self._instance.encoder.padded)
         ]
         if len(pieces) > 1 and not self._pressed:
             self._pressed = True
-            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self._seat.room())
+            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self._instance.room())
             needs, free = told_apart(predicted, room)
             cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
             action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
-            self._told(Rung.REPLAN, cause, action, self._seat, len(lengths), short, 0.0)
+            self._told(Rung.REPLAN, cause, action, self._instance, len(lengths), short, 0.0)
         return pieces
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
-        got = self._denied(piece) or piece.seat.attempt([self._rows[place] for place in piece.places])
+        got = self._denied(piece) or piece.instance.attempt([self._rows[place] for place in piece.places])
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
-                if piece.seat is self._seat:
+                if piece.instance is self._instance:
                     raise DeviceGone(got.message)
-                self._elsewhere.lose(piece.seat, got.message)
+                self._elsewhere.lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
         vectors[piece.places] = got
         refused = piece.places[sorted(bad)]
-        self._computed[piece.seat.device.name, piece.seat.dtype] += len(got) - len(bad)
+        self._computed[piece.instance.device.name, piece.instance.dtype] += len(got) - len(bad)
         vectors[refused] = np.nan
         return self._climb(replace(piece, places=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
 
     def _denied(self, piece: _Piece) -> Shortfall | None:
         """What the law says cannot fit is not tried: an allocator is not asked to find out."""
-        seat = piece.seat
-        if not seat.device.metered or Rung.CHUNK in piece.effort.tried:
+        instance = piece.instance
+        if not instance.device.metered or Rung.CHUNK in piece.effort.tried:
             return None
         lengths = self._lengths(piece)
-        predicted, room = self._foreseen(seat.tokens(lengths), max(lengths), seat), max(0, seat.room())
+        predicted, room = self._foreseen(instance.tokens(lengths), max(lengths), instance), max(0, instance.room())
         return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True) if predicted > room else None
 
     def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
         """Take the next rung; the pieces that come of it."""
-        began, seat, lengths = time.monotonic(), piece.seat, self._lengths(piece)
+        began, instance, lengths = time.monotonic(), piece.instance, self._lengths(piece)
         evidence = Evidence(
             cause=cause,
             rows=len(lengths),
             longest=max(lengths),
-            tokens=seat.tokens(lengths),
+            tokens=instance.tokens(lengths),
             predicted=short.predicted,
             room=short.room,
-            allowed_tokens=seat.most_tokens(max(lengths)),
+            allowed_tokens=instance.most_tokens(max(lengths)),
             foreseen=short.foreseen,
         )
-        step = next_step(piece.effort, evidence, self._means(seat))
+        step = next_step(piece.effort, evidence, self._means(instance))
         if step.rung is Rung.PARK:
             self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
             return []
@@ -172,57 +175,57 @@ class Forwards:
         what, _, action = step.reason.partition("; ")
         if cause is Cause.NOT_FINITE:
             what = f"a vector was refused: {short.message}"
-        self._told(step.rung, what, action, seat, len(lengths), short, time.monotonic() - began)
-        cuts = step.pieces(lengths, seat.encoder.padded)
+        self._told(step.rung, what, action, instance, len(lengths), short, time.monotonic() - began)
+        cuts = step.pieces(lengths, instance.encoder.padded)
         return [_Piece(piece.places[cut], step.effort, target) for cut in cuts]
 
     def _lengths(self, piece: _Piece) -> list[int]:
         return [len(self._rows[place]) for place in piece.places]
 
-    def _means(self, seat: Seat) -> Means:
-        on_host = seat.device.kind == "cpu"
+    def _means(self, instance: ModelInstance) -> Means:
+        on_host = instance.device.kind == "cpu"
         return Means(
-            streams=seat.attached.streams,
-            chunks=seat.attached.chunks,
-            others=not on_host and self._elsewhere.other(seat) is not None,
+            streams=instance.attached.streams,
+            chunks=instance.attached.chunks,
+            others=not on_host and self._elsewhere.other(instance) is not None,
             cpu=not on_host and self._elsewhere.host_possible(),
         )
 
-    def _taken(self, step: Step, piece: _Piece) -> Seat:
+    def _taken(self, step: Step, piece: _Piece) -> ModelInstance:
         """Do what the step says to a seat; the one that computes from now on."""
-        seat: Seat | None = piece.seat
+        instance: ModelInstance | None = piece.instance
         match step.rung:
             case Rung.STREAM:
-                piece.seat.stream()
+                piece.instance.stream()
             case Rung.CHUNK:
-                piece.seat.chunk()
+                piece.instance.chunk()
             case Rung.RELOCATE:
-                seat = self._elsewhere.other(piece.seat)
-                if seat:
-                    seat.like(step.effort.tried)
+                instance = self._elsewhere.other(piece.instance)
+                if instance:
+                    instance.like(step.effort.tried)
             case Rung.CPU:
-                seat = self._elsewhere.host(self._lengths(piece))
-        if seat is None:
-            raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.seat.device.name}")
-        return seat
+                instance = self._elsewhere.host(self._lengths(piece))
+        if instance is None:
+            raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.instance.device.name}")
+        return instance
 
     def _grow_back(self, calm: bool) -> None:
         """After a batch: hold the weights again, and say so once whole batches fit again."""
-        self._seat.grow_back()
-        if self._pressed and calm and not self._seat.streamed:
+        self._instance.grow_back()
+        if self._pressed and calm and not self._instance.streamed:
             self._pressed = False
             self._emit(
                 PressurePassed(
-                    model_pass=self._cells.model_pass, batch_index=self._index, device=self._seat.device.name
+                    model_pass=self._cells.model_pass, batch_index=self._index, device=self._instance.device.name
                 )
             )
 
-    def _foreseen(self, tokens: int, longest: int, seat: Seat | None = None) -> int:
-        seat = seat or self._seat
-        return seat.calibration.activations(seat.law, tokens, longest)
+    def _foreseen(self, tokens: int, longest: int, instance: ModelInstance | None = None) -> int:
+        instance = instance or self._instance
+        return instance.calibration.activations(instance.law, tokens, longest)
 
     def _told(
-        self, rung: Rung, cause: str, action: str, seat: Seat, rows: int, short: Shortfall, seconds: float
+        self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float
     ) -> None:
         of_memory = short.predicted > 0
         self._emit(
@@ -234,7 +237,7 @@ class Forwards:
                 rows=rows,
                 cost_seconds=round(short.seconds + seconds, 6),
                 rung=rung,
-                device=seat.device.name,
+                device=instance.device.name,
                 predicted_bytes=short.predicted if of_memory else None,
                 free_bytes=short.room if of_memory else None,
                 foreseen=short.foreseen,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.passes.schedule import Round, Schedule
+from interlock.engine.passes.schedule import Placement, Schedule
 from interlock.engine.record.events import AnyEvent, ControlApplied, ControlRefused
 
 PAUSE_SECONDS = 0.1
@@ -34,7 +34,7 @@ class Controls:
         self.paused = False
         self.orders = 0
         """How often the order of the remaining cells was changed: what is leased is given back then."""
-        self.foresee: Callable[[Schedule], Round | None] | None = None
+        self.preview: Callable[[Schedule], Placement | None] | None = None
         """What another schedule would lease next, while there are cells left to walk."""
         self.stays: Callable[[Schedule], bool] = lambda _: False
         """Whether what is leased now serves another schedule just as it is."""
@@ -61,7 +61,7 @@ class Controls:
 
     def end(self, tell: Callable[[AnyEvent], object]) -> None:
         """Nothing is left that a control could change."""
-        self.foresee = None
+        self.preview = None
         with self._lock:
             self.tell = None
         for control in VALUES:
@@ -88,7 +88,7 @@ class Controls:
         with self._lock:
             return list(self._asked)
 
-    def heed(self, tell: Callable[[AnyEvent], object]) -> None:
+    def apply_pending(self, tell: Callable[[AnyEvent], object]) -> None:
         """Let everything count that was asked; waits here while the run is paused and not to stop."""
         while True:
             self.settle(tell)

@@ -12,41 +12,45 @@ from threading import RLock
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.memory_needs import Needs, places
-from interlock.engine.passes.resident import Crew, Sitting
-from interlock.engine.passes.schedule import Place, Round, Schedule, Turn, next_round
+from interlock.engine.passes.memory_needs import MemoryPlanner, places
+from interlock.engine.passes.resident import ResidentModel, RunContext
+from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, next_placement
 from interlock.engine.passes.worker import Post, Queue, Worker, run_all
 from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed, joined
 
 
-class Rounds:
+class PassExecutor:
     """The passes of a run over their grid; `run` may be called once."""
 
     def __init__(
-        self, grid: Sequence[Cells], done: Sequence[Iterable[BatchCommitted]], weights: Sequence[float], crew: Crew
+        self,
+        grid: Sequence[Cells],
+        done: Sequence[Iterable[BatchCommitted]],
+        weights: Sequence[float],
+        context: RunContext,
     ) -> None:
         """`done[k]` are the batches of pass k that earlier sessions committed."""
         self._grid = grid
         self._done = [list(batches) for batches in done]
         self._left = [_left(cells, batches) for cells, batches in zip(grid, self._done, strict=True)]
         self._weights = weights
-        self._crew = crew
+        self._context = context
         self._lost: set[str] = set()
         self._lock = RLock()
         self._last: int | None = None
-        self._turns: Sequence[Turn] = ()
+        self._assignments: Sequence[Assignment] = ()
         self._queues: list[Queue] = []
-        self._free: Sequence[Place] = ()
-        self._needs = Needs(crew.devices, crew.host, crew.laws)
+        self._free: Sequence[DeviceRoom] = ()
+        self._needs = MemoryPlanner(context.devices, context.host, context.laws)
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
-        controls = self._crew.controls
-        controls.foresee, controls.stays, controls.tell = self.foresee, self.stays, self._crew.emit
+        controls = self._context.controls
+        controls.preview, controls.stays, controls.tell = self.preview, self.stays, self._context.emit
         self._walk()
-        controls.end(self._crew.emit)
+        controls.end(self._context.emit)
 
-    def foresee(self, schedule: Schedule) -> Round | None:
+    def preview(self, schedule: Schedule) -> Placement | None:
         """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
         taken = {queue.cells.model_pass: {batch.batch_index for batch in queue.committed} for queue in self._queues}
         left = [
@@ -57,90 +61,101 @@ class Rounds:
 
     def stays(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
-        then = self.foresee(schedule)
+        then = self.preview(schedule)
         return (
             then is not None
             and not then.refused
-            and len(then.turns) == len(self._turns)
+            and len(then.assignments) == len(self._assignments)
             and all(
-                (turn.model_pass, turn.devices, turn.streamed) == (now.model_pass, now.devices, now.streamed)
-                and set(queue.left()) <= set(turn.batches) <= set(now.batches)
-                for turn, now, queue in zip(then.turns, self._turns, self._queues, strict=True)
+                (assignment.model_pass, assignment.devices, assignment.streamed)
+                == (now.model_pass, now.devices, now.streamed)
+                and set(queue.left()) <= set(assignment.batches) <= set(now.batches)
+                for assignment, now, queue in zip(then.assignments, self._assignments, self._queues, strict=True)
             )
         )
 
     def _walk(self) -> None:
         while any(self._left):
-            self._crew.controls.heed(self._crew.emit)
-            if self._crew.controls():
+            self._context.controls.apply_pending(self._context.emit)
+            if self._context.controls():
                 raise Stopped("stopped by the operator between two batches; --resume continues")
             self._free = self._places()
-            now = self._next(self._crew.controls.schedule, self._left, self._free)
+            now = self._next(self._context.controls.schedule, self._left, self._free)
             assert now is not None, "there are batches left"
             for model_pass, reason in now.refused.items():
                 self._fail(model_pass, reason)
-            if now.turns:
+            if now.assignments:
                 self._take(now)
 
     def check(self) -> None:
         """Raises UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
-        needs, controls = [self._needs.of(cells.layout) for cells in self._grid], self._crew.controls
+        needs, controls = [self._needs.of(cells.layout) for cells in self._grid], self._context.controls
         for model_pass, batches in enumerate(self._left):
             alone = [batches if number == model_pass else [] for number in range(len(self._left))]
-            found = next_round(Schedule.EXCLUSIVE, alone, needs, self._places(), 0, None, controls.cpu_fallback)
+            found = next_placement(Schedule.EXCLUSIVE, alone, needs, self._places(), 0, None, controls.cpu_fallback)
             if found and found.refused:
                 raise UnavailableError(next(iter(found.refused.values())))
 
-    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[Place]) -> Round | None:
-        controls = self._crew.controls
+    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[DeviceRoom]) -> Placement | None:
+        controls = self._context.controls
         needs = [self._needs.of(cells.layout) for cells in self._grid]
-        return next_round(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
+        return next_placement(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
 
-    def _places(self) -> list[Place]:
-        crew = self._crew
-        healthy = [device for device in crew.devices if device.name not in self._lost]
-        return places(healthy, crew.host, crew.lessor, cpu_fallback=crew.controls.cpu_fallback)
+    def _places(self) -> list[DeviceRoom]:
+        context = self._context
+        healthy = [device for device in context.devices if device.name not in self._lost]
+        return places(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
 
-    def _take(self, now: Round) -> None:
+    def _take(self, now: Placement) -> None:
         """One round, from the leases to the receipts."""
         with ExitStack() as stack:
             queues = self._work(now, stack)
-        for turn, queue in zip(now.turns, queues, strict=True):
-            self._close(turn.model_pass, queue)
+        for assignment, queue in zip(now.assignments, queues, strict=True):
+            self._close(assignment.model_pass, queue)
 
-    def _work(self, now: Round, stack: ExitStack) -> list[Queue]:
+    def _work(self, now: Placement, stack: ExitStack) -> list[Queue]:
         """Attach and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
-        crew = self._crew
-        sittings: list[Sitting] = []
-        for turn, most in zip(now.turns, self._split(now), strict=True):
-            sittings.append(self._sit(turn, stack, most, may_wait=any(sitting.seats for sitting in sittings)))
-        self._turns, self._queues = now.turns, [sitting.queue for sitting in sittings]
+        context = self._context
+        residents: list[ResidentModel] = []
+        for assignment, most in zip(now.assignments, self._split(now), strict=True):
+            residents.append(
+                self._resident(assignment, stack, most, may_wait=any(resident.instances for resident in residents))
+            )
+        self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
         posts: dict[str, list[Post]] = {}
-        for sitting in sittings:
-            for seat in sitting.seats:
-                posts.setdefault(seat.device.name, []).append(Post(sitting.queue, seat, sitting, crew.emit))
-        workers = [Worker(mine[0].seat.device, mine, crew.emit, crew.sync, crew.controls) for mine in posts.values()]
+        for resident in residents:
+            for instance in resident.instances:
+                posts.setdefault(instance.device.name, []).append(
+                    Post(resident.queue, instance, resident, context.emit)
+                )
+        workers = [
+            Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls)
+            for mine in posts.values()
+        ]
         run_all(workers)
-        for sitting in sittings:
-            sitting.rise()
+        for resident in residents:
+            resident.rise()
         for worker in workers:
             if worker.lost:
                 self.lose(worker.device, worker.lost)
-                for sitting in sittings:
-                    sitting.tell_lost(worker.device, worker.lost)
+                for resident in residents:
+                    resident.tell_lost(worker.device, worker.lost)
         if errors := [worker.error for worker in workers if worker.error]:
             raise errors[0]
         return self._queues
 
-    def _split(self, now: Round) -> list[Mapping[str, int] | None]:
+    def _split(self, now: Placement) -> list[Mapping[str, int] | None]:
         """The most bytes of each turn by device where turns are side by side: its need, and a fair part of the rest."""
-        if len(now.turns) == 1:
+        if len(now.assignments) == 1:
             return [None]
         room = {place.name: place.room for place in self._places()}
         needs = [
-            {name: self._needs.least(self._grid[turn.model_pass].layout, turn, name) for name in turn.devices}
-            for turn in now.turns
+            {
+                name: self._needs.least(self._grid[assignment.model_pass].layout, assignment, name)
+                for name in assignment.devices
+            }
+            for assignment in now.assignments
         ]
         taken: Counter[str] = Counter()
         for need in needs:
@@ -150,32 +165,36 @@ class Rounds:
             {name: size + (room[name] - taken[name]) // users[name] for name, size in need.items()} for need in needs
         ]
 
-    def _sit(self, turn: Turn, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool) -> "Sitting":
+    def _resident(
+        self, assignment: Assignment, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool
+    ) -> ResidentModel:
         """Lease the devices of a turn and attach its model to each; what finds no room beside others may wait."""
-        cells = self._grid[turn.model_pass]
-        sitting = Sitting(self._crew, self._needs, cells, turn, stack, most, self.lose)
+        cells = self._grid[assignment.model_pass]
+        resident = ResidentModel(self._context, self._needs, cells, assignment, stack, most, self.lose)
         try:
-            sitting.begin()
+            resident.begin()
         except UnavailableError as error:
-            sitting.queue.failed = None if may_wait else error.with_traceback(None)
-        return sitting
+            resident.queue.failed = None if may_wait else error.with_traceback(None)
+        return resident
 
-    def _prefetch(self, now: Round) -> None:
+    def _prefetch(self, now: Placement) -> None:
         """Read the next model's weights while this round computes; only GPUs are attached from host masters."""
         following = [number for number, left in enumerate(self._left) if left]
-        after = [number for number in following if number not in {turn.model_pass for turn in now.turns}]
-        if after and self._crew.devices[0] is not self._crew.host:
+        after = [
+            number for number in following if number not in {assignment.model_pass for assignment in now.assignments}
+        ]
+        if after and self._context.devices[0] is not self._context.host:
             cells = self._grid[after[0]]
-            self._crew.masters.prefetch(cells.card, self._needs.law(cells.card, self._crew.devices[0]).weights)
+            self._context.masters.prefetch(cells.card, self._needs.law(cells.card, self._context.devices[0]).weights)
 
     def lose(self, device: Device, reason: str) -> None:
         """A lost device is in no further round, and no receipt can speak of it; called from any worker."""
         with self._lock:
             known = device.name in self._lost
             self._lost.add(device.name)
-        self._crew.lessor.lose(device)
+        self._context.lessor.lose(device)
         if not known:
-            self._crew.emit(DeviceLost(device=device.name, reason=reason))
+            self._context.emit(DeviceLost(device=device.name, reason=reason))
 
     def _close(self, model_pass: int, queue: Queue) -> None:
         self._last = model_pass
@@ -186,12 +205,12 @@ class Rounds:
             known = isinstance(error, InterlockError)
             self._fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
         elif not self._left[model_pass]:
-            self._crew.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
+            self._context.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
 
     def _fail(self, model_pass: int, reason: str) -> None:
         """This pass will not be complete; the others go on."""
         self._left[model_pass] = []
-        self._crew.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
+        self._context.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
 
 
 def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:

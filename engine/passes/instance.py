@@ -37,7 +37,7 @@ def first_calibration(device: Device) -> Calibration:
     return Calibration() if device.metered else Calibration(scale=HEAP_FACTOR, margin=0.0)
 
 
-class Seat:
+class ModelInstance:
     """One model on one device under one lease; used by one thread at a time."""
 
     def __init__(

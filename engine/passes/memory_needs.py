@@ -14,12 +14,12 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.trace import law_for
 from interlock.engine.passes.grid import Layout
 from interlock.engine.passes.instance import first_calibration
-from interlock.engine.passes.schedule import Need, Place, Turn
+from interlock.engine.passes.schedule import Assignment, DeviceRoom, MemoryNeed
 
 Laws = Callable[[ModelCard, str], Law]
 
 
-class Needs:
+class MemoryPlanner:
     """Of the passes of a run on its devices; `host` is the CPU, which is among `devices` only where there is no GPU."""
 
     def __init__(self, devices: Sequence[Device], host: Device, laws: Laws = law_for) -> None:
@@ -27,10 +27,10 @@ class Needs:
         self._host = host
         self._laws = laws
         self._widest: dict[tuple[str, str], int] = {}
-        self._known: dict[str, Need] = {}
+        self._known: dict[str, MemoryNeed] = {}
         self._calibrations: dict[tuple[int, str], Calibration] = {}
 
-    def of(self, layout: Layout) -> Need:
+    def of(self, layout: Layout) -> MemoryNeed:
         """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host. What was
         learnt does not change them, so a schedule of many short turns asks the batches once."""
         key = layout.card.key
@@ -38,12 +38,12 @@ class Needs:
             self._known[key] = self._reckoned(layout)
         return self._known[key]
 
-    def least(self, layout: Layout, turn: Turn, name: str) -> int:
+    def least(self, layout: Layout, assignment: Assignment, name: str) -> int:
         """The bytes that a turn of this pass cannot do without on the device of this name."""
         need = self.of(layout)
         if name == self._host.name:
             return need.host
-        return need.streamed if turn.streamed else need.whole
+        return need.streamed if assignment.streamed else need.whole
 
     def widest(self, layout: Layout, device: Device) -> int:
         """The bytes that the weights and the widest batch of a pass are predicted to take on a device."""
@@ -70,18 +70,18 @@ class Needs:
         """Keep for the next turn what this one has learnt."""
         self._calibrations[model_pass, device.name] = calibration
 
-    def _reckoned(self, layout: Layout) -> Need:
+    def _reckoned(self, layout: Layout) -> MemoryNeed:
         host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
         first_device = self._devices[0]
         if first_device is self._host:
-            return Need(layout.card.key, whole=host, streamed=0, host=host)
+            return MemoryNeed(layout.card.key, whole=host, streamed=0, host=host)
         law, first = self.law(layout.card, first_device), first_calibration(first_device)
         streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
-        return Need(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
+        return MemoryNeed(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
 
 
-def places(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[Place]:
+def places(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[DeviceRoom]:
     """What can be leased now: of `devices` the GPUs, and the host last where it may be used."""
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus
-    return [Place(device.name, device.kind, lessor.budget(device)) for device in usable]
+    return [DeviceRoom(device.name, device.kind, lessor.budget(device)) for device in usable]

@@ -22,10 +22,10 @@ from interlock.engine.models.weights import Attached, Master, Replica, attach_to
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, computed_tokens, encoder_for
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.memory_needs import Laws, Needs
-from interlock.engine.passes.schedule import Turn
+from interlock.engine.passes.memory_needs import Laws, MemoryPlanner
+from interlock.engine.passes.schedule import Assignment
 from interlock.engine.passes.worker import Queue
 from interlock.engine.record.durable import told_apart
 from interlock.engine.record.events import (
@@ -43,7 +43,7 @@ TRIES = 2
 
 
 @dataclass(frozen=True)
-class Crew:
+class RunContext:
     """What every round works with. `host` is the CPU, which is among `devices` only where there is no GPU."""
 
     devices: Sequence[Device]
@@ -66,98 +66,100 @@ class _Work:
     predicted: int
 
 
-class Sitting:
+class ResidentModel:
     """One model's turn in a round: its lease, its seats on devices, and where a piece of its work can go from them."""
 
     lease: Lease
 
     def __init__(
         self,
-        crew: Crew,
-        needs: Needs,
+        context: RunContext,
+        needs: MemoryPlanner,
         cells: Cells,
-        turn: Turn,
+        assignment: Assignment,
         stack: ExitStack,
         most: Mapping[str, int] | None,
         lost: Callable[[Device, str], object],
     ) -> None:
         """`stack` ends its leases; `most` are its bytes at most on each device, where turns are side by side; `lost` is
         told of a device that is gone, and why, from any worker."""
-        self.queue = Queue(cells, turn.batches)
-        self.seats: list[Seat] = []
-        self._crew = crew
+        self.queue = Queue(cells, assignment.batches)
+        self.instances: list[ModelInstance] = []
+        self._context = context
         self._needs = needs
         self._lost = lost
         self._cells = cells
-        self._turn = turn
+        self._assignment = assignment
         self._stack = stack
         self._most = most
-        self._host: Seat | None = None
+        self._host: ModelInstance | None = None
         self._lock = RLock()
 
     def begin(self) -> None:
         """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
-        crew, cells = self._crew, self._cells
-        devices = [device for device in (*crew.devices, crew.host) if device.name in self._turn.devices]
+        context, cells = self._context, self._cells
+        devices = [device for device in (*context.devices, context.host) if device.name in self._assignment.devices]
         devices = list({device.name: device for device in devices}.values())
         devices = self._still_roomy(devices)
         if not devices:
-            self._sit_on_host(f"no room is left on {', '.join(self._turn.devices)}")
+            self._sit_on_host(f"no room is left on {', '.join(self._assignment.devices)}")
             return
-        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._turn.streamed)
-        if devices[0] is crew.host:
-            self.seats = [self._seat_on_host(self.lease)]
+        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._assignment.streamed)
+        if devices[0] is context.host:
+            self.instances = [self._seat_on_host(self.lease)]
             return
-        master, warm = crew.masters.take(cells.card)
-        self._stack.callback(crew.masters.give_back, cells.card, master)
-        self.seats = [seat for device in devices if (seat := self._seat(device, master, warm))]
-        if not self.seats:
-            self._sit_on_host(f"it could not be attached to {', '.join(self._turn.devices)}")
+        master, warm = context.masters.take(cells.card)
+        self._stack.callback(context.masters.give_back, cells.card, master)
+        self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
+        if not self.instances:
+            self._sit_on_host(f"it could not be attached to {', '.join(self._assignment.devices)}")
 
     def rise(self) -> None:
         """Let go of the seats, and keep what they have learnt of the memory law."""
-        for seat in self.seats:
-            self._needs.learn(self._cells.model_pass, seat.device, seat.calibration)
-        self.seats, self._host = [], None
+        for instance in self.instances:
+            self._needs.learn(self._cells.model_pass, instance.device, instance.calibration)
+        self.instances, self._host = [], None
 
     def tell_lost(self, device: Device, reason: str) -> None:
         """A device of this turn was lost in the middle of it."""
-        if device.name in self._turn.devices:
+        if device.name in self._assignment.devices:
             action = "what it had not committed is computed on what is left"
             self._told(Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None, self.queue.returned)
 
-    def lose(self, seat: Seat, reason: str) -> None:
+    def lose(self, instance: ModelInstance, reason: str) -> None:
         """A device was lost under a piece that had come there from another one."""
-        self._lost(seat.device, reason)
+        self._lost(instance.device, reason)
 
-    def other(self, seat: Seat) -> Seat | None:
+    def other(self, instance: ModelInstance) -> ModelInstance | None:
         """The same model on another healthy device of its lease."""
-        usable = [each for each in self.seats if each is not seat and each.device.name not in self.lease.lost]
+        usable = [each for each in self.instances if each is not instance and each.device.name not in self.lease.lost]
         return usable[0] if usable else None
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
-        crew, cells = self._crew, self._cells
-        if crew.devices[0] is crew.host or not crew.controls.cpu_fallback:
+        context, cells = self._context, self._cells
+        if context.devices[0] is context.host or not context.controls.cpu_fallback:
             return False
-        return self._host is not None or self._needs.of(cells.layout).host <= crew.lessor.budget(crew.host)
+        return self._host is not None or self._needs.of(cells.layout).host <= context.lessor.budget(context.host)
 
-    def host(self, lengths: Sequence[int]) -> Seat | None:
+    def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths."""
         return self._on_host(self._piece(lengths))
 
-    def _on_host(self, work: _Work) -> Seat | None:
+    def _on_host(self, work: _Work) -> ModelInstance | None:
         with self._lock:
             if self._host is None and self.host_possible():
-                self._host = self._seat_on_host(self._leased([self._crew.host], work, streamed=False))
+                self._host = self._seat_on_host(self._leased([self._context.host], work, streamed=False))
             return self._host
 
     def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
         """Those that still have what the turn was promised: others may have taken it since, and it is told."""
-        room = {device.name: self._crew.lessor.budget(device) for device in devices}
-        needed = {device.name: self._needs.least(self._cells.layout, self._turn, device.name) for device in devices}
+        room = {device.name: self._context.lessor.budget(device) for device in devices}
+        needed = {
+            device.name: self._needs.least(self._cells.layout, self._assignment, device.name) for device in devices
+        }
         short = [device for device in devices if needed[device.name] > room[device.name]]
-        if short == [self._crew.host]:
+        if short == [self._context.host]:
             return list(devices)  # the lease says what it lacks
         for device in short:
             needs, free = told_apart(needed[device.name], max(0, room[device.name]))
@@ -167,34 +169,40 @@ class Sitting:
 
     def _sit_on_host(self, cause: str) -> None:
         """No GPU takes it. Raises UnavailableError where the host may not either."""
-        seat = self._on_host(self._whole(self._crew.host)) if self.host_possible() else None
-        if seat is None:
+        instance = self._on_host(self._whole(self._context.host)) if self.host_possible() else None
+        if instance is None:
             key = self._cells.card.key
             raise UnavailableError(f"{key}: {cause}, and not on the CPU: free memory, or leave it out of --roster")
-        self._told(Rung.CPU, cause, "computed on the CPU in float32", seat.device, None)
-        self.seats = [seat]
+        self._told(Rung.CPU, cause, "computed on the CPU in float32", instance.device, None)
+        self.instances = [instance]
 
     def _whole(self, device: Device) -> _Work:
         """What the turn has left."""
-        cells, batches = self._cells, self._turn.batches
+        cells, batches = self._cells, self._assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
         return _Work(len(batches), rows, self._needs.widest(cells.layout, device))
 
     def _piece(self, lengths: Sequence[int]) -> _Work:
         """Rows of one batch that go to the host."""
-        card, host = self._cells.card, self._crew.host
+        card, host = self._cells.card, self._context.host
         law, known = self._needs.law(card, host), self._needs.calibration(self._cells.model_pass, host)
         tokens = computed_tokens(lengths, padded=not card.packed)
         return _Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths)))
 
+    def _least(self, devices: Sequence[Device]) -> dict[str, int]:
+        layout = self._cells.layout
+        return {device.name: self._needs.least(layout, self._assignment, device.name) for device in devices}
+
     def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
-        crew, cells = self._crew, self._cells
-        needs = {device.name: self._needs.least(self._cells.layout, self._turn, device.name) for device in devices}
-        shared = bool(self._most) or (devices[0] is crew.host and devices[0] is not crew.devices[0])
+        context, cells = self._context, self._cells
+        needs = {
+            device.name: self._needs.least(self._cells.layout, self._assignment, device.name) for device in devices
+        }
+        shared = bool(self._most) or (devices[0] is context.host and devices[0] is not context.devices[0])
         lease = self._stack.enter_context(
-            crew.lessor.lease(cells.card.key, needs, self._released, shared=shared, most=self._most)
+            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, most=self._most)
         )
-        crew.emit(
+        context.emit(
             LeaseGranted(
                 lease=lease.id,
                 model_pass=cells.model_pass,
@@ -206,15 +214,15 @@ class Sitting:
                 batches=work.batches,
                 rows=work.rows,
                 budgets=dict(lease.budgets),
-                schedule=crew.controls.schedule,
+                schedule=context.controls.schedule,
                 streamed=streamed,
             )
         )
         return lease
 
     def _released(self, lease: Lease) -> None:
-        crew, cells = self._crew, self._cells
-        crew.emit(
+        context, cells = self._context, self._cells
+        context.emit(
             LeaseReleased(
                 lease=lease.id,
                 model_pass=cells.model_pass,
@@ -224,31 +232,31 @@ class Sitting:
             )
         )
         for found in lease.residues:
-            crew.emit(
+            context.emit(
                 ResidueFound(
                     lease=lease.id, device=found.device, bytes=found.bytes, action=found.action, left_bytes=found.left
                 )
             )
         for overrun in lease.overruns():
-            crew.emit(Warned(message=f"lease {lease.id}: {overrun}"))
+            context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
-    def _seat_on_host(self, lease: Lease) -> Seat:
-        host, card = self._crew.host, self._needs.card_on(self._cells.card, self._crew.host)
+    def _seat_on_host(self, lease: Lease) -> ModelInstance:
+        host, card = self._context.host, self._needs.card_on(self._cells.card, self._context.host)
         began = time.monotonic()
         attached = attach_to_host(card, host)
         return self._seated(host, attached, lease, time.monotonic() - began, warm=False)
 
-    def _seat(self, device: Device, master: Master, warm: bool) -> Seat | None:
+    def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
         """Attach to a GPU, streamed where the whole does not go; None, and told, where nothing goes."""
         began, message = time.monotonic(), ""
-        for streamed in [self._turn.streamed] * TRIES + [True]:
+        for streamed in [self._assignment.streamed] * TRIES + [True]:
             if streamed and not self._may_stream(device):
                 message = message or f"no room is left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
             if attached:
                 if message:
-                    rung = Rung.REPLAN if streamed == self._turn.streamed else Rung.STREAM
+                    rung = Rung.REPLAN if streamed == self._assignment.streamed else Rung.STREAM
                     action = "attached at the next try" if rung is Rung.REPLAN else "its layers are streamed instead"
                     self._told(rung, message, action, device, began)
                 return self._seated(device, attached, self.lease, time.monotonic() - began, warm)
@@ -258,7 +266,7 @@ class Sitting:
 
     def _may_stream(self, device: Device) -> bool:
         """Attaching takes nothing then, and succeeds on a full device too: so the room is asked for here."""
-        return 0 < self._needs.of(self._cells.layout).streamed <= self._crew.lessor.budget(device)
+        return 0 < self._needs.of(self._cells.layout).streamed <= self._context.lessor.budget(device)
 
     def _attached(self, device: Device, master: Master, streamed: bool) -> tuple[Replica | None, str]:
         try:
@@ -272,11 +280,11 @@ class Sitting:
             device.reclaim()
         return None, message
 
-    def _seated(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> Seat:
-        crew, cells = self._crew, self._cells
+    def _seated(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> ModelInstance:
+        context, cells = self._context, self._cells
         streamed = isinstance(attached, Replica) and attached.streamed
         law = self._needs.law(cells.card, device)
-        crew.emit(
+        context.emit(
             ModelAttached(
                 lease=lease.id,
                 model=cells.card.key,
@@ -287,16 +295,16 @@ class Sitting:
                 streamed=streamed,
             )
         )
-        encoder = crew.encoders(cells.card, attached.network, device)
+        encoder = context.encoders(cells.card, attached.network, device)
         dtype = self._needs.card_on(cells.card, device).dtype
         calibration = self._needs.calibration(cells.model_pass, device)
-        return Seat(device, attached, encoder, dtype, law, calibration, lease, crew.lessor)
+        return ModelInstance(device, attached, encoder, dtype, law, calibration, lease, context.lessor)
 
     def _told(
         self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None
     ) -> None:
         """Tell of a step that concerns all rows of the turn, or so many of them."""
-        self._crew.emit(
+        self._context.emit(
             Mitigated(
                 model_pass=self._cells.model_pass,
                 batch_index=None,

@@ -29,7 +29,7 @@ class Schedule(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceRoom:
     """A device that can be leased now, by name and kind (`cuda`, `sim`, `cpu`); at most `room` bytes of it."""
 
     name: str
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """The least bytes that a model can work in: on a GPU whole or streamed (0: it cannot be), or on the CPU."""
 
     model: str
@@ -48,7 +48,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Assignment:
     """One model under one lease: `batches` of its pass, in order, and by name the `devices` that share that queue."""
 
     model_pass: int
@@ -58,22 +58,22 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Round:
+class Placement:
     """Turns that are taken at the same time. `refused` passes fit nowhere, for these reasons: they are to be failed."""
 
-    turns: tuple[Turn, ...]
+    assignments: tuple[Assignment, ...]
     refused: Mapping[int, str] = field(default_factory=dict)
 
 
-def next_round(
+def next_placement(
     schedule: Schedule,
     left: Sequence[Sequence[int]],
-    needs: Sequence[Need],
-    places: Sequence[Place],
+    needs: Sequence[MemoryNeed],
+    places: Sequence[DeviceRoom],
     window: int,
     last: int | None,
     cpu_fallback: bool,
-) -> Round | None:
+) -> Placement | None:
     """What to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing is left.
 
     `last` is the pass of the last turn, if any; a `window` of 0 is a whole pass. The CPU is used where there is no GPU,
@@ -87,11 +87,11 @@ def next_round(
         due, batches = _due(waiting, window if schedule is Schedule.ROTATING else 0, last)
         if fits := _fits(needs[due], usable):
             together = _side_by_side(waiting, needs, usable) if schedule is Schedule.SHARED else ()
-            alone = Turn(due, tuple(batches), tuple(place.name for place in fits[0].places), fits[0].streamed)
-            return Round(together if len(together) > 1 else (alone,), refused)
+            alone = Assignment(due, tuple(batches), tuple(place.name for place in fits[0].places), fits[0].streamed)
+            return Placement(together if len(together) > 1 else (alone,), refused)
         refused[due] = _refusal(needs[due], usable)
         del waiting[due]
-    return Round((), refused) if refused else None
+    return Placement((), refused) if refused else None
 
 
 def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) -> tuple[int, Sequence[int]]:
@@ -113,12 +113,12 @@ def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) ->
 class _Fit:
     """A way in which a model fits: it takes `size` bytes on any of `places`."""
 
-    places: Sequence[Place]
+    places: Sequence[DeviceRoom]
     size: int
     streamed: bool = False
 
 
-def _fits(need: Need, usable: Sequence[Place]) -> list[_Fit]:
+def _fits(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> list[_Fit]:
     """How a model fits when nothing is beside it, best first; streamed only where no GPU holds it whole."""
     gpus = [place for place in usable if _is_gpu(place)]
     whole = _Fit([gpu for gpu in gpus if need.whole <= gpu.room], need.whole)
@@ -128,24 +128,24 @@ def _fits(need: Need, usable: Sequence[Place]) -> list[_Fit]:
 
 
 def _side_by_side(
-    waiting: Mapping[int, Sequence[int]], needs: Sequence[Need], usable: Sequence[Place]
-) -> tuple[Turn, ...]:
+    waiting: Mapping[int, Sequence[int]], needs: Sequence[MemoryNeed], usable: Sequence[DeviceRoom]
+) -> tuple[Assignment, ...]:
     """The primary on the first device that holds it, then each companion that fits beside those placed before it.
 
     A companion keeps off the primary's device while another one holds it, and takes the one with the most room left.
     """
     room = {place.name: place.room for place in usable}
-    turns: list[Turn] = []
+    assignments: list[Assignment] = []
     for model_pass, batches in waiting.items():
-        primary = turns[0].devices[0] if turns else None
-        if seat := _seat(_fits(needs[model_pass], usable), room, primary):
-            name, fit = seat
+        primary = assignments[0].devices[0] if assignments else None
+        if instance := _instance(_fits(needs[model_pass], usable), room, primary):
+            name, fit = instance
             room[name] -= fit.size
-            turns.append(Turn(model_pass, tuple(batches), (name,), fit.streamed))
-    return tuple(turns)
+            assignments.append(Assignment(model_pass, tuple(batches), (name,), fit.streamed))
+    return tuple(assignments)
 
 
-def _seat(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
+def _instance(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
     """The device for one more model, in the best way that the `room` left allows; None: it waits."""
     for fit in fits:
         if names := [place.name for place in fit.places if fit.size <= room[place.name]]:
@@ -154,11 +154,11 @@ def _seat(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) ->
     return None
 
 
-def _is_gpu(place: Place) -> bool:
+def _is_gpu(place: DeviceRoom) -> bool:
     return place.kind != "cpu"
 
 
-def _refusal(need: Need, usable: Sequence[Place]) -> str:
+def _refusal(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> str:
     """Why a model fits nowhere, for who can make room."""
     gpus = [place for place in usable if _is_gpu(place)]
     hosts = [place for place in usable if not _is_gpu(place)]
@@ -168,7 +168,7 @@ def _refusal(need: Need, usable: Sequence[Place]) -> str:
     return f"{need.model} {lacks}: raise --ceiling, free memory, or leave it out of --roster"
 
 
-def _lack(size: int, streamed: int, places: Sequence[Place]) -> str:
+def _lack(size: int, streamed: int, places: Sequence[DeviceRoom]) -> str:
     needs, less, *free = told_apart(size, streamed, *(max(0, place.room) for place in places))
     rooms = ", ".join(f"{room} available on {place.name}" for room, place in zip(free, places, strict=True))
     return f"needs {needs}{f' ({less} streamed)' if streamed else ''}, {rooms}"

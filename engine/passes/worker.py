@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.passes.batch_runner import DeviceGone, Elsewhere, Forwards, Result
+from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Fallbacks, Result
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.instance import Seat
+from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.record.events import AnyEvent, BatchCommitted, Computed, MemoryCalibrated, joined
 
 SYNC_SECONDS = 1.0
@@ -59,10 +59,10 @@ class Queue:
 class Post:
     """A worker's place in one turn: the queue, and the seat that computes for it on this device."""
 
-    def __init__(self, queue: Queue, seat: Seat, elsewhere: Elsewhere, emit: Emit) -> None:
+    def __init__(self, queue: Queue, instance: ModelInstance, elsewhere: Fallbacks, emit: Emit) -> None:
         self.queue = queue
-        self.seat = seat
-        self.forwards = Forwards(queue.cells, seat, elsewhere, emit)
+        self.instance = instance
+        self.forwards = BatchRunner(queue.cells, instance, elsewhere, emit)
 
 
 class Worker:
@@ -96,7 +96,7 @@ class Worker:
             self.error = error.with_traceback(None)  # its frames hold a model
 
     def _may_go_on(self) -> bool:
-        self._controls.heed(self._emit)
+        self._controls.apply_pending(self._emit)
         return not self._controls() and self._controls.orders == self._orders
 
     def _next_post(self) -> Post | None:
@@ -121,7 +121,7 @@ class Worker:
             post.queue.failed = error.with_traceback(None)
             return
         self._commit(post, index, result, time.monotonic() - began)
-        if post.seat.calibration.batches == PROBES:
+        if post.instance.calibration.batches == PROBES:
             self._tell_calibration(post)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self._sync()
@@ -129,7 +129,7 @@ class Worker:
     def _commit(self, post: Post, index: int, result: Result, seconds: float) -> None:
         """Write the vectors, then tell of the batch as it ran."""
         cells, batch = post.queue.cells, post.queue.cells.batches[index]
-        own = Computed(device=self.device.name, dtype=post.seat.dtype, rows=len(batch.rows))
+        own = Computed(device=self.device.name, dtype=post.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
         crc = cells.file.put(batch.rows, result.vectors)
         event = BatchCommitted(
@@ -149,7 +149,7 @@ class Worker:
         post.queue.committed.append(event)
 
     def _tell_calibration(self, post: Post) -> None:
-        known = post.seat.calibration
+        known = post.instance.calibration
         if known.batches:
             self._emit(
                 MemoryCalibrated(
