@@ -181,7 +181,7 @@ class Scripted:
     def _steady(self, seconds: float) -> Waits:
         """Work that is no batch. Raises Stopped when asked to."""
         yield seconds
-        if self.controls():
+        if self.controls.stop_requested:
             raise Stopped("stopped by the operator; --resume continues")
 
     def _resolve(self, number: int) -> Waits:

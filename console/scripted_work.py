@@ -69,10 +69,10 @@ class Work:
 
     def run(self) -> Waits:
         """Walk everything that is left. Raises Stopped between two batches when asked to."""
-        self.controls.preview, self.controls.stays = self._preview, self._stays
+        self.controls.preview, self.controls.unaffected_by = self._preview, self._stays
         while any(self.left):
             yield from self._heed()
-            if self.controls():
+            if self.controls.stop_requested:
                 raise Stopped(STOPPED)
             if now := self._next(self.controls.schedule):
                 yield from self._placement(now)
@@ -104,7 +104,7 @@ class Work:
     def _heed(self) -> Waits:
         """What was asked for counts from now on; time goes by here while the run is paused."""
         self.controls.settle(self.emit)
-        while self.controls.paused and not self.controls():
+        while self.controls.paused and not self.controls.stop_requested:
             yield PAUSE_SECONDS
             self.controls.settle(self.emit)
 
@@ -117,9 +117,9 @@ class Work:
         self.residents = residents
         for resident in residents:
             yield from self._attach(resident)
-        orders = self.controls.orders
+        reorders = self.controls.reorders
         workers = [
-            self._worker(card, mine, orders)
+            self._worker(card, mine, reorders)
             for card in self.cards
             if (mine := [resident for resident in residents if card.name in resident.assignment.devices])
         ]
@@ -188,12 +188,12 @@ class Work:
             )
         )
 
-    def _worker(self, card: Card, residents: Sequence[ResidentModel], orders: int) -> Waits:
+    def _worker(self, card: Card, residents: Sequence[ResidentModel], reorders: int) -> Waits:
         """Takes from each queue in its turn, until they are empty or something else is wanted."""
         posts = deque(residents)
         while any(resident.queue for resident in posts):
             yield from self._heed()
-            if self.controls() or self.controls.orders != orders or self._loses(card, residents):
+            if self.controls.stop_requested or self.controls.reorders != reorders or self._loses(card, residents):
                 break
             posts.rotate(-1)
             if resident := next((each for each in reversed(posts) if each.queue), None):
@@ -237,7 +237,7 @@ class Work:
     def _climb(self, card: Card, resident: ResidentModel, cell: Cell, mishap: Mishap) -> Generator[float, None, int]:
         """Rung by rung; how many forwards it took."""
         others = any(each is not card and each.name in resident.assignment.devices for each in self.cards)
-        means = Means(streams=True, chunks=True, others=others, cpu=self.controls.cpu_fallback)
+        means = Means(streams=True, slices_mlp=True, others=others, cpu=self.controls.cpu_fallback)
         forwards = 1
         for step, evidence in cast.climb(resident.part, cell, mishap, means):
             if evidence.predicted:

@@ -30,7 +30,7 @@ from interlock.engine.models.weights import DTYPES
 from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
-from interlock.engine.passes.memory_needs import MemoryPlanner, places
+from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.reuse import Mask
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
 
@@ -166,10 +166,10 @@ def _forecasts(
     """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
     lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
-    needs, rooms = MemoryPlanner(devices, host), places(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
+    planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
     known = paces(settings.out, devices[0].kind)
-    found = [_forecast(layout, devices[0], needs, rooms, settings) for layout in layouts]
-    return [replace(each, seconds=_seconds(each, known)) for each in found], rooms[0].room
+    found = [_forecast(layout, devices[0], planner, free, settings) for layout in layouts]
+    return [replace(each, seconds=_seconds(each, known)) for each in found], free[0].room
 
 
 class _Pass(msgspec.Struct):

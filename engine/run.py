@@ -94,7 +94,7 @@ class Run:
         asked = configuration.settings
         _refuse(asked, chunks)
         self._chunks = chunks
-        self._stop = self.controls = controls
+        self.controls = controls
         self._working = False
         self._passed_over: list[str] = []
         self.directory = rundir.choose(asked.out, asked.run_id, chunks, asked.resume, self._passed_over.append)
@@ -118,9 +118,9 @@ class Run:
             self._emit = self.recorder.emit
             leases_before = self.recorder.look(lambda state: len(state.leases))
             self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
-            places = [device for device in self._devices if device is not self._host]
-            self._lessor = Lessor([*places, self._host], self.settings.ceiling, leases_before)
-            if not places:
+            gpus = [device for device in self._devices if device is not self._host]
+            self._lessor = Lessor([*gpus, self._host], self.settings.ceiling, leases_before)
+            if not gpus:
                 controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
             if len(self._specs) == 1:
                 controls.refuse("schedule", "the roster has only one model")
@@ -190,17 +190,19 @@ class Run:
         policy = Policy(settings.offline, settings.refresh_models)
         cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)
-        corpus, stores = read_and_tokenise(self._collections, tokenisings(cards), scratch, self._emit, self._stop)
+        corpus, stores = read_and_tokenise(
+            self._collections, tokenisings(cards), scratch, self._emit, lambda: self.controls.stop_requested
+        )
         self._bind(roster, corpus, threads)
         grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
         done = [self._survived(cells) for cells in grid]
-        rounds = PassExecutor(grid, done, self._weights, self._context())
-        rounds.check()
+        executor = PassExecutor(grid, done, self._weights, self._context())
+        executor.check()
         self._check_store(roster)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         with Sampler(self._devices, self._sampled), _imports_left_alone():
-            rounds.run()
+            executor.run()
         for cells in grid:
             self._check_vectors(cells)
         self._complete_without_a_turn(grid)
@@ -401,7 +403,7 @@ class Run:
     def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
-        if self._stop():
+        if self.controls.stop_requested:
             raise Stopped("stopped by the operator before everything was delivered; --resume continues")
         seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
         self._park_shared(rows)
@@ -444,7 +446,7 @@ class Run:
 
     def _code(self, status: ev.Status) -> ExitCode:
         if status == "stopped":
-            return self._stop.code or ExitCode.STOPPED
+            return self.controls.code or ExitCode.STOPPED
         if status != "completed":
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
 
-ALL = Means(streams=True, chunks=True, others=True, cpu=True)
-NONE = Means(streams=False, chunks=False, others=False, cpu=False)
+ALL = Means(streams=True, slices_mlp=True, others=True, cpu=True)
+NONE = Means(streams=False, slices_mlp=False, others=False, cpu=False)
 
 any_means = st.one_of(st.just(ALL), st.builds(Means, st.booleans(), st.booleans(), st.booleans(), st.booleans()))
 any_cause = st.sampled_from([Cause.MEMORY, Cause.MEMORY, Cause.MEMORY, Cause.NOT_FINITE, Cause.LOST])
@@ -88,14 +88,14 @@ def test_GIVEN_any_failures_WHEN_climbed_THEN_only_replans_and_splits_are_repeat
     assert rungs.count(Rung.REPLAN) <= 2
     assert all(rungs.count(rung) <= 1 for rung in (*MOVES, Rung.PARK))
     losses = sum(evidence.cause is Cause.LOST for _, evidence, _ in steps)
-    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.CHUNK))
+    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.SLICE_MLP))
 
 
 @given(lineages())
 @settings(deadline=None)
 def test_GIVEN_any_means_WHEN_climbed_THEN_no_rung_is_chosen_that_they_forbid(steps):
     for possible, _, step in steps:
-        allowed = {Rung.STREAM: possible.streams, Rung.CHUNK: possible.chunks}
+        allowed = {Rung.STREAM: possible.streams, Rung.SLICE_MLP: possible.slices_mlp}
         allowed |= {Rung.RELOCATE: possible.others, Rung.CPU: possible.cpu}
         assert allowed.get(step.rung, True)
 
@@ -188,7 +188,7 @@ def test_GIVEN_rows_of_many_lengths_WHEN_sliced_THEN_padding_counts_where_there_
 
 
 def test_GIVEN_every_means_WHEN_a_single_row_never_fits_THEN_all_rungs_are_climbed_in_order():
-    assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.CHUNK, Rung.RELOCATE, Rung.CPU, Rung.PARK]
+    assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU, Rung.PARK]
 
 
 def test_GIVEN_no_means_WHEN_a_single_row_never_fits_THEN_it_is_parked():
@@ -234,7 +234,7 @@ def test_GIVEN_a_streamed_and_chunked_row_WHEN_it_is_relocated_THEN_its_effort_s
     effort = Effort()
     for _ in range(3):
         effort = next_step(effort, short(rows=1, tokens=100), ALL).effort
-    assert effort.tried == {Rung.STREAM, Rung.CHUNK, Rung.RELOCATE}
+    assert effort.tried == {Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_GIVEN_a_piece_that_a_lost_device_sent_on_WHEN_memory_runs_out_there_THE
     moved = next_step(Effort(), seen(Cause.LOST, [100] * 8, padded=True), ALL).effort
     assert next_step(moved, short(allowed=400), ALL).rung is Rung.REPLAN
     rungs = climb(short(rows=1, tokens=100), ALL, moved)
-    assert rungs == [Rung.STREAM, Rung.CHUNK, Rung.CPU, Rung.PARK]
+    assert rungs == [Rung.STREAM, Rung.SLICE_MLP, Rung.CPU, Rung.PARK]
 
 
 def test_GIVEN_a_piece_on_the_cpu_after_a_loss_WHEN_memory_runs_out_there_THEN_it_does_not_go_back_to_a_device():

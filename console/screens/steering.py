@@ -78,8 +78,8 @@ class Steering(Screen[None]):
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
         then = controls.preview(wanted) if controls.preview else None
-        stays = then is not None and controls.stays(wanted)
-        lines = wording.staying(self.snapshot) if stays else wording.foreseen(wanted, then, self.snapshot)
+        unaffected_by = then is not None and controls.unaffected_by(wanted)
+        lines = wording.staying(self.snapshot) if unaffected_by else wording.foreseen(wanted, then, self.snapshot)
         title = "Models side by side?" if exclusive else "One model at a time?"
         self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch on", wanted), "schedule")
 

@@ -45,17 +45,17 @@ class Attached:
         device.hold(network, self.bytes)
 
     @property
-    def chunks(self) -> bool:
+    def slices_mlp(self) -> bool:
         """Whether its feed-forwards can be computed by parts."""
         return bool(self._wide)
 
-    def chunk(self) -> None:
+    def slice_mlp(self) -> None:
         """Compute the feed-forwards `PART` tokens at a time from now on: the same vectors, a smaller peak."""
         for module in self._wide:
             module.forward = by_parts(type(module).forward.__get__(module), PART)
 
     def whole(self) -> None:
-        """Undo `chunk`, and whatever else makes it slower than it could be."""
+        """Undo `slice_mlp`, and whatever else makes it slower than it could be."""
         for module in self._wide:
             vars(module).pop("forward", None)
 

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.passes.encoder import Ids, Vectors
-from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
 from interlock.engine.record.durable import told_apart
 from interlock.engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
 class DeviceGone(Exception):
@@ -49,9 +49,9 @@ class Fallbacks(Protocol):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of the batch that go through together, by their places in it, longest first."""
+    """Rows of the batch that go through together, by their index in it, longest first."""
 
-    places: Places
+    indices: Indices
     effort: Effort
     instance: ModelInstance
 
@@ -67,14 +67,15 @@ class Result:
 
 
 class BatchRunner:
-    """Computes cells of one pass on one seat."""
+    """Computes the batches of a queue on one instance of its model."""
 
     def __init__(
-        self, cells: Cells, instance: ModelInstance, elsewhere: Fallbacks, emit: Callable[[AnyEvent], object]
+        self, queue: Queue, instance: ModelInstance, fallbacks: Fallbacks, emit: Callable[[AnyEvent], object]
     ) -> None:
-        self._cells = cells
-        self._instance = instance
-        self._elsewhere = elsewhere
+        self.queue = queue
+        self.instance = instance
+        self._cells = queue.cells
+        self._fallbacks = fallbacks
         self._emit = emit
         self._pressed = False
         self._index = 0
@@ -85,7 +86,7 @@ class BatchRunner:
     def compute(self, index: int) -> Result:
         """Compute a batch, wherever it fits.
 
-        Raises DeviceGone when the seat's device is lost; nothing is committed then.
+        Raises DeviceGone when the instance's device is lost; nothing is committed then.
         """
         cells = self._cells
         self._index, batch, self._parked = index, cells.batches[index], []
@@ -110,44 +111,44 @@ class BatchRunner:
     def _planned(self) -> list[_Piece]:
         """The whole batch, or as many pieces of it as fit one after the other."""
         lengths = [len(row) for row in self._rows]
-        tokens, allowed = self._instance.tokens(lengths), self._instance.most_tokens(max(lengths))
-        places = np.arange(len(lengths))
-        if allowed >= tokens or not self._instance.device.metered:
-            return [_Piece(places, Effort(), self._instance)]
+        tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(max(lengths))
+        indices = np.arange(len(lengths))
+        if allowed >= tokens or not self.instance.device.metered:
+            return [_Piece(indices, Effort(), self.instance)]
         pieces = [
-            _Piece(places[cut], Effort(), self._instance)
-            for cut in slices(lengths, allowed, self._instance.encoder.padded)
+            _Piece(indices[cut], Effort(), self.instance)
+            for cut in slices(lengths, allowed, self.instance.encoder.padded)
         ]
         if len(pieces) > 1 and not self._pressed:
             self._pressed = True
-            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self._instance.room())
+            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self.instance.room())
             needs, free = told_apart(predicted, room)
             cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
             action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
-            self._told(Rung.REPLAN, cause, action, self._instance, len(lengths), short, 0.0)
+            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(lengths), short, 0.0)
         return pieces
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
-        got = self._denied(piece) or piece.instance.attempt([self._rows[place] for place in piece.places])
+        got = self._denied(piece) or piece.instance.attempt([self._rows[index] for index in piece.indices])
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
-                if piece.instance is self._instance:
+                if piece.instance is self.instance:
                     raise DeviceGone(got.message)
-                self._elsewhere.lose(piece.instance, got.message)
+                self._fallbacks.lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
-        vectors[piece.places] = got
-        refused = piece.places[sorted(bad)]
+        vectors[piece.indices] = got
+        refused = piece.indices[sorted(bad)]
         self._computed[piece.instance.device.name, piece.instance.dtype] += len(got) - len(bad)
         vectors[refused] = np.nan
-        return self._climb(replace(piece, places=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
+        return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
 
     def _denied(self, piece: _Piece) -> Shortfall | None:
         """What the law says cannot fit is not tried: an allocator is not asked to find out."""
         instance = piece.instance
-        if not instance.device.metered or Rung.CHUNK in piece.effort.tried:
+        if not instance.device.metered or Rung.SLICE_MLP in piece.effort.tried:
             return None
         lengths = self._lengths(piece)
         predicted, room = self._foreseen(instance.tokens(lengths), max(lengths), instance), max(0, instance.room())
@@ -175,56 +176,56 @@ class BatchRunner:
         what, _, action = step.reason.partition("; ")
         if cause is Cause.NOT_FINITE:
             what = f"a vector was refused: {short.message}"
-        self._told(step.rung, what, action, instance, len(lengths), short, time.monotonic() - began)
+        self._mitigated(step.rung, what, action, instance, len(lengths), short, time.monotonic() - began)
         cuts = step.pieces(lengths, instance.encoder.padded)
-        return [_Piece(piece.places[cut], step.effort, target) for cut in cuts]
+        return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
 
     def _lengths(self, piece: _Piece) -> list[int]:
-        return [len(self._rows[place]) for place in piece.places]
+        return [len(self._rows[index]) for index in piece.indices]
 
     def _means(self, instance: ModelInstance) -> Means:
         on_host = instance.device.kind == "cpu"
         return Means(
             streams=instance.attached.streams,
-            chunks=instance.attached.chunks,
-            others=not on_host and self._elsewhere.other(instance) is not None,
-            cpu=not on_host and self._elsewhere.host_possible(),
+            slices_mlp=instance.attached.slices_mlp,
+            others=not on_host and self._fallbacks.other(instance) is not None,
+            cpu=not on_host and self._fallbacks.host_possible(),
         )
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance:
-        """Do what the step says to a seat; the one that computes from now on."""
+        """Do what the step says; the instance that computes from now on."""
         instance: ModelInstance | None = piece.instance
         match step.rung:
             case Rung.STREAM:
                 piece.instance.stream()
-            case Rung.CHUNK:
-                piece.instance.chunk()
+            case Rung.SLICE_MLP:
+                piece.instance.slice_mlp()
             case Rung.RELOCATE:
-                instance = self._elsewhere.other(piece.instance)
+                instance = self._fallbacks.other(piece.instance)
                 if instance:
-                    instance.like(step.effort.tried)
+                    instance.adopt(step.effort.tried)
             case Rung.CPU:
-                instance = self._elsewhere.host(self._lengths(piece))
+                instance = self._fallbacks.host(self._lengths(piece))
         if instance is None:
             raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.instance.device.name}")
         return instance
 
     def _grow_back(self, calm: bool) -> None:
         """After a batch: hold the weights again, and say so once whole batches fit again."""
-        self._instance.grow_back()
-        if self._pressed and calm and not self._instance.streamed:
+        self.instance.grow_back()
+        if self._pressed and calm and not self.instance.streamed:
             self._pressed = False
             self._emit(
                 PressurePassed(
-                    model_pass=self._cells.model_pass, batch_index=self._index, device=self._instance.device.name
+                    model_pass=self._cells.model_pass, batch_index=self._index, device=self.instance.device.name
                 )
             )
 
     def _foreseen(self, tokens: int, longest: int, instance: ModelInstance | None = None) -> int:
-        instance = instance or self._instance
+        instance = instance or self.instance
         return instance.calibration.activations(instance.law, tokens, longest)
 
-    def _told(
+    def _mitigated(
         self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float
     ) -> None:
         of_memory = short.predicted > 0
@@ -255,7 +256,7 @@ class BatchRunner:
                 reason=reason,
                 batch_index=self._index,
             )
-            for row in cells.batches[self._index].rows[piece.places].tolist()
+            for row in cells.batches[self._index].rows[piece.indices].tolist()
         ]
 
 

@@ -1,6 +1,6 @@
-"""What an operator asks of a run while it goes on: written by a front end, heeded by the workers between two batches.
+"""What an operator asks of a run while it goes on: written by a front end, applied by the workers between two batches.
 
-What was asked is pending until it is heeded; then it counts, or it is refused with a reason, and an event says which,
+What was asked is pending until it is applied; then it counts, or it is refused with a reason, and an event says which,
 with who asked.
 """
 
@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 
 
 class Controls:
-    """The box between a front end and the engine; called, it says whether the run is to stop at the next batch."""
+    """The box between a front end and the engine."""
 
     def __init__(self) -> None:
         self.code: ExitCode | None = None
@@ -32,19 +32,21 @@ class Controls:
         self.window = 0
         self.cpu_fallback = True
         self.paused = False
-        self.orders = 0
+        self.reorders = 0
         """How often the order of the remaining cells was changed: what is leased is given back then."""
         self.preview: Callable[[Schedule], Placement | None] | None = None
         """What another schedule would lease next, while there are cells left to walk."""
-        self.stays: Callable[[Schedule], bool] = lambda _: False
+        self.unaffected_by: Callable[[Schedule], bool] = lambda _: False
         """Whether what is leased now serves another schedule just as it is."""
         self.tell: Callable[[AnyEvent], object] | None = None
-        """Where refusals go that are known when something is asked; None: they wait until it is heeded."""
+        """Where refusals go that are known when something is asked; None: they wait until it is applied."""
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
         self._lock = threading.Lock()
 
-    def __call__(self) -> bool:
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the run is to stop at the next batch."""
         return self.code is not None
 
     def begin(self, schedule: Schedule, window: int, *, cpu_fallback: bool) -> None:
@@ -92,7 +94,7 @@ class Controls:
         """Let everything count that was asked; waits here while the run is paused and not to stop."""
         while True:
             self.settle(tell)
-            if not self.paused or self():
+            if not self.paused or self.stop_requested:
                 return
             threading.Event().wait(PAUSE_SECONDS)
 
@@ -114,7 +116,7 @@ class Controls:
         match asked.control:
             case "schedule":
                 wanted = Schedule(asked.value)
-                self.orders += wanted != self.schedule and not self.stays(wanted)
+                self.reorders += wanted != self.schedule and not self.unaffected_by(wanted)
                 self.schedule = wanted
             case "cpu_fallback":
                 self.cpu_fallback = asked.value == YES

@@ -1,7 +1,8 @@
-"""Walks the grid round by round: who may lease what now, attach, work, release, and again until nothing is left.
+"""Computes the grid placement by placement: lease, load, compute, release, and again until no batch is left.
 
-A round is what the schedule wants leased at the same time. Its leases are released on every way out; a device that is
-lost takes no further part, a pass that fails leaves the others theirs, and what was left undone is in the next round.
+The models of a placement live in one frame (`_compute`), so that nothing refers to them when their leases end. Leases
+end on every way out. A lost device is in no further placement, a failed pass costs the others nothing, and what was
+left undone is in the next placement.
 """
 
 from collections import Counter
@@ -11,11 +12,12 @@ from threading import RLock
 
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
-from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.memory_needs import MemoryPlanner, places
+from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.grid import Cells, Queue
+from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.resident import ResidentModel, RunContext
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, next_placement
-from interlock.engine.passes.worker import Post, Queue, Worker, run_all
+from interlock.engine.passes.worker import Worker, run_all
 from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed, joined
 
 
@@ -41,12 +43,12 @@ class PassExecutor:
         self._assignments: Sequence[Assignment] = ()
         self._queues: list[Queue] = []
         self._free: Sequence[DeviceRoom] = ()
-        self._needs = MemoryPlanner(context.devices, context.host, context.laws)
+        self._planner = MemoryPlanner(context.devices, context.host, context.laws)
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         controls = self._context.controls
-        controls.preview, controls.stays, controls.tell = self.preview, self.stays, self._context.emit
+        controls.preview, controls.unaffected_by, controls.tell = self.preview, self.unaffected_by, self._context.emit
         self._walk()
         controls.end(self._context.emit)
 
@@ -59,7 +61,7 @@ class PassExecutor:
         ]
         return self._next(schedule, left, self._free)
 
-    def stays(self, schedule: Schedule) -> bool:
+    def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
         then = self.preview(schedule)
         return (
@@ -77,44 +79,44 @@ class PassExecutor:
     def _walk(self) -> None:
         while any(self._left):
             self._context.controls.apply_pending(self._context.emit)
-            if self._context.controls():
+            if self._context.controls.stop_requested:
                 raise Stopped("stopped by the operator between two batches; --resume continues")
-            self._free = self._places()
+            self._free = self._rooms()
             now = self._next(self._context.controls.schedule, self._left, self._free)
             assert now is not None, "there are batches left"
             for model_pass, reason in now.refused.items():
                 self._fail(model_pass, reason)
             if now.assignments:
-                self._take(now)
+                self._place(now)
 
     def check(self) -> None:
         """Raises UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
-        needs, controls = [self._needs.of(cells.layout) for cells in self._grid], self._context.controls
+        needs, controls = [self._planner.of(cells.layout) for cells in self._grid], self._context.controls
         for model_pass, batches in enumerate(self._left):
             alone = [batches if number == model_pass else [] for number in range(len(self._left))]
-            found = next_placement(Schedule.EXCLUSIVE, alone, needs, self._places(), 0, None, controls.cpu_fallback)
+            found = next_placement(Schedule.EXCLUSIVE, alone, needs, self._rooms(), 0, None, controls.cpu_fallback)
             if found and found.refused:
                 raise UnavailableError(next(iter(found.refused.values())))
 
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[DeviceRoom]) -> Placement | None:
         controls = self._context.controls
-        needs = [self._needs.of(cells.layout) for cells in self._grid]
+        needs = [self._planner.of(cells.layout) for cells in self._grid]
         return next_placement(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
 
-    def _places(self) -> list[DeviceRoom]:
+    def _rooms(self) -> list[DeviceRoom]:
         context = self._context
         healthy = [device for device in context.devices if device.name not in self._lost]
-        return places(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
+        return rooms(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
 
-    def _take(self, now: Placement) -> None:
-        """One round, from the leases to the receipts."""
+    def _place(self, now: Placement) -> None:
+        """One placement, from the leases to the receipts."""
         with ExitStack() as stack:
-            queues = self._work(now, stack)
+            queues = self._compute(now, stack)
         for assignment, queue in zip(now.assignments, queues, strict=True):
             self._close(assignment.model_pass, queue)
 
-    def _work(self, now: Placement, stack: ExitStack) -> list[Queue]:
-        """Attach and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
+    def _compute(self, now: Placement, stack: ExitStack) -> list[Queue]:
+        """Load and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
         context = self._context
         residents: list[ResidentModel] = []
         for assignment, most in zip(now.assignments, self._split(now), strict=True):
@@ -123,36 +125,34 @@ class PassExecutor:
             )
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
-        posts: dict[str, list[Post]] = {}
+        runners: dict[str, list[BatchRunner]] = {}
         for resident in residents:
-            for instance in resident.instances:
-                posts.setdefault(instance.device.name, []).append(
-                    Post(resident.queue, instance, resident, context.emit)
-                )
+            for runner in resident.runners():
+                runners.setdefault(runner.instance.device.name, []).append(runner)
         workers = [
             Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls)
-            for mine in posts.values()
+            for mine in runners.values()
         ]
         run_all(workers)
         for resident in residents:
-            resident.rise()
+            resident.unload()
         for worker in workers:
             if worker.lost:
                 self.lose(worker.device, worker.lost)
                 for resident in residents:
-                    resident.tell_lost(worker.device, worker.lost)
+                    resident.report_lost(worker.device, worker.lost)
         if errors := [worker.error for worker in workers if worker.error]:
             raise errors[0]
         return self._queues
 
     def _split(self, now: Placement) -> list[Mapping[str, int] | None]:
-        """The most bytes of each turn by device where turns are side by side: its need, and a fair part of the rest."""
+        """The most bytes of each assignment by device: its need and a fair part of the rest; None where it is alone."""
         if len(now.assignments) == 1:
             return [None]
-        room = {place.name: place.room for place in self._places()}
+        room = {place.name: place.room for place in self._rooms()}
         needs = [
             {
-                name: self._needs.least(self._grid[assignment.model_pass].layout, assignment, name)
+                name: self._planner.least(self._grid[assignment.model_pass].layout, assignment, name)
                 for name in assignment.devices
             }
             for assignment in now.assignments
@@ -168,27 +168,27 @@ class PassExecutor:
     def _resident(
         self, assignment: Assignment, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool
     ) -> ResidentModel:
-        """Lease the devices of a turn and attach its model to each; what finds no room beside others may wait."""
+        """Lease the devices of an assignment and load its model on each; what finds no room beside others may wait."""
         cells = self._grid[assignment.model_pass]
-        resident = ResidentModel(self._context, self._needs, cells, assignment, stack, most, self.lose)
+        resident = ResidentModel(self._context, self._planner, cells, assignment, stack, most, self.lose)
         try:
-            resident.begin()
+            resident.load()
         except UnavailableError as error:
             resident.queue.failed = None if may_wait else error.with_traceback(None)
         return resident
 
     def _prefetch(self, now: Placement) -> None:
-        """Read the next model's weights while this round computes; only GPUs are attached from host masters."""
+        """Read the next model's weights while this placement computes; only GPUs are loaded from host masters."""
         following = [number for number, left in enumerate(self._left) if left]
         after = [
             number for number in following if number not in {assignment.model_pass for assignment in now.assignments}
         ]
         if after and self._context.devices[0] is not self._context.host:
             cells = self._grid[after[0]]
-            self._context.masters.prefetch(cells.card, self._needs.law(cells.card, self._context.devices[0]).weights)
+            self._context.masters.prefetch(cells.card, self._planner.law(cells.card, self._context.devices[0]).weights)
 
     def lose(self, device: Device, reason: str) -> None:
-        """A lost device is in no further round, and no receipt can speak of it; called from any worker."""
+        """Leave a lost device out of all further placements, and out of the receipts; called from any worker."""
         with self._lock:
             known = device.name in self._lost
             self._lost.add(device.name)

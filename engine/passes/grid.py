@@ -3,7 +3,8 @@
 A cell is `(model_pass, batch_index)`; `batch_index` counts through the whole pass, and no batch mixes collections.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,7 @@ from interlock.engine.models.network import filling
 from interlock.engine.passes.batches import Batch, plan
 from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.vectors import VectorFile
-from interlock.engine.record.events import PassPlanned
+from interlock.engine.record.events import BatchCommitted, PassPlanned
 
 
 @dataclass
@@ -101,3 +102,34 @@ def lay_out(
         layout.batches.extend(made.batches)
         layout.collections.extend([rows.collection.name] * len(made.batches))
     return layout
+
+
+class Queue:
+    """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on."""
+
+    def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
+        self.cells = cells
+        self.failed: Exception | None = None
+        self.committed: list[BatchCommitted] = []
+        self.returned = 0
+        """Rows of the batches that were put back."""
+        self._left = deque(batches)
+
+    def __bool__(self) -> bool:
+        return bool(self._left) and self.failed is None
+
+    def take(self) -> int | None:
+        """The next batch; None when there is none."""
+        try:
+            return self._left.popleft() if self.failed is None else None
+        except IndexError:
+            return None
+
+    def left(self) -> list[int]:
+        """The batches that nobody has taken yet."""
+        return list(self._left)
+
+    def put_back(self, index: int) -> None:
+        """What was taken is still to be done."""
+        self._left.appendleft(index)
+        self.returned += len(self.cells.batches[index].rows)

@@ -58,7 +58,7 @@ class ModelInstance:
         self.law = law
         self.calibration = calibration
         self.lock = RLock()
-        self.frugal = False
+        self.mlp_sliced = False
         self._cold = True  # the next forward takes workspaces that stay: it says nothing of activations
         self._lease = lease
         self._lessor = lessor
@@ -77,30 +77,30 @@ class ModelInstance:
             self.device.reclaim()
             self._cold = True
 
-    def chunk(self) -> None:
+    def slice_mlp(self) -> None:
         """Compute the feed-forwards by parts from now on."""
         with self.lock:
-            self.attached.chunk()
-            self.frugal = True
+            self.attached.slice_mlp()
+            self.mlp_sliced = True
 
-    def like(self, tried: frozenset[Rung]) -> None:
-        """Be as frugal as the seat was where these rungs did not suffice."""
+    def adopt(self, tried: frozenset[Rung]) -> None:
+        """Start as sparing as the instance was where these rungs did not suffice."""
         if Rung.STREAM in tried:
             self.stream()
-        if Rung.CHUNK in tried:
-            self.chunk()
+        if Rung.SLICE_MLP in tried:
+            self.slice_mlp()
 
     def grow_back(self) -> None:
-        """Undo `stream` and `chunk` where the weights fit again."""
+        """Undo `stream` and `slice_mlp` where the weights fit again."""
         with self.lock:
-            if not self.frugal and not self.streamed:
+            if not self.mlp_sliced and not self.streamed:
                 return
             free = self._lessor.budget(self.device)
             if self.streamed and free + self.law.slots < self.law.weights:
                 return
             try:
                 self.attached.whole()
-                self.frugal = False
+                self.mlp_sliced = False
             except Exception as error:
                 if classify(error) is None:
                     raise
@@ -156,6 +156,6 @@ class ModelInstance:
     def _learn(self, lawful: int, measure: Measure) -> None:
         if measure.retries:
             self.calibration = self.calibration.strained()
-        elif measure.activations is not None and not (self._cold or self.streamed or self.frugal):
+        elif measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
             self.calibration = self.calibration.observed(lawful, measure.activations)
         self._cold = False

@@ -3,7 +3,7 @@
 A piece is some rows that went through the model in one forward. Who computes it brings evidence, means and the effort
 made so far, gets a `Step`, does it, and comes back with the step's effort if a piece of it fails again:
 
-    out of memory    replan > split > stream > chunk > relocate > cpu > park
+    out of memory    replan > split > stream > slice_mlp > relocate > cpu > park
     not finite       replan (a single row, as it is) > split (every row alone) > cpu > park
     device lost      relocate > cpu > park
 
@@ -33,7 +33,7 @@ class Rung(StrEnum):
     REPLAN = "replan"
     SPLIT = "split"
     STREAM = "stream"
-    CHUNK = "chunk"
+    SLICE_MLP = "slice_mlp"
     RELOCATE = "relocate"
     CPU = "cpu"
     PARK = "park"
@@ -81,7 +81,7 @@ class Means:
 
     streams: bool
     """The model's layers can be streamed from the host."""
-    chunks: bool
+    slices_mlp: bool
     """Its MLP can be computed in slices of the sequence."""
     others: bool
     """Another healthy device of this lease is there."""
@@ -91,7 +91,7 @@ class Means:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a piece has behind it. Streaming and chunking that were `tried` stay on for what follows."""
+    """What a piece has behind it. Streaming and slicing that were `tried` stay on for what follows."""
 
     tried: frozenset[Rung] = frozenset()
     """Rungs climbed since the last device was lost."""
@@ -160,7 +160,7 @@ def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
         return _again("it should have fitted, so now the same once more", effort, evidence)
     if evidence.rows > 1:
         return _step(Rung.SPLIT, "now each half by itself", effort, evidence)
-    return _onward((Rung.STREAM, Rung.CHUNK, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
+    return _onward((Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
 
 
 def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
@@ -174,7 +174,7 @@ def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
 
 _ACTIONS = {
     Rung.STREAM: "now with its layers streamed from the host",
-    Rung.CHUNK: "now with the MLP in slices of the sequence",
+    Rung.SLICE_MLP: "now with the MLP in slices of the sequence",
     Rung.RELOCATE: "now on another device",
     Rung.CPU: "now on the CPU in float32",
     Rung.PARK: "nothing is left to try",
@@ -185,7 +185,7 @@ def _onward(rungs: Sequence[Rung], effort: Effort, evidence: Evidence, means: Me
     """The first of `rungs` that is possible and ahead; none is the end."""
     possible = {
         Rung.STREAM: means.streams,
-        Rung.CHUNK: means.chunks,
+        Rung.SLICE_MLP: means.slices_mlp,
         Rung.RELOCATE: means.others,
         Rung.CPU: means.cpu,
     }

@@ -1,7 +1,7 @@
 """What passes need of devices: the memory law of a model on a device, and the bytes that it cannot do without there.
 
-What measured batches have taught about a law is kept here from one turn of a pass to the next. No device is leased or
-changed.
+What measured batches have taught about a law is kept here from one assignment of a pass to the next. No device is
+leased or changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ class MemoryPlanner:
 
     def of(self, layout: Layout) -> MemoryNeed:
         """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host. What was
-        learnt does not change them, so a schedule of many short turns asks the batches once."""
+        learnt does not change them, so a schedule of many short assignments asks the batches once."""
         key = layout.card.key
         if key not in self._known:
-            self._known[key] = self._reckoned(layout)
+            self._known[key] = self._need(layout)
         return self._known[key]
 
     def least(self, layout: Layout, assignment: Assignment, name: str) -> int:
-        """The bytes that a turn of this pass cannot do without on the device of this name."""
+        """The bytes that an assignment of this pass cannot do without on the device of this name."""
         need = self.of(layout)
         if name == self._host.name:
             return need.host
@@ -63,14 +63,14 @@ class MemoryPlanner:
         return replace(card, dtype="float32") if beside else card
 
     def calibration(self, model_pass: int, device: Device) -> Calibration:
-        """What earlier turns of the pass have learnt on this device."""
+        """What earlier assignments of the pass have learnt on this device."""
         return self._calibrations.get((model_pass, device.name), first_calibration(device))
 
     def learn(self, model_pass: int, device: Device, calibration: Calibration) -> None:
-        """Keep for the next turn what this one has learnt."""
+        """Keep for the next assignment what this one has learnt."""
         self._calibrations[model_pass, device.name] = calibration
 
-    def _reckoned(self, layout: Layout) -> MemoryNeed:
+    def _need(self, layout: Layout) -> MemoryNeed:
         host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
         first_device = self._devices[0]
         if first_device is self._host:
@@ -80,7 +80,7 @@ class MemoryPlanner:
         return MemoryNeed(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
 
 
-def places(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[DeviceRoom]:
+def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[DeviceRoom]:
     """What can be leased now: of `devices` the GPUs, and the host last where it may be used."""
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus

@@ -1,6 +1,6 @@
-"""One model's turn in a round: its lease, its seats on devices, and where a piece of its work can go from them.
+"""A model with its lease: loaded on the devices of its assignment, and on the CPU where its work has to go there.
 
-Where a device cannot take the model after all, it is left out and that is told; where none can, the CPU is asked.
+Where a device cannot take the model after all, it is left out and an event says so; where none can, the CPU is asked.
 """
 
 import time
@@ -19,14 +19,14 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
+from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, computed_tokens, encoder_for
-from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import Laws, MemoryPlanner
 from interlock.engine.passes.schedule import Assignment
-from interlock.engine.passes.worker import Queue
 from interlock.engine.record.durable import told_apart
 from interlock.engine.record.events import (
     AnyEvent,
@@ -44,7 +44,7 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every round works with. `host` is the CPU, which is among `devices` only where there is no GPU."""
+    """What every placement is computed with. `host` is the CPU, which is among `devices` only where there is no GPU."""
 
     devices: Sequence[Device]
     host: Device
@@ -67,26 +67,26 @@ class _Work:
 
 
 class ResidentModel:
-    """One model's turn in a round: its lease, its seats on devices, and where a piece of its work can go from them."""
+    """Loads one model for an assignment, and finds another instance for a piece that does not fit where it is."""
 
     lease: Lease
 
     def __init__(
         self,
         context: RunContext,
-        needs: MemoryPlanner,
+        planner: MemoryPlanner,
         cells: Cells,
         assignment: Assignment,
         stack: ExitStack,
         most: Mapping[str, int] | None,
         lost: Callable[[Device, str], object],
     ) -> None:
-        """`stack` ends its leases; `most` are its bytes at most on each device, where turns are side by side; `lost` is
-        told of a device that is gone, and why, from any worker."""
+        """`stack` ends its leases; `most` are its bytes at most on each device, where models are side by side; `lost`
+        hears of a device that is gone, and why, from any worker."""
         self.queue = Queue(cells, assignment.batches)
         self.instances: list[ModelInstance] = []
         self._context = context
-        self._needs = needs
+        self._planner = planner
         self._lost = lost
         self._cells = cells
         self._assignment = assignment
@@ -95,36 +95,42 @@ class ResidentModel:
         self._host: ModelInstance | None = None
         self._lock = RLock()
 
-    def begin(self) -> None:
+    def load(self) -> None:
         """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
         context, cells = self._context, self._cells
         devices = [device for device in (*context.devices, context.host) if device.name in self._assignment.devices]
         devices = list({device.name: device for device in devices}.values())
         devices = self._still_roomy(devices)
         if not devices:
-            self._sit_on_host(f"no room is left on {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"no room is left on {', '.join(self._assignment.devices)}")
             return
         self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._assignment.streamed)
         if devices[0] is context.host:
-            self.instances = [self._seat_on_host(self.lease)]
+            self.instances = [self._instance_on_host(self.lease)]
             return
         master, warm = context.masters.take(cells.card)
         self._stack.callback(context.masters.give_back, cells.card, master)
         self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
         if not self.instances:
-            self._sit_on_host(f"it could not be attached to {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"it could not be attached to {', '.join(self._assignment.devices)}")
 
-    def rise(self) -> None:
-        """Let go of the seats, and keep what they have learnt of the memory law."""
+    def runners(self) -> list[BatchRunner]:
+        """What computes the queue, on each device where the model is loaded."""
+        return [BatchRunner(self.queue, instance, self, self._context.emit) for instance in self.instances]
+
+    def unload(self) -> None:
+        """Drop the instances, and keep what they have learnt of the memory law."""
         for instance in self.instances:
-            self._needs.learn(self._cells.model_pass, instance.device, instance.calibration)
+            self._planner.learn(self._cells.model_pass, instance.device, instance.calibration)
         self.instances, self._host = [], None
 
-    def tell_lost(self, device: Device, reason: str) -> None:
-        """A device of this turn was lost in the middle of it."""
+    def report_lost(self, device: Device, reason: str) -> None:
+        """A device of this assignment was lost in the middle of it."""
         if device.name in self._assignment.devices:
             action = "what it had not committed is computed on what is left"
-            self._told(Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None, self.queue.returned)
+            self._mitigated(
+                Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None, self.queue.returned
+            )
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
         """A device was lost under a piece that had come there from another one."""
@@ -140,7 +146,7 @@ class ResidentModel:
         context, cells = self._context, self._cells
         if context.devices[0] is context.host or not context.controls.cpu_fallback:
             return False
-        return self._host is not None or self._needs.of(cells.layout).host <= context.lessor.budget(context.host)
+        return self._host is not None or self._planner.of(cells.layout).host <= context.lessor.budget(context.host)
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths."""
@@ -149,55 +155,51 @@ class ResidentModel:
     def _on_host(self, work: _Work) -> ModelInstance | None:
         with self._lock:
             if self._host is None and self.host_possible():
-                self._host = self._seat_on_host(self._leased([self._context.host], work, streamed=False))
+                self._host = self._instance_on_host(self._leased([self._context.host], work, streamed=False))
             return self._host
 
     def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
-        """Those that still have what the turn was promised: others may have taken it since, and it is told."""
+        """The devices that still have the room this assignment was made with: others may have taken it since."""
         room = {device.name: self._context.lessor.budget(device) for device in devices}
-        needed = {
-            device.name: self._needs.least(self._cells.layout, self._assignment, device.name) for device in devices
-        }
+        needed = self._least(devices)
         short = [device for device in devices if needed[device.name] > room[device.name]]
         if short == [self._context.host]:
             return list(devices)  # the lease says what it lacks
         for device in short:
             needs, free = told_apart(needed[device.name], max(0, room[device.name]))
             action = f"{device.name} is left out of this lease"
-            self._told(Rung.RELOCATE, f"needs {needs}, {free} free on {device.name}", action, device, None)
+            self._mitigated(Rung.RELOCATE, f"needs {needs}, {free} free on {device.name}", action, device, None)
         return [device for device in devices if device not in short]
 
-    def _sit_on_host(self, cause: str) -> None:
+    def _load_on_host(self, cause: str) -> None:
         """No GPU takes it. Raises UnavailableError where the host may not either."""
         instance = self._on_host(self._whole(self._context.host)) if self.host_possible() else None
         if instance is None:
             key = self._cells.card.key
             raise UnavailableError(f"{key}: {cause}, and not on the CPU: free memory, or leave it out of --roster")
-        self._told(Rung.CPU, cause, "computed on the CPU in float32", instance.device, None)
+        self._mitigated(Rung.CPU, cause, "computed on the CPU in float32", instance.device, None)
         self.instances = [instance]
 
     def _whole(self, device: Device) -> _Work:
-        """What the turn has left."""
+        """All that the assignment was made of."""
         cells, batches = self._cells, self._assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
-        return _Work(len(batches), rows, self._needs.widest(cells.layout, device))
+        return _Work(len(batches), rows, self._planner.widest(cells.layout, device))
 
     def _piece(self, lengths: Sequence[int]) -> _Work:
         """Rows of one batch that go to the host."""
         card, host = self._cells.card, self._context.host
-        law, known = self._needs.law(card, host), self._needs.calibration(self._cells.model_pass, host)
+        law, known = self._planner.law(card, host), self._planner.calibration(self._cells.model_pass, host)
         tokens = computed_tokens(lengths, padded=not card.packed)
         return _Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths)))
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
         layout = self._cells.layout
-        return {device.name: self._needs.least(layout, self._assignment, device.name) for device in devices}
+        return {device.name: self._planner.least(layout, self._assignment, device.name) for device in devices}
 
     def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
         context, cells = self._context, self._cells
-        needs = {
-            device.name: self._needs.least(self._cells.layout, self._assignment, device.name) for device in devices
-        }
+        needs = self._least(devices)
         shared = bool(self._most) or (devices[0] is context.host and devices[0] is not context.devices[0])
         lease = self._stack.enter_context(
             context.lessor.lease(cells.card.key, needs, self._released, shared=shared, most=self._most)
@@ -240,11 +242,11 @@ class ResidentModel:
         for overrun in lease.overruns():
             context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
-    def _seat_on_host(self, lease: Lease) -> ModelInstance:
-        host, card = self._context.host, self._needs.card_on(self._cells.card, self._context.host)
+    def _instance_on_host(self, lease: Lease) -> ModelInstance:
+        host, card = self._context.host, self._planner.card_on(self._cells.card, self._context.host)
         began = time.monotonic()
         attached = attach_to_host(card, host)
-        return self._seated(host, attached, lease, time.monotonic() - began, warm=False)
+        return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
         """Attach to a GPU, streamed where the whole does not go; None, and told, where nothing goes."""
@@ -258,15 +260,15 @@ class ResidentModel:
                 if message:
                     rung = Rung.REPLAN if streamed == self._assignment.streamed else Rung.STREAM
                     action = "attached at the next try" if rung is Rung.REPLAN else "its layers are streamed instead"
-                    self._told(rung, message, action, device, began)
-                return self._seated(device, attached, self.lease, time.monotonic() - began, warm)
+                    self._mitigated(rung, message, action, device, began)
+                return self._ready(device, attached, self.lease, time.monotonic() - began, warm)
             message = failure
-        self._told(Rung.RELOCATE, message, f"{device.name} is left out of this lease", device, began)
+        self._mitigated(Rung.RELOCATE, message, f"{device.name} is left out of this lease", device, began)
         return None
 
     def _may_stream(self, device: Device) -> bool:
         """Attaching takes nothing then, and succeeds on a full device too: so the room is asked for here."""
-        return 0 < self._needs.of(self._cells.layout).streamed <= self._context.lessor.budget(device)
+        return 0 < self._planner.of(self._cells.layout).streamed <= self._context.lessor.budget(device)
 
     def _attached(self, device: Device, master: Master, streamed: bool) -> tuple[Replica | None, str]:
         try:
@@ -280,10 +282,10 @@ class ResidentModel:
             device.reclaim()
         return None, message
 
-    def _seated(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> ModelInstance:
+    def _ready(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> ModelInstance:
         context, cells = self._context, self._cells
         streamed = isinstance(attached, Replica) and attached.streamed
-        law = self._needs.law(cells.card, device)
+        law = self._planner.law(cells.card, device)
         context.emit(
             ModelAttached(
                 lease=lease.id,
@@ -296,14 +298,14 @@ class ResidentModel:
             )
         )
         encoder = context.encoders(cells.card, attached.network, device)
-        dtype = self._needs.card_on(cells.card, device).dtype
-        calibration = self._needs.calibration(cells.model_pass, device)
+        dtype = self._planner.card_on(cells.card, device).dtype
+        calibration = self._planner.calibration(cells.model_pass, device)
         return ModelInstance(device, attached, encoder, dtype, law, calibration, lease, context.lessor)
 
-    def _told(
+    def _mitigated(
         self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None
     ) -> None:
-        """Tell of a step that concerns all rows of the turn, or so many of them."""
+        """Emit a step of the ladder that concerns all rows of the assignment, or so many of them."""
         self._context.emit(
             Mitigated(
                 model_pass=self._cells.model_pass,

@@ -5,9 +5,9 @@
     shared      cuda:0  A A A A A A                            models that fit beside each other stay side by side,
                 cuda:1  B B B B C C C C C C                    the primary apart from its companions
 
-A round is what is leased at the same time. It is made from the cells that are left and from the pass that was last, so
-the schedule, the window and the devices may change between any two rounds: what is left is only walked in another
-order, and every cell is still walked once.
+A placement is what is resident at the same time. It is made from the cells that are left and from the pass that was
+last, so the schedule, the window and the devices may change between any two placements: what is left is only walked in
+another order, and every cell is still walked once.
 
 Pure and deterministic: no devices, no clock. Sizes are bytes.
 """
@@ -59,7 +59,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Placement:
-    """Turns that are taken at the same time. `refused` passes fit nowhere, for these reasons: they are to be failed."""
+    """Assignments that are computed at the same time. `refused` passes fit nowhere, for these reasons: fail them."""
 
     assignments: tuple[Assignment, ...]
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -76,9 +76,9 @@ def next_placement(
 ) -> Placement | None:
     """What to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing is left.
 
-    `last` is the pass of the last turn, if any; a `window` of 0 is a whole pass. The CPU is used where there is no GPU,
-    and with `cpu_fallback` for a model that fits on none. A pass is refused when its turn has come and never while it
-    waits; the caller takes its batches out of `left`. Only a round that refuses every pass has no turns.
+    `last` is the pass of the last assignment, if any; a `window` of 0 is a whole pass. The CPU is used where there is
+    no GPU, and with `cpu_fallback` for a model that fits on none. A pass is refused when it is due and never while it
+    waits; the caller takes its batches out of `left`. Only a placement that refuses every pass has no assignments.
     """
     waiting = {model_pass: batches for model_pass, batches in enumerate(left) if len(batches)}
     usable = [place for place in places if cpu_fallback or _is_gpu(place)] or places
@@ -95,7 +95,7 @@ def next_placement(
 
 
 def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) -> tuple[int, Sequence[int]]:
-    """The pass whose turn it is, with its batches of this turn: all that are left unless there is a `window`.
+    """The pass that is due, with its batches: all that are left unless there is a `window`.
 
     Windows are the same cells at any time: batches 0 to `window` - 1, and so on. The pass that stands in the earliest
     window is due; of several, the one nearest to `last` in the roster, itself first. So the roster is walked to and
