@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
 from interlock.console.text.columns import render
+from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.record.counting import several
-from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.safe import safe
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Outputs
     from interlock.console.front_ends.session import Work
+    from interlock.engine.outlet.qdrant import Hit
     from interlock.engine.passes.controls import Controls
 
 
@@ -47,7 +49,7 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
 
 
 def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
-    _limit_threads(settings)
+    limit_threads(settings)
     from interlock.console.front_ends.dispatch import run_with_front_end
 
     def make(controls: "Controls") -> "Work":
@@ -144,8 +146,8 @@ def _survey(settings: Configuration) -> int:
     return ExitCode.COMPLETED
 
 
-def _limit_threads(settings: Configuration) -> None:
-    """The tokenizer's own threads are settled before its library starts them."""
+def limit_threads(settings: Configuration) -> None:
+    """Settle the tokenizer's own threads before its library starts them."""
     if settings.settings.threads:
         os.environ["RAYON_NUM_THREADS"] = str(settings.settings.threads)
 
@@ -157,61 +159,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.chunks is None:
         return _survey(configuration(options))
     seen = forecast(options.chunks, configuration(options))
-    print(
-        render(
-            ["collection", "files", "chunks", "distinct", "duplicates", "refused", "Qdrant collection"],
-            [
-                [
-                    rows.collection.name,
-                    f"{len(rows.collection.files):,}",
-                    f"{len(rows.texts):,}",
-                    f"{rows.own_texts:,}",
-                    f"{rows.duplicates:,}",
-                    f"{len(rows.refusals):,}",
-                    rows.collection.qdrant_collection,
-                ]
-                for rows in seen.collections
-            ],
-        )
-    )
-    passes = []
-    for number, each in enumerate(seen.passes):
-        shares, card = each.layout.shares, each.layout.card
-        passes.append(
-            [
-                str(number + 1),
-                card.key,
-                card.dtype,
-                str(card.dim),
-                f"{each.batches:,}",
-                f"{each.rows:,}",
-                f"{sum(share.reused for share in shares):,}",
-                f"{each.tokens:,}",
-                f"{each.truncated:,}",
-                human_bytes(each.weights_bytes),
-                human_bytes(each.predicted_bytes),
-                duration(each.seconds) if each.seconds else "?",
-                each.place,
-            ]
-        )
-    heads = [
-        "pass",
-        "model",
-        "dtype",
-        "dim",
-        "batches",
-        "rows",
-        "reused",
-        "tokens",
-        "truncated",
-        "weights",
-        "predicted",
-        "time",
-    ]
-    print("\n" + render([*heads, f"of {human_bytes(seen.budget_bytes)} on"], passes))
-    print(f"\nfused vectors: {seen.fused_dim or 'none, one named vector a model'}")
-    if any(each.seconds is None for each in seen.passes):
-        print("time: known after a first run of a model on this kind of device")
+    print(plan_text(seen))
     if refused := [each.refused for each in seen.passes if each.refused]:
         raise UnavailableError("\n".join(refused))
     return ExitCode.COMPLETED
@@ -228,7 +176,7 @@ def demo(options: argparse.Namespace) -> int:
     if options.scripted:
         return _scripted(_settings(options, chunks), options)
     settings = corpus.with_store(_settings(options, chunks))
-    _limit_threads(settings)
+    limit_threads(settings)
 
     def make(controls: "Controls") -> "Work":
         return corpus.run(settings, controls, everything=options.all)
@@ -257,14 +205,13 @@ def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
 def search(options: argparse.Namespace) -> int:
     """Search a store."""
     settings = configuration(options)
-    _limit_threads(settings)
+    limit_threads(settings)
     _print_search(settings, options.store, options.collection, options.query, options.limit, as_json=options.json)
     return ExitCode.COMPLETED
 
 
-def _print_search(
-    settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
-) -> None:
+def best_chunks(settings: Configuration, store: Path, collection: str | None, query: str, limit: int) -> "list[Hit]":
+    """The `limit` best chunks of a store for `query`, encoded on the CPU, best first."""
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.models import assets
@@ -272,7 +219,13 @@ def _print_search(
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
-    hits = search_store(store, collection, query, limit, extended(settings.models), policy, lessor)
+    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor)
+
+
+def _print_search(
+    settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
+) -> None:
+    hits = best_chunks(settings, store, collection, query, limit)
     if as_json:
         for hit in hits:
             print(json.dumps({"id": hit.id, "score": hit.score, "payload": hit.payload}, ensure_ascii=True))

@@ -178,7 +178,7 @@ async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_
 async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(scripted):
     scripted.play_to(FAR)
     async with shown(scripted) as (app, pilot):
-        app._session._thread = type("Thread", (), {"is_alive": lambda self: True})()
+        app._session._thread = type("Thread", (), {"ident": 1})()
         app._session.controls = scripted.controls
         await pilot.press("q")
         assert "detach" in "\n".join(text_of(app))

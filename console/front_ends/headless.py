@@ -42,12 +42,13 @@ class Headless:
         restore = _signals(self._session.controls)
         while self._session.alive:
             self._session.wait(POLL_SECONDS)
-            self._poll()
-        self._poll()
+            self.poll()
+        self.poll()
         restore()
         return self._session.result()
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Tell of what happened since the last time."""
         work = self._session.work
         if work is None:
             return

@@ -36,6 +36,7 @@ class Session:
         self.code = ExitCode.FAILED
         self._make = make
         self._thread = threading.Thread(target=self._go, name="engine")
+        self._done = threading.Event()  # a join that is interrupted takes the thread for ended
 
     def start(self) -> None:
         """Begin; once is enough."""
@@ -55,20 +56,20 @@ class Session:
     @property
     def alive(self) -> bool:
         """Whether the engine is still at work."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._done.is_set()
 
     @property
     def over(self) -> bool:
         """Whether the engine was at work and is no more; one that has not begun is not over."""
-        return self._thread.ident is not None and not self._thread.is_alive()
+        return self._done.is_set()
 
     def wait(self, seconds: float) -> None:
         """Until the engine has ended, at most so long."""
-        self._thread.join(seconds)
+        self._done.wait(seconds)
 
     def result(self) -> ExitCode:
         """How it ended. Raises what the run raised."""
-        self._thread.join()
+        self._done.wait()
         if self.failure:
             raise self.failure
         return self.code
@@ -84,3 +85,5 @@ class Session:
             self.code = self.work.go()
         except BaseException as error:
             self.failure = error
+        finally:
+            self._done.set()

@@ -249,7 +249,7 @@ class CollectionSummary(Part):
 
 class SettingSummary(Part):
     value: Any
-    origin: str = Field(description="default, file, environment or flag, or the run that is continued")
+    origin: str = Field(description="default, file, environment, flag or Python, or the run that is continued")
 
 
 class Summary(Part):

@@ -1,0 +1,155 @@
+"""Shows how far a run is to whoever called `embed`: a table in a terminal or a notebook's cell, lines elsewhere.
+
+Draws in the caller's thread and owns no state of the run. An interrupt of the caller stops the run after its batch.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from interlock.console.front_ends.headless import POLL_SECONDS, Headless
+from interlock.console.front_ends.session import Session
+from interlock.console.text.event_text import progress
+from interlock.engine.errors import ExitCode
+from interlock.engine.record.counting import batches_of, percent, several
+from interlock.engine.record.durable import duration
+from interlock.engine.record.events import timed
+from interlock.engine.record.safe import safe
+from interlock.engine.record.snapshot import PassView, Snapshot
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+BAR = 28
+CELL_SECONDS = 0.5
+"""A cell is drawn over at most so often: each time is a message to the browser."""
+
+Show = Callable[[], None]
+"""Show the run as it is now."""
+
+
+def follow(session: Session, how: Literal["auto", "lines", "none"]) -> None:
+    """Begin the session and show it to its end; what it raised stays in the session.
+
+    Raises KeyboardInterrupt for a second interrupt, while the batch in flight is still computed.
+    """
+    session.start()
+    try:
+        with _display(session, how) as show:
+            while session.alive:
+                try:
+                    session.wait(POLL_SECONDS)
+                    show()
+                except KeyboardInterrupt:
+                    if session.controls.code is not None:
+                        raise
+                    session.stop(ExitCode.INTERRUPTED)
+            show()
+    finally:
+        if session.alive:  # nobody looks any more
+            session.stop(ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def _display(session: Session, how: Literal["auto", "lines", "none"]) -> Iterator[Show]:
+    if how == "none":
+        yield lambda: None
+        return
+    if how == "lines":
+        yield Headless(session, events=False, quiet=False).poll
+        return
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)
+    if console.is_jupyter:
+        yield _kept_up(_in_cell(session))
+    elif console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
+        with _in_terminal(session, console) as show:
+            yield _kept_up(show)
+    else:
+        yield Headless(session, events=False, quiet=False).poll
+
+
+def _kept_up(show: Show) -> Show:
+    """The same, until it fails: the run goes on without it."""
+    failed = False
+
+    def shown() -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            show()
+        except Exception as error:
+            failed = True
+            warnings.warn(
+                f"progress is no longer shown ({type(error).__name__}: {error}); the run goes on", stacklevel=2
+            )
+
+    return shown
+
+
+@contextmanager
+def _in_terminal(session: Session, console: "Console") -> Iterator[Show]:
+    from rich.live import Live
+
+    with Live(table(_snapshot(session)), console=console, auto_refresh=False) as live:
+        yield lambda: live.update(table(_snapshot(session)), refresh=True)
+
+
+def _in_cell(session: Session) -> Show:
+    """One output of the cell, drawn over by its id: rich's own Live needs ipywidgets for that."""
+    from IPython.display import display
+
+    handle, drawn, at = display(table(_snapshot(session)), display_id=True), -1, time.monotonic()
+
+    def show() -> None:
+        nonlocal drawn, at
+        seen = _snapshot(session)
+        if seen.seq != drawn and (not session.alive or time.monotonic() - at >= CELL_SECONDS):
+            drawn, at = seen.seq, time.monotonic()
+            handle.update(table(seen))
+
+    return show
+
+
+def _snapshot(session: Session) -> Snapshot:
+    return session.work.recorder.snapshot() if session.work else Snapshot()
+
+
+def table(snapshot: Snapshot) -> "Table":
+    """The run as a table: a row for each pass, and under it what is being done."""
+    from rich import box
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    shown.title = Text(f"run {safe(snapshot.run_id)}" if snapshot.run_id else "starting")
+    for name in ("model", "", "", "batches", "pace", "left"):
+        shown.add_column(name, no_wrap=True)
+    for each in snapshot.passes:
+        bar = ProgressBar(total=1.0, completed=each.share_done, width=BAR)
+        words = [each.failure or batches_of(each) or each.word, *_pace(each, measured=timed(snapshot.device_kind))]
+        shown.add_row(safe(each.model), bar, percent(each.share_done), *(Text(safe(word)) for word in words))
+    notes = [f"{snapshot.phase}: {snapshot.reason}" if snapshot.reason else snapshot.phase]
+    if not snapshot.over:
+        notes = [progress(snapshot) or snapshot.phase]
+    if snapshot.mitigations:
+        notes.append(several(snapshot.mitigations, "mitigation"))
+    if snapshot.warnings:
+        notes.append(several(snapshot.warnings, "warning"))
+    shown.caption = Text(safe(", ".join(notes)))
+    return shown
+
+
+def _pace(each: PassView, *, measured: bool) -> tuple[str, str]:
+    """Rows a second and the time left of a pass; nothing of devices that are not there."""
+    if not measured or not each.rows_per_second:
+        return "", ""
+    left = each.seconds_left
+    return f"{each.rows_per_second:.1f} rows/s", duration(left) if left else ""

@@ -1,0 +1,335 @@
+"""`import interlock`: the same runs as the command's, from a notebook's cell or a script, by values, typed errors."""
+
+import asyncio
+import builtins
+import io
+import runpy
+import shutil
+import subprocess
+import sys
+import threading
+import types
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import interlock
+from interlock.console.front_ends.session import Session
+from interlock.engine.config import knobs
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.passes.encoder import encode_texts
+from interlock.progress import follow
+from tests.builders import ROOT, corpus, environment, sentences
+
+TEXTS = sentences(30)
+HEAVY = {"torch", "numpy", "textual", "rich", "pydantic", "transformers", "pyarrow", "qdrant_edge"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a corpus of one collection, whose name holds a comma."""
+    directory = tmp_path_factory.mktemp("api")
+    corpus(directory / "in", {"Docs, all": {"a_chunks.json": TEXTS}})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def settings(place, tiny_a, tiny_b):
+    return interlock.Settings(
+        roster={tiny_a: 1, tiny_b: 3},
+        collections=["Docs, all"],
+        ceiling=4 << 30,
+        qdrant=place / "store",
+        out=place / "runs",
+    )
+
+
+@pytest.fixture(scope="module")
+def run(place, settings):
+    return interlock.embed(place / "in", settings, progress="none")
+
+
+def test_importing_loads_nothing_heavy_and_every_name_is_there():
+    code = "import interlock, sys; print(*sys.modules); print(interlock.__version__); "
+    code += "print(all(getattr(interlock, name) is not None for name in interlock.__all__), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    loaded, version, after = done.stdout.splitlines()
+    assert {name.partition(".")[0] for name in loaded.split()} & HEAVY == set()
+    assert version.strip()[0].isdigit()
+    assert after == "True False"
+
+
+def test_settings_take_every_setting_of_a_run_and_say_what_each_is_for():
+    run_settings = {item.name for item in knobs() if not item.metadata["screen"]}
+    assert {item.name for item in fields(interlock.Settings)} == run_settings | {"config", "models"}
+    assert all(f"{name}: " in interlock.Settings.__doc__ for name in run_settings)
+
+
+def test_values_are_recorded_with_their_origin(run, settings):
+    told = run.summary.configuration
+    assert told["ceiling"].value == 4 << 30
+    assert told["collections"].value == ["Docs, all"]
+    assert {told[name].origin for name in ("roster", "ceiling", "qdrant")} == {
+        "python Settings.roster",
+        "python Settings.ceiling",
+        "python Settings.qdrant",
+    }
+    assert told["fusion"].origin == "default"
+
+
+def test_a_plan_prints_what_the_run_then_does(run, place, settings):
+    plan = interlock.plan(place / "in", settings)
+    assert [each.batches for each in plan.forecast.passes] == [
+        each.batches for each in run.summary.collections[0].passes
+    ]
+    assert "Docs, all" in str(plan)
+    assert "tiny-b" in str(plan)
+
+
+def test_vectors_are_mapped_read_only_in_the_order_of_the_chunks(run, tiny_b):
+    found = run.vectors("Docs, all", "tiny-b")
+    spec = ModelSpec("tiny-b", (str(tiny_b),))
+    card = read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+    assert isinstance(found.array, np.memmap)
+    assert not found.array.flags.writeable
+    np.testing.assert_allclose(
+        found.array, encode_texts(card, TEXTS, card.document_prompt, Lessor(choose("cpu"), 4 << 30)), atol=1e-5
+    )
+    assert len(set(found.ids)) == len(found.chunk_ids) == len(TEXTS)
+
+
+def test_fused_vectors_are_wider_than_each_models_own(run):
+    assert run.vectors("Docs, all").array.shape == (len(TEXTS), 32 + 48)
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda run: run.vectors("Docs"), "no collection 'Docs'; there are: Docs, all"),
+        (lambda run: run.vectors("Docs, all", "other"), "by 'other'; there are: tiny-a, tiny-b, fused"),
+        (lambda run: interlock.open_run("other", out=run.path.parent), "the runs in"),
+        (lambda run: interlock.watch("no/such/run"), "is not there"),
+        (lambda run: interlock.Settings(threads=-1).configuration(), "python Settings.threads"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_there_is(run, ask, told):
+    with pytest.raises(interlock.UsageError, match=told):
+        ask(run)
+
+
+def test_a_file_cut_short_is_refused_when_its_vectors_are_asked_for(run, tmp_path):
+    copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
+    file = copy.path / "exports" / "Docs, all" / "fused.npy"
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(interlock.InterlockError, match="cannot be read"):
+        copy.vectors("Docs, all")
+
+
+def test_ids_need_the_parquet_file(run, tmp_path):
+    copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
+    (copy.path / "exports" / "Docs, all" / "points.parquet").unlink()
+    with pytest.raises(interlock.UsageError, match='"parquet" in its exports'):
+        _ = copy.vectors("Docs, all").ids
+
+
+def test_search_in_a_run_finds_the_point_of_a_text(run):
+    (hit,) = interlock.search(run, TEXTS[5], limit=1)
+    assert hit.payload["text"] == TEXTS[5]
+    assert hit.id == run.vectors("Docs, all").ids[5]
+
+
+def test_a_run_is_opened_by_its_directory_or_its_id(run):
+    assert interlock.open_run(run.path) == interlock.open_run(run.id, out=run.path.parent) == run
+    assert "completed, 30 chunks in 1 collection" in repr(run)
+
+
+def test_watching_a_run_that_is_over_yields_its_journal(run):
+    told = list(interlock.watch(run))
+    assert [each.seq for each in told] == list(range(len((run.path / "journal.jsonl").read_bytes().splitlines())))
+    assert told == list(run.events())
+    assert isinstance(told[-1].body, interlock.events.RunClosed)
+
+
+def test_watching_a_run_whose_process_died_ends_with_what_it_wrote(run, tmp_path):
+    lines = (run.path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[:4]) + lines[4][:20])
+    assert len(list(interlock.watch(tmp_path))) == 4
+
+
+def test_watching_a_run_that_is_damaged_raises_after_what_is_whole(run, tmp_path):
+    lines = (run.path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join([*lines[:4], b"damage\n", *lines[5:]]))
+    with pytest.raises(interlock.InterlockError, match="line 5 is damaged"):
+        list(interlock.watch(tmp_path))
+
+
+def test_embedding_in_a_thread_can_be_watched_from_an_event_loop(place, tiny_a):
+    settings = interlock.Settings(roster=[tiny_a], out=place / "runs", run_id="threaded")
+
+    async def both():
+        done = asyncio.create_task(asyncio.to_thread(interlock.embed, place / "in", settings, progress="none"))
+        while not (place / "runs" / "threaded" / "journal.jsonl").exists():
+            await asyncio.sleep(0.01)
+        told = [entry async for entry in stream(interlock.watch(place / "runs" / "threaded"))]
+        return await done, told
+
+    run, told = asyncio.run(both())
+    assert run.summary.status == "completed"
+    assert told == list(run.events())
+
+
+async def stream(entries):
+    """What a thread waits for, in an event loop."""
+    end = object()
+    while (entry := await asyncio.to_thread(next, entries, end)) is not end:
+        yield entry
+
+
+def test_embedding_inside_a_running_event_loop_is_like_anywhere_else(place, tiny_a):
+    async def cell():
+        return interlock.embed(place / "in", interlock.Settings(roster=[tiny_a], out=place / "runs"), progress="none")
+
+    assert asyncio.run(cell()).summary.status == "completed"
+
+
+def test_a_run_that_is_refused_raises_and_leaves_nothing(place, settings):
+    before = sorted((place / "runs").iterdir())
+    with pytest.raises(interlock.UsageError, match="is not a directory"):
+        interlock.embed(place / "nothing", settings, progress="none")
+    assert sorted((place / "runs").iterdir()) == before
+
+
+def test_a_run_with_mitigations_raises_under_strict_and_can_be_opened(place, tiny_a):
+    settings = interlock.Settings(
+        roster=[tiny_a], out=place / "runs", run_id="strict", devices="sim:T4", faults=["oom:9"], strict=True
+    )
+    with pytest.raises(interlock.InterlockError, match="run strict completed with mitigations") as raised:
+        interlock.embed(place / "in", settings, progress="none")
+    assert raised.value.exit_code == interlock.ExitCode.MITIGATED
+    assert interlock.open_run("strict", out=place / "runs").summary.collections[0].mitigations
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import interlock
+
+chunks, model, out = sys.argv[1:]
+settings = dict(roster=["slow"], models={"slow": {"source": model, "batch_tokens": 8}}, out=out, run_id="r")
+
+def interrupt():
+    while not os.path.exists(f"{out}/r/journal.jsonl"):
+        time.sleep(0.01)
+    for entry in interlock.watch(f"{out}/r"):
+        if isinstance(entry.body, interlock.events.BatchCommitted):
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+
+threading.Thread(target=interrupt).start()
+try:
+    interlock.embed(chunks, interlock.Settings(**settings), progress="lines")
+except interlock.Stopped as stopped:
+    print(int(stopped.exit_code), stopped)
+run = interlock.embed(chunks, interlock.Settings(**settings, resume=True), progress="none")
+print(run.summary.status, run.summary.sessions)
+"""
+
+
+def test_an_interrupt_stops_after_the_batch_and_the_same_cell_resumes(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(100)}})
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, root, tiny_a, tmp_path / "runs"],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    stopped, resumed = done.stdout.splitlines()
+    assert stopped.startswith("130 run r was stopped; Settings(run_id='r', resume=True) continues it"), done.stderr
+    assert resumed == "completed 2"
+
+
+class Patient(Session):
+    """A session whose work ends when it is told to, and whose caller is interrupted whenever it waits."""
+
+    def __init__(self):
+        self.goes_on, self.waits = threading.Event(), 0
+        super().__init__(lambda controls: types.SimpleNamespace(go=self.goes_on.wait))
+
+    def wait(self, seconds):
+        self.waits += 1
+        raise KeyboardInterrupt
+
+
+def test_a_second_interrupt_returns_while_the_batch_is_computed():
+    session = Patient()
+    with pytest.raises(KeyboardInterrupt):
+        follow(session, "none")
+    assert (session.waits, session.alive, session.controls.code) == (2, True, interlock.ExitCode.INTERRUPTED)
+    session.goes_on.set()
+    session.result()
+
+
+class TerminalText(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def small(place, tiny_a):
+    """Embeds once more, and shows it."""
+    settings = interlock.Settings(roster=[tiny_a], out=place / "runs")
+    return lambda **how: interlock.embed(place / "in", settings, **how)
+
+
+def test_a_terminal_shows_a_table_that_ends_with_the_run(small, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := TerminalText())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    small()
+    last = screen.getvalue().rpartition("model")[2]
+    assert "tiny-a" in last
+    assert "100%" in last
+    assert "completed" in last
+
+
+def test_without_a_terminal_lines_are_printed(small, capsys):
+    small()
+    assert "collection Docs, all completed" in capsys.readouterr().err
+
+
+def test_a_cell_shows_one_output_that_is_drawn_over(small, monkeypatch):
+    shown = []
+
+    def display(table, *, display_id):
+        assert display_id
+        shown.append(table)
+        return types.SimpleNamespace(update=shown.append)
+
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    small()
+    text = shown[-1]._repr_mimebundle_([], [])["text/html"]
+    assert "tiny-a" in text
+    assert "completed" in text
+
+
+def test_progress_that_cannot_be_shown_does_not_end_the_run(small, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", TerminalText())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("rich.live.Live.update", lambda *_, **__: 1 / 0)
+    with pytest.warns(UserWarning, match="progress is no longer shown .*; the run goes on"):
+        run = small()
+    assert run.summary.status == "completed"
+
+
+def test_the_first_notebook_runs_as_it_stands(tmp_path, monkeypatch, capsys, minilm):
+    monkeypatch.chdir(tmp_path)
+    notebook = runpy.run_path(str(ROOT / "docs" / "first_notebook.py"))
+    said = capsys.readouterr().out
+    assert "(3, 768)" in said
+    assert "1.000" not in said
+    assert said.splitlines()[-2].endswith("Rotate the keys every 90 days.")  # the best of two hits
+    assert notebook["run"].summary.status == "completed"
