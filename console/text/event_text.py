@@ -4,16 +4,18 @@ The events pane, plain output and whatever else names an event ask `describe`; n
 Text is one line, made of the event alone. Seconds are left out where the device is not a real one.
 """
 
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, batches_of, pass_of, percent, several
 from interlock.engine.record.durable import duration, human_bytes, told_apart
 from interlock.engine.record.snapshot import Snapshot
-from interlock.widgets.events import Severity
 
-BY_STATUS: dict[ev.Status, Severity] = {
+if TYPE_CHECKING:  # plain output loads no terminal library
+    from interlock.widgets.events import Severity
+
+BY_STATUS: "dict[ev.Status, Severity]" = {
     "completed": "notice",
     "skipped": "notice",
     "stopped": "warning",
@@ -25,7 +27,7 @@ BY_STATUS: dict[ev.Status, Severity] = {
 class Description(NamedTuple):
     """What is said of an event; those with the same `more` in a row may be told as a count."""
 
-    severity: Severity | None
+    severity: "Severity | None"
     """None: there are too many of them for the events pane."""
     word: str
     printed: bool
