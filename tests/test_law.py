@@ -51,15 +51,6 @@ REAL = {
 BATCHES = ([250] * 2, [50] * 16, [250], [60, 50, 40, 60], [200, 120, 199])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are computed no faster by two, which wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of laws."""

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from interlock.engine.record import durable
@@ -24,6 +24,7 @@ from interlock.engine.record.events import (
     RunStarted,
 )
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
+from tests.warm import Fork
 
 TEXTS = 400
 CHANGED = 3
@@ -91,9 +92,9 @@ def fresh(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> World:
 
 
 @pytest.fixture
-def running(fresh: World) -> Iterator[tuple[World, subprocess.Popen[str]]]:
+def running(fresh: World) -> Iterator[tuple[World, Fork]]:
     """A world whose run `one` is in the middle of its first pass."""
-    process = start(*fresh.command("--run-id", "one", "--quiet"), stderr=subprocess.PIPE)
+    process = start(*fresh.command("--run-id", "one", "--quiet"))
     try:
         journal = fresh.one / "journal.jsonl"
         while process.poll() is None and not (journal.exists() and b"batch_committed" in journal.read_bytes()):
@@ -101,7 +102,7 @@ def running(fresh: World) -> Iterator[tuple[World, subprocess.Popen[str]]]:
         yield fresh, process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def files_of(directory: Path) -> dict[str, str]:
@@ -292,7 +293,8 @@ def test_GIVEN_rows_that_are_no_unit_vectors_WHEN_reused_THEN_only_those_are_com
 def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_is_in_use(running):
     world, process = running
     process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then it still writes
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:  # until then it still writes
+        time.sleep(0.005)
     try:
         before = (world.one / "journal.jsonl").read_bytes()
         assert "is in use" in world.resume(check=2)

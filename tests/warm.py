@@ -1,0 +1,157 @@
+"""The command in a fork of a process that has imported what every command needs: real, and two seconds sooner there.
+
+The process imports and forks, and does nothing else. Settings are read after the fork; caches and addresses of the hub
+are read by an import, which is left to the fork where they are not those of every test.
+"""
+
+import atexit
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+MOST = 1 << 20
+"""Bytes of a request."""
+
+
+class Fork:
+    """A command that was begun in a fork; of `subprocess.Popen` what tests ask of it, with both streams in files."""
+
+    def __init__(self, args: list[str], env: Mapping[str, str], cwd: Path, *, hub: bool) -> None:
+        self.args = args
+        self.returncode: int | None = None
+        self._streams: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        self._end, end = os.pipe()
+        request = pickle.dumps((args, dict(env), str(cwd)))
+        socket.send_fds(_server(hub), [request], [end, *(each.fileno() for each in self._streams)])
+        os.close(end)
+        self.pid = int(self._told())
+
+    def __del__(self) -> None:
+        os.close(self._end)
+        for stream in self._streams:
+            stream.close()
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What was said on stdout and stderr until the end."""
+        self.wait(timeout)
+        said = []
+        for stream in self._streams:
+            stream.seek(0)
+            said.append(stream.read().decode().replace("\r\n", "\n"))
+        return said[0], said[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+            self.returncode = int(self._told())
+        return self.returncode
+
+    def _told(self) -> bytes:
+        """A number of eight signs: the process id, and once it has ended its exit code."""
+        told = os.read(self._end, 8)
+        assert len(told) == 8, "the process that forks commands has gone"
+        return told
+
+
+@cache
+def _server(hub: bool) -> socket.socket:
+    """A connection to a process that forks, with the hub's library imported or not; it ends with this one."""
+    from tests.builders import environment
+
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        line = [sys.executable, "-m", "tests.warm", str(there.fileno()), *(["transformers"] if hub else [])]
+        process = subprocess.Popen(line, env=environment(), pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
+    atexit.register(process.wait)
+    atexit.register(here.close)
+    return here
+
+
+def serve(requests: socket.socket, *modules: str) -> None:
+    """Fork for every request until nobody can make one; a fork becomes the command."""
+    _import(*modules)
+    keepers: list[int] = []
+    while True:
+        message, handles, _, _ = socket.recv_fds(requests, MOST, 3)
+        if not message:
+            break
+        keepers = [keeper for keeper in keepers if os.waitpid(keeper, os.WNOHANG) == (0, 0)]
+        keepers.append(os.fork())
+        if keepers[-1] == 0:
+            requests.close()
+            _keep(*pickle.loads(message), *handles)
+        for handle in handles:
+            os.close(handle)
+    for keeper in keepers:
+        os.waitpid(keeper, 0)
+
+
+def _import(*modules: str) -> None:
+    from interlock.console.main import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import interlock.console.commands
+    import interlock.console.summary.document
+    import interlock.engine.forecast
+    import interlock.engine.outlet.search
+    import interlock.engine.run  # noqa: F401
+
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _keep(args: list[str], env: Mapping[str, str], cwd: str, end: int, out: int, err: int) -> None:
+    """Fork the command, tell its process id and how it ended; does not come back, but in the command's process."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        _become(args, env, cwd, out, err)
+    os.write(end, b"%08d" % pid)
+    os.write(end, b"%08d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _become(args: list[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
+    from interlock.console.main import main
+
+    for number, handle in enumerate((out, err), 1):
+        os.dup2(handle, number)
+        os.close(handle)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [str(Path(__file__).parents[1] / "src" / "interlock" / "__main__.py"), *args]
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])
