@@ -19,8 +19,8 @@ from interlock.engine.config import Configuration, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.record.counting import several
-from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Outputs

@@ -15,7 +15,7 @@ from pathlib import Path
 from interlock.console.front_ends.session import Work
 from interlock.engine.config import Configuration
 from interlock.engine.passes.controls import Controls
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 REHEARSAL = "sim:2xT4"
 COLLECTION = "Python-Stdlib"
@@ -67,7 +67,7 @@ def write(directory: Path, *, everything: bool, library: Path | None = None) -> 
         if chunks:
             name = file.relative_to(root).with_suffix("").as_posix().replace("/", ".")
             target = directory / COLLECTION / f"{name}_chunks.json"
-            durable.write_bytes(target, json.dumps(chunks, indent=1).encode())
+            atomic.write_bytes(target, json.dumps(chunks, indent=1).encode())
             total += len(chunks)
     return total
 

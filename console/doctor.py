@@ -16,7 +16,7 @@ from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.models.sources import hub_cache, model_cache
-from interlock.engine.record.durable import human_bytes
+from interlock.engine.record.units import human_bytes
 
 Check = tuple[bool, str, str]
 PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pyarrow", "qdrant-edge-py")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.durable import parse_bytes
 from interlock.engine.record.events import Setting
+from interlock.engine.record.units import parse_bytes
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""

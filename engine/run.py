@@ -43,7 +43,7 @@ from interlock.engine.passes.grid import Cells, lay_out
 from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.passes.vectors import VectorFile, lost
-from interlock.engine.record import durable, rundir, summary, verdict
+from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
@@ -167,7 +167,7 @@ class Run:
         self._journal.rewind()
         self._journal.close()
         if self._fresh:
-            durable.remove(self.directory.path)
+            atomic.remove(self.directory.path)
 
     def _outcome(self) -> tuple[ev.Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
@@ -301,7 +301,7 @@ class Run:
                 f"run {self.directory.id} was begun with other texts, though its files are the same: start a new run "
                 f"with --reuse {self.directory.path}"
             )
-        with durable.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
+        with atomic.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
     def _plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:

@@ -13,7 +13,7 @@ from interlock.console.main import main
 from interlock.engine.errors import MEANINGS, ExitCode, UsageError
 from interlock.engine.forecast import paces
 from interlock.engine.outlet.manifest import read_manifest
-from interlock.engine.record import durable
+from interlock.engine.record import atomic, units
 from tests.builders import corpus, interlock, sentences, summary_of
 
 DEEP = b"[" * 200_000
@@ -307,7 +307,7 @@ def test_links_that_have_the_names_of_unfinished_files_are_not_followed(home, ca
 
 
 def test_an_unfinished_file_has_a_name_of_its_own_each_time(tmp_path):
-    with durable.replacing(tmp_path / "a") as one, durable.replacing(tmp_path / "a") as other:
+    with atomic.replacing(tmp_path / "a") as one, atomic.replacing(tmp_path / "a") as other:
         assert one != other and one.exists() and other.exists()
         one.write_text("1")
         other.write_text("2")
@@ -328,9 +328,9 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("number", "shown"), NUMBERS.items(), ids=range(len(NUMBERS)))
 def test_any_number_is_shown_as_bytes_and_as_a_time_or_as_a_question(number, shown):
-    assert (durable.human_bytes(number), durable.duration(number)) == shown
+    assert (units.human_bytes(number), units.duration(number)) == shown
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(-5, "-0:05"), (-61.5, "-1:01"), (-0.5, "0:00"), (float("nan"), "?")])
 def test_times_below_zero_are_shown_as_such_and_what_is_none_as_a_question(seconds, shown):
-    assert durable.duration(seconds) == shown
+    assert units.duration(seconds) == shown

@@ -18,7 +18,7 @@ from interlock.engine.outlet import delivery, files, windows
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
@@ -102,7 +102,7 @@ def test_what_is_read_otherwise_for_delivery_than_for_the_plan_is_not_delivered(
 def test_a_chunk_file_that_cannot_be_opened_for_delivery_fails_it_and_resume_delivers_all(
     embed, monkeypatch, tmp_path, failing
 ):
-    opened, at_once = [], durable.at_once
+    opened, at_once = [], atomic.at_once
 
     def failing_once(path, flags):
         if str(path).startswith(str(tmp_path / "in")):
@@ -112,7 +112,7 @@ def test_a_chunk_file_that_cannot_be_opened_for_delivery_fails_it_and_resume_del
             raise OSError(24, "Too many open files")
         return at_once(path, flags)
 
-    monkeypatch.setattr(durable, "at_once", failing_once)
+    monkeypatch.setattr(atomic, "at_once", failing_once)
     reason = refused(*embed(run_id="r"))
     assert f"Docs/{list(FILES)[failing - 1]} changed during the run (it cannot be read: Too many open files)" in reason
     code, run = embed(run_id="r", resume=True)

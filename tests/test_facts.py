@@ -18,7 +18,7 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.record import events as ev
-from interlock.engine.record.durable import told_apart
+from interlock.engine.record.units import distinct_sizes
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
@@ -223,7 +223,7 @@ def test_what_a_device_lost_under_a_batch_is_told_with_the_rows_of_that_batch(de
     ],
 )
 def test_sizes_that_differ_are_told_so_that_they_do(sizes, told):
-    assert told_apart(*sizes) == told
+    assert distinct_sizes(*sizes) == told
 
 
 def test_a_model_that_does_not_see_whole_texts_is_warned_of_once_for_each_collection(desk, models):

@@ -15,7 +15,7 @@ from interlock.engine.intake.corpus import read_corpus
 from interlock.engine.outlet import files
 from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.windows import Delivery, Source
+from interlock.engine.outlet.windows import Delivery, ModelVectors
 from interlock.engine.passes.controls import Controls
 from interlock.engine.run import Run
 from tests.builders import corpus, sentences, summary_of, toml
@@ -213,7 +213,7 @@ def test_GIVEN_a_disk_that_refuses_one_file_WHEN_exported_THEN_it_is_named_and_n
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(files, "release", refuse)
-    source = Source("one", 1.0, np.ones((24, 1), np.float32), 1)
+    source = ModelVectors("one", 1.0, np.ones((24, 1), np.float32), 1)
     read = read_corpus(discover(root, ["B"]), lambda _: None)
     monkeypatch.setattr(Delivery, "vectors", lambda *_: {"one": source.vectors, "fused": source.vectors})
     with pytest.raises(InterlockError, match=r"cannot write .*one\.npy: Input/output error"):

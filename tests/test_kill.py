@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.engine.record import durable, summary
+from interlock.engine.record import atomic, summary
 from interlock.engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
@@ -146,7 +146,7 @@ def _look(run: Path) -> Kill:
 
 def _exports(run: Path) -> dict[str, str]:
     files = sorted(path for path in (run / "exports").rglob("*") if path.is_file())
-    return {path.relative_to(run).as_posix(): durable.sha256_of(path) for path in files}
+    return {path.relative_to(run).as_posix(): atomic.sha256_of(path) for path in files}
 
 
 def test_GIVEN_twenty_kills_WHEN_resumed_to_the_end_THEN_every_export_has_the_same_bytes(campaign):

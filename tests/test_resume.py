@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import (
     BatchCommitted,
     BatchesLost,
@@ -108,7 +108,7 @@ def running(fresh: World) -> Iterator[tuple[World, Fork]]:
 def files_of(directory: Path) -> dict[str, str]:
     """SHA-256 of every file, by its relative path."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): durable.sha256_of(path) for path in files}
+    return {path.relative_to(directory).as_posix(): atomic.sha256_of(path) for path in files}
 
 
 def test_GIVEN_a_changed_file_WHEN_resumed_THEN_it_is_named_and_nothing_of_the_run_changes(world):

@@ -13,7 +13,7 @@ from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.vectors import VectorFile
-from interlock.engine.record import durable, journal
+from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import BatchCommitted, PassPlanned, RowsReused, Warned
 from interlock.engine.run import Run
 from tests.builders import corpus, entries, events_of, sentences, toml
@@ -63,11 +63,11 @@ def vectors(run):
 
 
 def exports(run):
-    return {path.name: durable.sha256_of(path) for path in (run / "exports" / "Docs").iterdir()}
+    return {path.name: atomic.sha256_of(path) for path in (run / "exports" / "Docs").iterdir()}
 
 
 def everything(run):
-    return {path.relative_to(run): durable.sha256_of(path) for path in run.rglob("*") if path.is_file()}
+    return {path.relative_to(run): atomic.sha256_of(path) for path in run.rglob("*") if path.is_file()}
 
 
 def test_an_earlier_run_whose_list_of_texts_was_changed_gives_no_vectors(one, embed):

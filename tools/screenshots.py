@@ -26,7 +26,7 @@ from unittest.mock import patch
 from interlock.console.scripted import Scripted, Staged
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.passes.controls import Controls
-from interlock.engine.record.durable import write_bytes
+from interlock.engine.record.atomic import write_bytes
 from interlock.engine.record.rundir import RunDirectory
 
 if TYPE_CHECKING:

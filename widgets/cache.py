@@ -6,8 +6,8 @@ On a small screen `line` says the most of it in one line of another pane.
 from collections.abc import Sequence
 
 from interlock.engine.record.counting import several
-from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.units import human_bytes
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, rates, trouble, unreal
 from interlock.widgets.pane import Pane

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from interlock.engine.record.counting import batches_of, pass_of, percent
-from interlock.engine.record.durable import duration
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.units import duration
 from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 

@@ -7,10 +7,10 @@ GiB.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.durable import duration, human_bytes
 from interlock.engine.record.events import Receipt
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Lease
+from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.formats import devices_of, gib
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
@@ -19,7 +19,7 @@ LEAST_MODEL, USUAL_MODEL, MOST_MODEL, ROOMY = 12, 20, 28, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
 
 
-class Column(NamedTuple):
+class LeaseColumn(NamedTuple):
     """What is told of a lease under one title; of low `rank` is what stays on a narrow screen."""
 
     title: str
@@ -88,7 +88,7 @@ def _spans(line: Sequence[str], styles: Sequence[str], sizes: Mapping[int, int],
     return spans[1:]
 
 
-def _style(column: Column, lease: Lease, snapshot: Snapshot) -> str:
+def _style(column: LeaseColumn, lease: Lease, snapshot: Snapshot) -> str:
     if column.text is _state:
         return STYLES[_state(lease, snapshot)]
     if column.text is _residue and _left(lease):
@@ -179,16 +179,16 @@ def _left(lease: Lease) -> int:
 USUAL = 4
 MODEL_AT = 1
 COLUMNS = (
-    Column("lease", 5, _name),
-    Column("model", 0, _model),
-    Column("devices", 6, _devices),
-    Column("state", 1, _state),
-    Column("held", 2, _time, right=True),
-    Column("before>peak>after", 4, _memory),
-    Column("residue", 3, _residue, right=True),
-    Column("weights", 9, _weights, right=True),
-    Column("budget", 8, _budget, right=True),
-    Column("notes", 7, _notes),
-    Column("schedule", 10, _schedule),
+    LeaseColumn("lease", 5, _name),
+    LeaseColumn("model", 0, _model),
+    LeaseColumn("devices", 6, _devices),
+    LeaseColumn("state", 1, _state),
+    LeaseColumn("held", 2, _time, right=True),
+    LeaseColumn("before>peak>after", 4, _memory),
+    LeaseColumn("residue", 3, _residue, right=True),
+    LeaseColumn("weights", 9, _weights, right=True),
+    LeaseColumn("budget", 8, _budget, right=True),
+    LeaseColumn("notes", 7, _notes),
+    LeaseColumn("schedule", 10, _schedule),
 )
 """In their order on the screen."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from interlock.engine.record import durable
+from interlock.engine.record import units
 
 Step = str | int
 """A key, or the number of an item: from 0 in the first document; where only the second has it, from -1 downwards."""
@@ -142,8 +142,8 @@ def human(steps: Steps, value: object) -> str:
     names = [step for step in steps[-2:] if isinstance(step, str)]
     name, above = names[-1] if names else "", names[0] if names else ""
     if re.search(r"(^|_)bytes$", name) or name in MEMORY or above == "budgets":
-        return durable.human_bytes(value) if abs(value) >= 1024 else ""
-    return durable.duration(value) if re.search(r"(^|_)seconds$", name) and value >= 60 else ""
+        return units.human_bytes(value) if abs(value) >= 1024 else ""
+    return units.duration(value) if re.search(r"(^|_)seconds$", name) and value >= 60 else ""
 
 
 MEMORY = ("allocated", "occupied", "reserved")

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from interlock.engine.record.counting import percent, several
-from interlock.engine.record.durable import duration
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
+from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import devices_of, tally, trouble
 from interlock.widgets.pane import Pane
@@ -20,7 +20,7 @@ STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", 
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
 
 
-class Column(NamedTuple):
+class PassColumn(NamedTuple):
     """A column: what it says of a pass, and how long it stays on a narrow screen (`rank`, low stays)."""
 
     rank: int
@@ -168,13 +168,13 @@ def _weight(each: PassView, snapshot: Snapshot) -> str:
 
 NEEDED = 4
 COLUMNS = (
-    Column(0, _percent, right=True),
-    Column(2, _batches, right=True),
-    Column(1, _word),
-    Column(3, _time, right=True),
-    Column(4, _trouble, style="warn"),
-    Column(6, _devices, style="dim"),
-    Column(7, _weight, style="dim"),
+    PassColumn(0, _percent, right=True),
+    PassColumn(2, _batches, right=True),
+    PassColumn(1, _word),
+    PassColumn(3, _time, right=True),
+    PassColumn(4, _trouble, style="warn"),
+    PassColumn(6, _devices, style="dim"),
+    PassColumn(7, _weight, style="dim"),
 )
 """In their order on the screen."""
 

@@ -21,7 +21,7 @@ from interlock.console.sources.live import Source
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.terminal.notify import ended
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 
@@ -96,7 +96,7 @@ class Console(Frame[Leave]):
         path = (self._session.summary if self._session else None) or self._summary
         target = (path.parent if path else Path()) / f"events-{time.strftime('%H%M%S')}.txt"
         try:
-            durable.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
+            atomic.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
         except (InterlockError, OSError) as error:
             return f"not written: {error}"
         return f"{len(lines)} lines written to {target}"

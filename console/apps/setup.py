@@ -8,7 +8,7 @@ from interlock.console.look import Look
 from interlock.console.screens.setup import Setup
 from interlock.console.text.columns import render
 from interlock.engine.config import Configuration
-from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
     from interlock.engine.intake.corpus import Rows

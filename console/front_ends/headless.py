@@ -17,7 +17,7 @@ from interlock.console.front_ends.session import Session
 from interlock.console.text.event_text import line_of, progress
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
-from interlock.engine.record import durable, journal
+from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import REFUSALS_TOLD, Entry, RecordRefused
 from interlock.engine.record.safe import safe
 
@@ -134,7 +134,7 @@ def deliver_summary(summary: bytes, target: str) -> None:
     That nobody reads stdout any more changes nothing of how the run ended.
     """
     if target != "-":
-        durable.write_bytes(Path(target), summary)
+        atomic.write_bytes(Path(target), summary)
         return
     try:
         sys.stdout.buffer.write(summary)

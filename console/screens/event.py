@@ -17,9 +17,9 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from interlock.console.actions import EVENT, actions_of, bindings_of, shown_keys
-from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, fitted
 

@@ -21,8 +21,8 @@ from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, to
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, top
 from interlock.engine.errors import UsageError
-from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
 from interlock.widgets.bar import Bar, Key, keys
 from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
 from interlock.widgets.outline import Outline

@@ -16,9 +16,9 @@ from typing import NoReturn
 from interlock.console.summary.tables import Table, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
-from interlock.engine.record.durable import duration, human_bytes
 from interlock.engine.record.rundir import beside
 from interlock.engine.record.safe import safe
+from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import No, Node, Step, differences, title, written
 
 VERSION = "1"

@@ -7,7 +7,7 @@ fields of its items as columns.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import Step, written
 
 NOTHING = "-"

@@ -4,8 +4,8 @@ import time
 
 from interlock.console.actions import Action
 from interlock.engine.passes.schedule import Placement, Schedule
-from interlock.engine.record.durable import duration
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.units import duration
 from interlock.widgets.events import Line
 
 

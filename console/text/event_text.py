@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, batches_of, pass_of, percent, several
-from interlock.engine.record.durable import duration, human_bytes, told_apart
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
 if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.events import Severity
@@ -121,7 +121,7 @@ def describe(
             lost = any(receipt.lost for receipt in event.receipts)
             return Description("warning" if lost else "notice", "lease", True, _released(event, timed))
         case ev.ResidueFound():
-            size, left = told_apart(event.bytes, event.left_bytes)
+            size, left = distinct_sizes(event.bytes, event.left_bytes)
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain"
             return Description("warning", "lease", True, f"lease {event.lease}: {text}")
         case ev.EnsemblePassCompleted():
@@ -206,7 +206,7 @@ def _lost(event: ev.BatchesLost) -> str:
 
 
 def _granted(event: ev.LeaseGranted) -> str:
-    predicted, budget = told_apart(event.predicted_bytes, event.budget_bytes)
+    predicted, budget = distinct_sizes(event.predicted_bytes, event.budget_bytes)
     streamed = ", layers streamed" if event.streamed else ""
     where = f"{_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}"
     place = f"lease {event.lease}: {pass_of(event.model_pass)} {event.model} on {where}"
@@ -219,7 +219,7 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     where = f" on {event.device}" if event.device else ""
     evidence = [several(event.rows, "text")]
     if event.predicted_bytes is not None and event.free is not None:
-        sizes = "needs {}, {} free".format(*told_apart(event.predicted_bytes, event.free))
+        sizes = "needs {}, {} free".format(*distinct_sizes(event.predicted_bytes, event.free))
         evidence += [sizes] * (sizes not in event.cause)
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")

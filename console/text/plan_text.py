@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from interlock.console.text.columns import render
-from interlock.engine.record.durable import duration, human_bytes
+from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
     from interlock.engine.forecast import Forecast

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu.device import RESERVE, Device
-from interlock.engine.record import durable
+from interlock.engine.record import units
 from interlock.engine.record.events import Memory, Receipt
 
 RESIDUE_ALARM = 1 << 20
@@ -70,7 +70,7 @@ class Lease:
             grown = receipt.peak.occupied - receipt.before.occupied
             budget = self.budgets[receipt.device]
             if grown > budget and not self.shared:
-                over = "took {} of {} granted".format(*durable.told_apart(grown, budget))
+                over = "took {} of {} granted".format(*units.distinct_sizes(grown, budget))
                 said.append(f"{self.holder} {over} on {receipt.device}")
         return said
 
@@ -143,7 +143,7 @@ class Lessor:
         """The budget that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
-            needs, free = durable.told_apart(predicted, max(0, budget))
+            needs, free = units.distinct_sizes(predicted, max(0, budget))
             raise UnavailableError(
                 f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling, free memory, or leave it "
                 "out of --roster"

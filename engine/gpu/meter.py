@@ -57,7 +57,7 @@ class Counter:
             self.peak = self.allocated
 
 
-class Kind(Enum):
+class MemoryEffect(Enum):
     """What an operation can do to memory."""
 
     COMPOSITE = "is made of other operations"
@@ -96,10 +96,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         kind = _KINDS.get(func) or _classify(func)
-        if kind is Kind.COMPOSITE:
+        if kind is MemoryEffect.COMPOSITE:
             with self:
                 return func.decompose(*args, **kwargs)
-        if kind is Kind.QUIET:
+        if kind is MemoryEffect.QUIET:
             return func(*args, **kwargs)
         self.before(func, args, kwargs)
         out = func(*args, **kwargs)
@@ -138,24 +138,24 @@ def _settle(key: tuple[int, int], ledger: Ledger, handle: Any, _: object) -> Non
     ledger.free(handle)
 
 
-_KINDS: dict[Operation, Kind] = {}
+_KINDS: dict[Operation, MemoryEffect] = {}
 
 
-def _classify(func: Operation) -> Kind:
+def _classify(func: Operation) -> MemoryEffect:
     _KINDS[func] = kind = _kind_of(func)
     return kind
 
 
-def _kind_of(func: Operation) -> Kind:
+def _kind_of(func: Operation) -> MemoryEffect:
     if not hasattr(func, "_schema"):  # one of a higher order
-        return Kind.CREATES
+        return MemoryEffect.CREATES
     if func is torch.ops.prim.device.default:  # fake tensors answer it themselves
-        return Kind.QUIET
+        return MemoryEffect.QUIET
     if _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-        return Kind.COMPOSITE
+        return MemoryEffect.COMPOSITE
     returns = func._schema.returns
     fresh = [value for value in returns if value.alias_info is None and "Tensor" in str(value.type)]
-    return Kind.CREATES if fresh else Kind.QUIET
+    return MemoryEffect.CREATES if fresh else MemoryEffect.QUIET
 
 
 def _passes_through(address: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

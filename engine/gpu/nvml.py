@@ -12,8 +12,8 @@ from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
-from interlock.engine.record.durable import human_bytes
 from interlock.engine.record.events import Readings
+from interlock.engine.record.units import human_bytes
 
 Value = TypeVar("Value")
 

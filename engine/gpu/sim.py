@@ -18,8 +18,8 @@ from interlock.engine.gpu.allocator import Allocator
 from interlock.engine.gpu.chip import Chip, ChipMeter
 from interlock.engine.gpu.device import no_pin
 from interlock.engine.gpu.faults import DeviceFaults, Fault
-from interlock.engine.record.durable import human_bytes, parse_bytes
 from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.units import human_bytes, parse_bytes
 
 CONTEXT = 300 << 20
 """Bytes that a process takes on a card before its first tensor."""

@@ -20,7 +20,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk, ChunkReader
 from interlock.engine.intake.collections import Collection, Refusal
 from interlock.engine.intake.refusals import Refusals
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")
@@ -166,7 +166,7 @@ def _differing(rows: Rows) -> str | None:
     """The first file that is not now what it was when the run read it."""
     for name in rows.collection.files:
         try:
-            digest = durable.sha256_of(rows.collection.root / name)
+            digest = atomic.sha256_of(rows.collection.root / name)
         except OSError:
             digest = None
         if digest != rows.hashes.get(name):

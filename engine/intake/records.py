@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.engine.record import durable
+from interlock.engine.record import atomic, units
 
 MAX_RECORD_BYTES = 4 << 20
 LIST_KEYS = ("chunks", "data", "records", "items")
@@ -61,8 +61,8 @@ def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator
 def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
     """The bytes of a file, at most `size` at a time (-1: all of them)."""
     digest = hashlib.sha256()
-    with FileIO(path, opener=durable.at_once) as handle:
-        if not durable.place_of(handle.fileno(), path).is_relative_to(within):
+    with FileIO(path, opener=atomic.at_once) as handle:
+        if not atomic.place_of(handle.fileno(), path).is_relative_to(within):
             raise OSError(errno.EPERM, "it is a link that leaves the root")
         while block := handle.read(size):
             digest.update(block)
@@ -177,7 +177,7 @@ def _opening(data: bytes) -> int | None:
 def _bounded(record: bytes | memoryview) -> bytes | str:
     """The record, or why it is refused."""
     if len(record) > MAX_RECORD_BYTES:
-        return f"it is larger than {durable.human_bytes(MAX_RECORD_BYTES)}"
+        return f"it is larger than {units.human_bytes(MAX_RECORD_BYTES)}"
     return bytes(record).strip()
 
 

@@ -22,7 +22,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
 from interlock.engine.errors import UnavailableError, reason
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -169,7 +169,7 @@ class TokenStore:
         self._offsets: Lengths = np.zeros(1, np.int64)
 
     def __enter__(self) -> Self:
-        with durable.explaining(self.path):
+        with atomic.explaining(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("wb")
         return self
@@ -181,12 +181,12 @@ class TokenStore:
             window = [self.prompt + text for text in texts[start : start + WINDOW]]
             rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
             self._full.append(np.asarray([len(row) for row in rows], np.int64))
-            with durable.explaining(self.path):
+            with atomic.explaining(self.path):
                 self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._file is not None
-        with durable.explaining(self.path):
+        with atomic.explaining(self.path):
             self._file.close()
         if self._full:
             self.full_lengths = np.concatenate(self._full)

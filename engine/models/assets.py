@@ -20,7 +20,7 @@ from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models.layout import check_complete, weights_of
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import PATTERNS, Missing, local, seen
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
 
 ATTEMPTS = 5
@@ -29,7 +29,7 @@ _IDENTITY = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS,
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ModelSnapshot:
     """A model's files on this machine, complete and checked."""
 
     path: Path
@@ -63,7 +63,7 @@ class Snapshot:
 
     def _hashes_hold(self) -> bool:
         with suppress(OSError):
-            hashes = {_within(file, self.path): durable.sha256_of(file) for file in self.weights}
+            hashes = {_within(file, self.path): atomic.sha256_of(file) for file in self.weights}
             return _fingerprint(self.path, hashes) == self.fingerprint
         return False
 
@@ -82,7 +82,7 @@ def is_offline() -> bool:
     return any(value in ("1", "TRUE", "YES", "ON") for value in said)
 
 
-def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]) -> Snapshot:
+def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]) -> ModelSnapshot:
     """A checked local snapshot of `spec`, from the first source that has it.
 
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
@@ -92,7 +92,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     try:
         weights = tuple(weights_of(path))
         stamps = {file: _stamp(file) for file in _counting(path, weights)}
-        hashes = {_within(file, path): durable.sha256_of(file) for file in weights}
+        hashes = {_within(file, path): atomic.sha256_of(file) for file in weights}
         _check_sha(spec, path, hashes)
         fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
     except OSError as error:
@@ -100,7 +100,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
             f"model {spec.key}: {error.filename or path} cannot be read: {error.strerror}"
         ) from error
     seconds = round(time.monotonic() - began, 3)
-    snapshot = Snapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
+    snapshot = ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
     emit(
         ModelResolved(
             model=spec.key,
@@ -181,7 +181,7 @@ def _check_sha(spec: ModelSpec, path: Path, hashes: dict[str, str]) -> None:
 
 def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
     """What makes two copies the same model: its weights, configuration, modules and tokenizer."""
-    parts = dict(hashes) | {_within(file, path): durable.sha256_of(file) for file in _counting(path, ())}
+    parts = dict(hashes) | {_within(file, path): atomic.sha256_of(file) for file in _counting(path, ())}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

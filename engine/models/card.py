@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.models.assets import Snapshot
+from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import Module, modules_of, read_object
 from interlock.engine.models.network import packable
@@ -38,7 +38,7 @@ class ModelCard:
     """Everything that planning and encoding need to know of one model."""
 
     key: str
-    snapshot: Snapshot
+    snapshot: ModelSnapshot
     config: Config
     dim: int
     max_tokens: int
@@ -56,7 +56,7 @@ class ModelCard:
         return self.snapshot.path / "tokenizer.json"
 
 
-def read_card(spec: ModelSpec, snapshot: Snapshot, device_kind: str) -> ModelCard:
+def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> ModelCard:
     """The card of a snapshot.
 
     Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,

@@ -11,7 +11,7 @@ from interlock.engine.intake.tokens import lowercases
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, RosterEntry
 
 
@@ -70,7 +70,7 @@ def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
 def token_key(card: ModelCard) -> str:
     """Names a tokenizer together with a prompt: equal keys mean equal ids."""
     lower = "\0lower" if lowercases(card.tokenizer_file) else ""
-    content = durable.sha256_of(card.tokenizer_file) + lower + "\0" + card.document_prompt
+    content = atomic.sha256_of(card.tokenizer_file) + lower + "\0" + card.document_prompt
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

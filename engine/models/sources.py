@@ -20,7 +20,7 @@ from typing import IO
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.layout import check_complete
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model")
 BLOCK = 4 << 20
@@ -167,7 +167,7 @@ def _joined(parts: Sequence[Path], home: Path) -> Path:
     if not _is_joined(target):
         with _alone(home):
             if not _is_joined(target):
-                durable.sweep(home)
+                atomic.sweep(home)
                 shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
                 _join(parts, target)
     return target
@@ -177,7 +177,7 @@ def _joined(parts: Sequence[Path], home: Path) -> Path:
 def _alone(home: Path) -> Iterator[None]:
     """Wait until no other process works in `home`; the system lets go of the lock if this one dies."""
     with ExitStack() as stack:
-        with durable.explaining(home / "lock"):
+        with atomic.explaining(home / "lock"):
             home.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((home / "lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -187,14 +187,14 @@ def _alone(home: Path) -> Iterator[None]:
 def _join(parts: Sequence[Path], target: Path) -> None:
     archive = target.with_name(f"{target.name}.zip")
     try:
-        with durable.replacing(archive) as whole, whole.open("wb") as joined:
+        with atomic.replacing(archive) as whole, whole.open("wb") as joined:
             for part in parts:
                 with part.open("rb") as piece:
                     shutil.copyfileobj(piece, joined, BLOCK)
         _unpack(archive, target)
     finally:
         archive.unlink(missing_ok=True)
-    durable.write_bytes(target / "complete", b"")
+    atomic.write_bytes(target / "complete", b"")
 
 
 def _unpack(archive: Path, target: Path) -> None:
@@ -208,7 +208,7 @@ def _unpack(archive: Path, target: Path) -> None:
                 path = Path(member.filename.removeprefix(root))
                 wanted = any(path.match(pattern) for pattern in PATTERNS) and ".." not in path.parts
                 if member.filename.startswith(root) and not member.is_dir() and wanted:
-                    with durable.replacing(target / path) as partial:
+                    with atomic.replacing(target / path) as partial:
                         _copy(bundle.open(member), partial)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise Missing(f"the parts do not make a zip that holds a model ({error})") from None

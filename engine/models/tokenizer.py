@@ -16,7 +16,7 @@ from pathlib import Path
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.models.sources import model_cache
-from interlock.engine.record import durable
+from interlock.engine.record import atomic, units
 
 TRIAL_VERSION = 1
 SECONDS = 10
@@ -62,7 +62,7 @@ def check_tokenizer(model: str, file: Path) -> None:
     A file that passed before is only hashed; a new one costs the start of a bare interpreter.
     """
     try:
-        about = f"{TRIAL_VERSION} {metadata.version('tokenizers')} {durable.sha256_of(file)}"
+        about = f"{TRIAL_VERSION} {metadata.version('tokenizers')} {atomic.sha256_of(file)}"
         passed = model_cache() / "tokenizers" / hashlib.sha256(about.encode()).hexdigest()
         if passed.exists():
             return
@@ -72,7 +72,7 @@ def check_tokenizer(model: str, file: Path) -> None:
     if fault:
         raise UnavailableError(f"model {model}: {file} is not a tokenizer that can be used: {fault}")
     with suppress(InterlockError):  # it can be tried again
-        durable.write_bytes(passed, b"")
+        atomic.write_bytes(passed, b"")
 
 
 def _tried(file: Path) -> str:
@@ -89,7 +89,7 @@ def _tried(file: Path) -> str:
     if process.returncode == -signal.SIGKILL:
         return "its process was killed (SIGKILL) for its time, its memory or from outside"
     if process.returncode < 0:
-        return f"it takes more than {durable.human_bytes(MEMORY)}, or ends its process ({_name(-process.returncode)})"
+        return f"it takes more than {units.human_bytes(MEMORY)}, or ends its process ({_name(-process.returncode)})"
     try:
         return str(json.loads(said))
     except ValueError:

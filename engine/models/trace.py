@@ -26,7 +26,7 @@ from interlock.engine.models.layout import values_in
 from interlock.engine.models.network import PackedEncoder, filling, packable
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
@@ -79,7 +79,7 @@ def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str =
     except Exception:  # what foreign architectures do under a trace is beyond counting; measuring will correct it
         return _guessed(config, 2 if narrow else dtype.itemsize, attention)
     with suppress(InterlockError):  # it can be traced again
-        durable.write_bytes(file, msgspec.json.encode(law))
+        atomic.write_bytes(file, msgspec.json.encode(law))
     return law
 
 

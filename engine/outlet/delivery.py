@@ -10,8 +10,8 @@ from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.outlet.manifest import manifest_of
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.outlet.store import sink, verified
-from interlock.engine.outlet.windows import Delivery, Source, Vectors, with_fused
-from interlock.engine.record import durable
+from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors, with_fused
+from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
 from interlock.engine.record.rundir import RunDirectory
 
@@ -43,7 +43,7 @@ def deliver(
     Raises InterlockError, with no file delivered and nothing called verified, where chunks are not those of the plan.
     """
     sources = [
-        Source(entry.model, entry.weight, array, entry.dim) for entry, array in zip(roster, vectors, strict=True)
+        ModelVectors(entry.model, entry.weight, array, entry.dim) for entry, array in zip(roster, vectors, strict=True)
     ]
     delivery = Delivery(rows, digests, sources, fusion)
     name = rows.collection.qdrant_collection
@@ -66,7 +66,7 @@ def _tell_file(delivery: Delivery, path: Path, run: RunDirectory, emit: Emit) ->
             path=path.relative_to(run.path).as_posix(),
             rows=len(delivery.rows.texts),
             bytes=path.stat().st_size,
-            sha256=durable.sha256_of(path),
+            sha256=atomic.sha256_of(path),
             verified=True,
         )
     )

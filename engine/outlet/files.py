@@ -29,7 +29,7 @@ from interlock.engine.outlet.windows import (
     whole,
 )
 from interlock.engine.passes.vectors import release
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 
 
-class Kind(Protocol):
+class FileFormat(Protocol):
     """How files of one kind are written, and read back, at a path that is not yet their own."""
 
     def written(self, partial: Path) -> AbstractContextManager[Sink]: ...
@@ -54,7 +54,7 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
     """
     kinds = _kinds(delivery, formats, directory)
     with ExitStack() as published:
-        partials = {path: published.enter_context(durable.replacing(path)) for path in kinds}
+        partials = {path: published.enter_context(atomic.replacing(path)) for path in kinds}
         with ExitStack() as open_files:
             sinks = {path: open_files.enter_context(kind.written(partials[path])) for path, kind in kinds.items()}
             if sinks or beside:
@@ -68,8 +68,8 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
     return list(kinds)
 
 
-def _kinds(delivery: Delivery, formats: Sequence[str], directory: Path) -> dict[Path, Kind]:
-    kinds: dict[Path, Kind] = {}
+def _kinds(delivery: Delivery, formats: Sequence[str], directory: Path) -> dict[Path, FileFormat]:
+    kinds: dict[Path, FileFormat] = {}
     rows = len(delivery.rows.texts)
     if "npy" in formats:
         kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
@@ -88,7 +88,7 @@ class Npy:
     @contextmanager
     def written(self, partial: Path) -> Iterator[Sink]:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=self.shape)
-        durable.take_blocks(partial)
+        atomic.take_blocks(partial)
 
         def take(window: Window) -> None:
             array[window.start : window.start + WINDOW] = window.vectors[self.name]

@@ -37,8 +37,8 @@ from interlock.engine.outlet.shard import (
     working,
     write_manifest,
 )
+from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
-from interlock.engine.record.durable import sweep
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard, Filter

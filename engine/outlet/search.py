@@ -8,7 +8,7 @@ import numpy as np
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models.assets import Policy, Snapshot, cached, resolve
+from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.outlet import shard
@@ -92,9 +92,9 @@ def _spec(member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec],
     )
 
 
-def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec], policy: Policy) -> Snapshot:
+def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec], policy: Policy) -> ModelSnapshot:
     """The store's own model: what lies here before what has to be fetched, another one with its key never."""
-    others: list[Snapshot] = []
+    others: list[ModelSnapshot] = []
     here = [each for each in _alone(spec, registry) if cached(each)]
     for each in here:
         snapshot = resolve(each, policy, lambda _: None)
@@ -123,7 +123,7 @@ def _alone(spec: ModelSpec, registry: Mapping[str, ModelSpec]) -> list[ModelSpec
     return alone
 
 
-def _another(member: Member, found: Sequence[Snapshot]) -> UsageError:
+def _another(member: Member, found: Sequence[ModelSnapshot]) -> UsageError:
     here = ", ".join(f"{each.fingerprint[:12]} from {each.source}" for each in found)
     return UsageError(
         f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, here {here}): "

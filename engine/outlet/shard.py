@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.outlet.panics import panics_untold
+from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.compare import differences, few
-from interlock.engine.record.durable import PARTIAL, opened, sync_directory, write_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard

@@ -19,7 +19,7 @@ from interlock.engine.intake.chunks import Chunk
 from interlock.engine.intake.corpus import Digests, Rows, reread
 from interlock.engine.outlet.fusion import Fusion, fuse, fused_width, truncate
 from interlock.engine.passes.vectors import release
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 WINDOW = 2048
 
@@ -28,7 +28,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelVectors:
     """One model's vectors of the run: a row for each distinct text, NaN where it was parked."""
 
     name: str
@@ -62,7 +62,7 @@ class Delivery:
 
     rows: Rows
     digests: Digests
-    sources: Sequence[Source]
+    sources: Sequence[ModelVectors]
     fusion: Fusion
 
     @property
@@ -126,7 +126,7 @@ def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
     """Give every window to every sink; what the disk says is told of the sink's path."""
     for window in windows:
         for path, take in sinks.items():
-            with durable.explaining(path):  # or the file opened last would be blamed
+            with atomic.explaining(path):  # or the file opened last would be blamed
                 take(window)
 
 
@@ -144,7 +144,7 @@ def compare(windows: Iterable[Window], checks: Mapping[Path, Check]) -> None:
 def reading_back(path: Path) -> Iterator[None]:
     """Tell of whatever hinders reading what was just written to `path`: every library has errors of its own."""
     try:
-        with durable.explaining(path):
+        with atomic.explaining(path):
             yield
     except InterlockError:
         raise

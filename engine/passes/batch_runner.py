@@ -20,8 +20,8 @@ from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
-from interlock.engine.record.durable import told_apart
 from interlock.engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
+from interlock.engine.record.units import distinct_sizes
 
 Indices = npt.NDArray[np.int64]
 
@@ -122,7 +122,7 @@ class BatchRunner:
         if len(pieces) > 1 and not self._pressed:
             self._pressed = True
             predicted, room = self._foreseen(tokens, max(lengths)), max(0, self.instance.room())
-            needs, free = told_apart(predicted, room)
+            needs, free = distinct_sizes(predicted, room)
             cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
             action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)

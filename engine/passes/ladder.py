@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from interlock.engine.record.durable import told_apart
+from interlock.engine.record.units import distinct_sizes
 
 MOST_REPLANS = 2
 """How often one piece is planned anew before it is split without asking the law."""
@@ -224,7 +224,7 @@ def _what_happened(evidence: Evidence) -> str:
     rows = f"1 row of {longest}" if evidence.rows == 1 else f"{evidence.rows:,} rows of at most {longest}"
     match evidence.cause:
         case Cause.MEMORY:
-            needs, free = told_apart(evidence.predicted, evidence.room)
+            needs, free = distinct_sizes(evidence.predicted, evidence.room)
             what = "too large for the free memory" if evidence.foreseen else "out of memory"
             return f"{what} ({rows}: needs {needs}, {free} free)"
         case Cause.LOST:

@@ -27,7 +27,6 @@ from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import Laws, MemoryPlanner
 from interlock.engine.passes.schedule import Assignment
-from interlock.engine.record.durable import told_apart
 from interlock.engine.record.events import (
     AnyEvent,
     LeaseGranted,
@@ -37,6 +36,7 @@ from interlock.engine.record.events import (
     ResidueFound,
     Warned,
 )
+from interlock.engine.record.units import distinct_sizes
 
 TRIES = 2
 """How often a model is attached to a device before the device is left out."""
@@ -166,7 +166,7 @@ class ResidentModel:
         if short == [self._context.host]:
             return list(devices)  # the lease says what it lacks
         for device in short:
-            needs, free = told_apart(needed[device.name], max(0, room[device.name]))
+            needs, free = distinct_sizes(needed[device.name], max(0, room[device.name]))
             action = f"{device.name} is left out of this lease"
             self._mitigated(Rung.RELOCATE, f"needs {needs}, {free} free on {device.name}", action, device, None)
         return [device for device in devices if device not in short]

@@ -19,7 +19,7 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import DIGEST, Digests, digest_of_texts
 from interlock.engine.passes.batches import Batch, Rows, digest_of
 from interlock.engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
-from interlock.engine.record import durable, journal
+from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.fold import fold
 from interlock.engine.record.rundir import RUN, RunDirectory
@@ -114,7 +114,7 @@ def keep_order(vectors: Path, batches: Sequence[Batch]) -> None:
     path, data = vectors.with_name(ORDER), BytesIO()
     np.save(data, order.astype(np.int32))
     if not path.is_file() or path.read_bytes() != data.getvalue():
-        durable.write_bytes(path, data.getvalue())
+        atomic.write_bytes(path, data.getvalue())
 
 
 def available(
@@ -170,7 +170,7 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
             "older versions lack it until they are resumed): leave out --reuse, or reuse another run"
         )
     with _damage_of(path):
-        with durable.opened(path) as handle:
+        with atomic.opened(path) as handle:
             order = np.lib.format.read_array(handle)
         if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
             raise ValueError(f"it holds {order.dtype} {order.shape}, not a row order")
@@ -192,7 +192,7 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
             f"the journal of {earlier.path} does not say which texts it has (those of older versions do "
             "not until they are resumed): leave out --reuse, or reuse another run"
         )
-    with _damage_of(earlier.digests), durable.opened(earlier.digests) as handle:
+    with _damage_of(earlier.digests), atomic.opened(earlier.digests) as handle:
         found = np.lib.format.read_array(handle)
         if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
             raise ValueError(f"it holds {found.dtype} {found.shape}, not {DIGEST.itemsize} bytes a text")

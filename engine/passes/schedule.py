@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from interlock.engine.record.durable import told_apart
+from interlock.engine.record.units import distinct_sizes
 
 
 class Schedule(StrEnum):
@@ -169,6 +169,6 @@ def _refusal(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> str:
 
 
 def _lack(size: int, streamed: int, places: Sequence[DeviceRoom]) -> str:
-    needs, less, *free = told_apart(size, streamed, *(max(0, place.room) for place in places))
+    needs, less, *free = distinct_sizes(size, streamed, *(max(0, place.room) for place in places))
     rooms = ", ".join(f"{room} available on {place.name}" for room, place in zip(free, places, strict=True))
     return f"needs {needs}{f' ({less} streamed)' if streamed else ''}, {rooms}"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.passes.batches import Rows
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 
 Vectors = npt.NDArray[np.float32]
 NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
@@ -44,7 +44,7 @@ def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], 
 
     Raises one of NOT_AN_ARRAY where it is none, or not the `whole` of it is there; OSError where it cannot be read.
     """
-    with durable.opened(path) as handle:
+    with atomic.opened(path) as handle:
         if np.lib.format.read_magic(handle) != (1, 0):
             raise ValueError("it is of another version of the format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
@@ -66,7 +66,7 @@ class VectorFile:
             dtype, shape, size = header_of(path, whole=False)
             if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
                 raise InterlockError(f"{path} holds {shape} vectors of {dtype}, the run has {(texts, dim)}")
-            durable.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
+            atomic.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
             self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
         except NOT_AN_ARRAY as error:
             raise InterlockError(
@@ -100,9 +100,9 @@ def _advice(error: OSError) -> str:
 
 def _create(path: Path, texts: int, dim: int) -> None:
     """A file full of NaN."""
-    with durable.replacing(path) as partial:
+    with atomic.replacing(path) as partial:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(texts, dim))
-        durable.take_blocks(partial)
+        atomic.take_blocks(partial)
         for start in range(0, texts, 4096):
             array[start : start + 4096] = np.nan
         array.flush()

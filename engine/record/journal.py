@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import DELETE, unarmed
 
@@ -56,7 +56,7 @@ def read(path: Path) -> Iterator[Entry]:
 def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
     """Every whole entry with the offset of its end."""
     end, torn, expected = 0, 0, 0
-    with durable.opened(path) as handle:
+    with atomic.opened(path) as handle:
         for number, line in enumerate(handle, 1):
             if torn:
                 raise InterlockError(f"{path}: line {torn} is damaged; the run cannot be trusted beyond it")

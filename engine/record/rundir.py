@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record import durable, journal
+from interlock.engine.record import atomic, journal
 from interlock.engine.record.compare import differences, few
 from interlock.engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
 
@@ -87,8 +87,8 @@ class RunDirectory:
         for left in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         for place in (self.path, *self._below()):
-            durable.sweep(place)
-        with durable.explaining(self.path):
+            atomic.sweep(place)
+        with atomic.explaining(self.path):
             return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
     def vectors(self, model_pass: int, model: str) -> Path:
@@ -114,7 +114,7 @@ class RunDirectory:
     def inputs(self) -> dict[str, Any]:
         """What the run was begun with; empty for a run that has not come so far. Raises InterlockError when damaged."""
         try:
-            told = json.loads(durable.opened(self.path / RUN).read())
+            told = json.loads(atomic.opened(self.path / RUN).read())
             msgspec.convert(told, _Inputs)
         except (FileNotFoundError, NotADirectoryError):
             return {}
@@ -136,8 +136,8 @@ class RunDirectory:
         devices: tuple[DeviceFacts, ...] = ()
         with (
             suppress(FileNotFoundError, NotADirectoryError),
-            durable.reading(self.journal),
-            durable.opened(self.journal) as lines,
+            atomic.reading(self.journal),
+            atomic.opened(self.journal) as lines,
         ):
             for line in lines:
                 entry = journal.decode(line) if any(mark in line for mark in _TELLING) else None
@@ -189,7 +189,7 @@ def choose(
     none of the runs there has. Raises UsageError for a run that exists and is not to be resumed, for a directory of
     something else, and for links; InterlockError for a place that is closed.
     """
-    with durable.explaining(out):
+    with atomic.explaining(out):
         if run_id:
             named = _checked(_named(out / run_id), out, resume)
             if resume and not named.journal.exists() and runs_in(out):
@@ -235,7 +235,7 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
             f"put back a copy of {directory.path / RUN}, or start a new run"
         )
     if not begun:
-        durable.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
+        atomic.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
     elif changed := list(differences(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
         raise UsageError(
             f"run {directory.id} was begun with other inputs and is not continued:\n  "

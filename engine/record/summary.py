@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
-from interlock.engine.record import durable
+from interlock.engine.record import atomic
 from interlock.engine.record.events import REFUSALS_TOLD, Mitigated, Status, joined, timed
 from interlock.engine.record.fold import uncollected
 from interlock.engine.record.safe import unarmed
@@ -319,7 +319,7 @@ def dumps(summary: Summary) -> bytes:
 
 def write(summary: Summary, path: Path) -> None:
     """Put the summary at `path`, whole or not at all."""
-    durable.write_bytes(path, dumps(summary))
+    atomic.write_bytes(path, dumps(summary))
 
 
 def load(data: bytes) -> Summary:
