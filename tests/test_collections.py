@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.collections import Refusal, discover, qdrant_name
+from interlock.engine.intake.collections import discover, qdrant_name
+from interlock.engine.record.events import Refusal
 from tests.builders import ROOT, corpus, interlock, unprivileged
 
 

@@ -13,13 +13,12 @@ import qdrant_edge as edge
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.intake.chunks import ChunkReader
-from interlock.engine.intake.collections import Refusal
 from interlock.engine.outlet import delivery, files, windows
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.record import atomic
-from interlock.engine.record.events import ArtefactWritten, StoreVerified
+from interlock.engine.record.events import ArtefactWritten, Refusal, StoreVerified
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
 

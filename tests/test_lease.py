@@ -248,7 +248,7 @@ def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_a
         lease.watch(model)
         kept = on(lease.devices[0], SIZE)
     (residue,) = lease.residues
-    assert (residue.device, residue.bytes, residue.left) == ("cuda:0", SIZE, SIZE)
+    assert (residue.device, residue.bytes, residue.left_bytes) == ("cuda:0", SIZE, SIZE)
     assert "collected again; still referred to by" in residue.action
     assert gpus.budget() == before - SIZE
     del kept

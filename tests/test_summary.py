@@ -81,6 +81,18 @@ def test_GIVEN_a_summary_WHEN_loaded_and_written_again_THEN_nothing_changes(fini
     assert summary.dumps(summary.load(data)) == data
 
 
+def test_a_summary_from_before_the_optional_fields_loads_and_keeps_the_schema(finished):
+    older = summary_of(finished)
+    for collection in older["collections"]:
+        del collection["refused_by_reason"], collection["pressure_passed"]
+        for each in collection["passes"]:
+            del each["computed"]
+        for each in collection["exports"]:
+            del each["verified"]
+    Draft202012Validator(json.loads(summary.committed_schema())).validate(older)
+    assert [each.refused_by_reason for each in summary.load(json.dumps(older).encode()).collections] == [{}, {}, {}]
+
+
 def test_GIVEN_the_models_of_the_summary_WHEN_their_schema_is_made_THEN_it_is_the_committed_one():
     assert summary.schema_text() == summary.committed_schema()
 

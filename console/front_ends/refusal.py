@@ -7,6 +7,8 @@ import importlib.metadata
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from interlock.console.front_ends.session import Work
 from interlock.engine.config import Configuration, recorded
 from interlock.engine.errors import InterlockError, Stopped
@@ -23,7 +25,7 @@ def summary_of(work: Work, failure: InterlockError) -> Summary | None:
     if told is None or told.exit_code is not None:
         return told
     end = {"status": _status(failure), "reason": str(failure), "exit_code": int(failure.exit_code)}
-    return told.model_copy(update=end)
+    return replace(told, **end)
 
 
 def refused(chunks: Path, configuration: Configuration | None, failure: InterlockError) -> Summary:

@@ -16,19 +16,9 @@ from dataclasses import dataclass, field
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.record import units
-from interlock.engine.record.events import Memory, Receipt
+from interlock.engine.record.events import Memory, Receipt, Residue
 
 RESIDUE_ALARM = 1 << 20
-
-
-@dataclass(frozen=True)
-class Residue:
-    """Bytes left behind on a device, what was done about them, and what is left."""
-
-    device: str
-    bytes: int
-    action: str
-    left: int
 
 
 @dataclass
@@ -226,7 +216,8 @@ class Lessor:
         after = device.memory()
         held = f"; still referred to by: {who}" if who else "; no reference to its weights is left"
         action = f"collected again{held}; the next budget is what is measured then"
-        lease.residues.append(Residue(device.name, left, action, after.allocated - before.allocated))
+        kept = after.allocated - before.allocated
+        lease.residues.append(Residue(lease=lease.id, device=device.name, bytes=left, action=action, left_bytes=kept))
         return after
 
 

@@ -10,8 +10,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.engine.intake.collections import Collection, Refusal
+from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.records import TOO_DEEP, Found, depth_of, records
+from interlock.engine.record.events import Refusal
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"

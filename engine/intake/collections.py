@@ -12,20 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from interlock.engine.errors import UsageError
+from interlock.engine.record.events import Refusal
 
 SUFFIXES = ("_chunks.json", ".jsonl")
 LONGEST_NAME = 200
-
-
-class Refusal(NamedTuple):
-    """A record (counted from 1), or with record None a whole file, that is left out."""
-
-    file: str
-    record: int | None
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import Collection, Refusal
+from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.refusals import Refusals
 from interlock.engine.record import atomic
+from interlock.engine.record.events import Refusal
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")

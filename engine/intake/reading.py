@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
@@ -76,7 +78,7 @@ def _store(path: Path, job: Tokenising) -> TokenStore:
 def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:
     name = rows.collection.name
     for refusal in rows.refusals.told:
-        emit(RecordRefused(collection=name, file=refusal.file, record=refusal.record, reason=refusal.reason))
+        emit(RecordRefused(collection=name, **asdict(refusal)))
     emit(
         CollectionRead(
             collection=name,

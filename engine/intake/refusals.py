@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from interlock.engine.intake.collections import Refusal
-from interlock.engine.record.events import REFUSALS_TOLD
+from interlock.engine.record.events import REFUSALS_TOLD, Refusal
 
 REASONS = 20
 """Kinds of reason that are counted apart."""

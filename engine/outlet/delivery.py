@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from interlock.engine.intake.corpus import Digests, Rows
 from interlock.engine.outlet import files, shard
 from interlock.engine.outlet.fusion import Fusion, fused_width
@@ -78,13 +80,6 @@ def _tell_store(delivery: Delivery, store: Store, emit: Emit) -> None:
         StoreVerified(
             collection=delivery.rows.collection.name,
             qdrant_collection=delivery.rows.collection.qdrant_collection,
-            store=str(store.path.parent),
-            points=seen.points,
-            expected=seen.expected,
-            stale=seen.stale,
-            sampled=seen.sampled,
-            worst_cosine=seen.worst_cosine,
-            ok=seen.ok,
-            detail=seen.detail,
+            **asdict(seen),
         )
     )

@@ -39,6 +39,7 @@ from interlock.engine.outlet.shard import (
 )
 from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
+from interlock.engine.record.events import Verification
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard, Filter
@@ -70,22 +71,6 @@ class Hit:
     id: str
     score: float
     payload: Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What reading back showed: `points` in the store, of them `stale` ones that the corpus no longer has.
-
-    `worst_cosine` is that of the `sampled` points' vectors as stored to those of the passes; None if none was.
-    """
-
-    points: int
-    expected: int
-    stale: int
-    sampled: int
-    worst_cosine: float | None
-    ok: bool
-    detail: str
 
 
 class Store:
@@ -313,7 +298,16 @@ def verify(
     shown = "no vector sampled" if worst is None else f"{len(sample)} rows' vectors read back, worst cosine {worst:.7f}"
     detail = f"{points} points, {expected} expected and {stale} stale; {expected - len(missing)} texts and {shown}"
     detail += "".join(f"; {len(each)} {fault}: {few(each)}" for fault, each in faults.items() if each)
-    return Verification(points, expected, stale, len(sample), worst, ok, detail)
+    return Verification(
+        store=str(store.path.parent),
+        points=points,
+        expected=expected,
+        stale=stale,
+        sampled=len(sample),
+        worst_cosine=worst,
+        ok=ok,
+        detail=detail,
+    )
 
 
 def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point], int]]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from interlock.engine.intake.chunks import RECORD
-from interlock.engine.outlet.qdrant import Point, Store, Vector, Verification, verify
+from interlock.engine.outlet.qdrant import Point, Store, Vector, verify
 from interlock.engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
+from interlock.engine.record.events import Verification
 
 SAMPLE = 256
 """Rows, spread over the collection, whose vectors are read back."""

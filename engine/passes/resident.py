@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import RLock
 
+from msgspec.structs import asdict
 from torch import nn
 
 from interlock.engine.errors import UnavailableError
@@ -234,11 +235,7 @@ class ResidentModel:
             )
         )
         for found in lease.residues:
-            context.emit(
-                ResidueFound(
-                    lease=lease.id, device=found.device, bytes=found.bytes, action=found.action, left_bytes=found.left
-                )
-            )
+            context.emit(ResidueFound(**asdict(found)))
         for overrun in lease.overruns():
             context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 

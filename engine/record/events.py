@@ -2,13 +2,14 @@
 
 An event says what happened and never how it is shown. Sizes are bytes, durations are seconds, and a
 `row` is the place of a distinct text in the run; only a file that was delivered has a row for every chunk.
-Types are only ever extended by optional fields.
+Types are only ever extended by optional fields. What the summary tells of an event is a type of its own, which the
+event adds its place to; descriptions of fields are those of the summary's schema.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Outcome = Literal["hit", "download", "refresh"]
 Status = Literal["completed", "incomplete", "failed", "skipped", "stopped"]
@@ -18,11 +19,16 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=
     """Base of all events."""
 
 
+def says(text: str) -> Meta:
+    """Describe a field, for the schema of the summary."""
+    return Meta(description=text)
+
+
 class Setting(Struct, frozen=True):
     """One value of the configuration and where it came from."""
 
     value: Any
-    origin: str
+    origin: Annotated[str, says("default, file, environment, flag or Python, or the run that is continued")]
 
 
 class RosterEntry(Struct, frozen=True, kw_only=True):
@@ -42,12 +48,11 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """What a device holds: `allocated` by our tensors, `reserved` by our allocator for them, `occupied` by this
-    process in the driver's (on a CPU: the kernel's) terms."""
+    """What a device holds."""
 
-    allocated: int
-    occupied: int
-    reserved: int = 0
+    allocated: Annotated[int, says("bytes held by our tensors")]
+    occupied: Annotated[int, says("bytes held in the driver's terms; on a CPU, of the process")]
+    reserved: Annotated[int, says("bytes that our allocator held for them; 0 on a CPU")] = 0
 
 
 class Readings(Struct, frozen=True, kw_only=True):
@@ -62,15 +67,15 @@ class Readings(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What a lease measured: before it, at its peak and after its release, per device; nothing of a `lost` one."""
+    """What a lease measured: before it, at its peak and after its release, per device."""
 
     device: str
     before: Memory
     peak: Memory
     after: Memory
     residue_bytes: int
-    retries: int = 0
-    lost: bool = False
+    retries: Annotated[int, says("times the allocator gave back its cache before an allocation succeeded")] = 0
+    lost: Annotated[bool, says("the device was lost, and what it holds cannot be measured")] = False
 
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
@@ -144,13 +149,19 @@ class ControlRefused(Event, frozen=True, tag="control_refused"):
     reason: str
 
 
-class ModelResolved(Event, frozen=True, tag="model_resolved"):
+class Resolution(Struct, frozen=True, kw_only=True):
+    """Where the files of a model came from."""
+
     model: str
     source: str
     outcome: Outcome
     commit: str | None
     bytes: int
     seconds: float
+
+
+class ModelResolved(Resolution, Event, frozen=True, tag="model_resolved"):
+    """A model's files are here."""
 
 
 class DownloadRetried(Event, frozen=True, tag="download_retried"):
@@ -170,13 +181,18 @@ REFUSALS_TOLD = 100
 """Refusals that each collection tells one by one, the first of them; all of them are counted when it has been read."""
 
 
-class RecordRefused(Event, frozen=True, tag="record_refused"):
-    """A record, or (record None) a whole file, that was left out, and why; only the first REFUSALS_TOLD are told."""
+class Refusal(Struct, frozen=True):
+    """A record (or, without a number, a whole file) that was left out."""
+
+    file: str
+    record: Annotated[int | None, says("number of the record in its file, from 1; null for the whole file")]
+    reason: str
+
+
+class RecordRefused(Refusal, Event, frozen=True, kw_only=True, tag="record_refused"):
+    """What was left out of a collection; only the first REFUSALS_TOLD are told."""
 
     collection: str
-    file: str
-    record: int | None
-    reason: str
 
 
 class CollectionRead(Event, frozen=True, tag="collection_read"):
@@ -257,9 +273,8 @@ class BatchesLost(Event, frozen=True, tag="batches_lost"):
     batches: list[int]
 
 
-class LeaseGranted(Event, frozen=True, tag="lease_granted"):
-    """`rows` and `batches` are what the lease was opened for: what its turn has left, or the rows of one batch that
-    fall back to the CPU, where others may follow."""
+class Grant(Struct, frozen=True, kw_only=True):
+    """What a model was lent."""
 
     lease: str
     model_pass: int
@@ -268,11 +283,19 @@ class LeaseGranted(Event, frozen=True, tag="lease_granted"):
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
+    budgets: Annotated[dict[str, int], says("bytes by device")] = {}
+    schedule: str = "exclusive"
+    streamed: Annotated[bool, says("the weights stayed on the host, and layers were copied as they were needed")] = (
+        False
+    )
+
+
+class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
+    """`rows` and `batches` are what the lease was opened for: what its turn has left, or the rows of one batch that
+    fall back to the CPU, where others may follow."""
+
     batches: int = 0
     rows: int = 0
-    budgets: dict[str, int] = {}
-    schedule: str = "exclusive"
-    streamed: bool = False
 
 
 class ModelAttached(Event, frozen=True, tag="model_attached"):
@@ -287,16 +310,19 @@ class ModelAttached(Event, frozen=True, tag="model_attached"):
     streamed: bool = False
 
 
-class MemoryCalibrated(Event, frozen=True, tag="memory_calibrated"):
-    """What the batches measured on a device say of the memory law: activations are `scale` times what it says, and
-    `margin` is kept beside; `worst` is the largest measured / predicted of the last of them."""
+class LawMeasured(Struct, frozen=True, kw_only=True):
+    """What the measured batches of a pass said of the memory law on a device."""
 
     model_pass: int
     device: str
     batches: int
-    scale: float
+    scale: Annotated[float, says("activations are this times what the law says")]
     margin: float
-    worst: float
+    worst: Annotated[float, says("the largest measured / predicted of the last batches")]
+
+
+class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated"):
+    """The memory law was corrected; `margin` is kept beside what it says."""
 
 
 class Computed(Struct, frozen=True, kw_only=True):
@@ -326,24 +352,29 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     parts: list[Computed] = []
 
 
-class Mitigated(Event, frozen=True, tag="mitigated"):
-    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; `cost_seconds` is what the
-    failure and the step cost. `batch_index` is None where it concerns the whole lease. The work needed
-    `predicted_bytes` where `free_bytes` were free (`measured_bytes` in older journals); `foreseen`: that was known
-    beforehand, and nothing failed. `device` is where it fell short."""
+class Mitigation(Struct, frozen=True, kw_only=True):
+    """A step taken because something fell short, with its cause and cost."""
 
     model_pass: int
-    batch_index: int | None
+    batch_index: Annotated[
+        int | None, says("batch of the pass, from 0; people are told it from 1; null where it concerns a whole lease")
+    ]
+    rung: Annotated[str, says("replan, split, stream, chunk, relocate, cpu or park")] = ""
+    device: Annotated[str, says("where it fell short")] = ""
     cause: str
     action: str
-    rows: int
+    rows: Annotated[int, says("distinct texts that the step concerned")]
+    predicted_bytes: Annotated[int | None, says("what the forward was predicted to take beside the weights")] = None
+    measured_bytes: Annotated[int | None, says("the same as free_bytes, which it was called at first")] = None
+    free_bytes: Annotated[int | None, says("what was free for it then")] = None
+    foreseen: Annotated[bool, says("it was known beforehand, and nothing failed")] = False
+    cost_seconds: Annotated[float | None, says("of the failure and the step; null when the device is simulated")]
+
+
+class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
+    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short."""
+
     cost_seconds: float
-    rung: str = ""
-    device: str = ""
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
-    free_bytes: int | None = None
-    foreseen: bool = False
 
     @property
     def free(self) -> int | None:
@@ -351,7 +382,7 @@ class Mitigated(Event, frozen=True, tag="mitigated"):
         return self.measured_bytes if self.free_bytes is None else self.free_bytes
 
 
-class PressurePassed(Event, frozen=True, tag="pressure_passed"):
+class Recovery(Struct, frozen=True, kw_only=True):
     """A device that was short of memory computes whole batches again."""
 
     model_pass: int
@@ -359,14 +390,23 @@ class PressurePassed(Event, frozen=True, tag="pressure_passed"):
     device: str
 
 
-class RowParked(Event, frozen=True, tag="row_parked"):
-    """A row that has no vector of this model; its collection cannot be complete."""
+class PressurePassed(Recovery, Event, frozen=True, tag="pressure_passed"):
+    """What was short of memory is no longer."""
+
+
+class ParkedRow(Struct, frozen=True, kw_only=True):
+    """A row that has no vector of a model."""
 
     model_pass: int
     model: str
-    collection: str
-    row: int
+    row: Annotated[int, says("place of the distinct text in the run, from 0")]
     reason: str
+
+
+class RowParked(ParkedRow, Event, frozen=True, kw_only=True, tag="row_parked"):
+    """A row was given up; its collection cannot be complete."""
+
+    collection: str
     batch_index: int | None = None
 
 
@@ -378,7 +418,7 @@ class LeaseReleased(Event, frozen=True, tag="lease_released"):
     receipts: list[Receipt]
 
 
-class ResidueFound(Event, frozen=True, tag="residue_found"):
+class Residue(Struct, frozen=True, kw_only=True):
     """Bytes that a released lease left behind on a device, what was done about it, and what is left now."""
 
     lease: str
@@ -386,6 +426,10 @@ class ResidueFound(Event, frozen=True, tag="residue_found"):
     bytes: int
     action: str
     left_bytes: int
+
+
+class ResidueFound(Residue, Event, frozen=True, tag="residue_found"):
+    """A released lease left something behind."""
 
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
@@ -408,34 +452,44 @@ class PassFailed(Event, frozen=True, tag="pass_failed"):
     reason: str
 
 
-class ArtefactWritten(Event, frozen=True, tag="artefact_written"):
-    """A file that was delivered; its `rows` are chunks: a text that stands in several is in several rows of it.
+class Artefact(Struct, frozen=True, kw_only=True):
+    """A file that was delivered."""
 
-    `verified`: it was read back, and each row has the point id, the text and the vectors that the plan says, as far as
-    the file holds them.
-    """
-
-    collection: str
-    path: str
-    rows: int
+    path: Annotated[str, says("relative to the run directory")]
+    rows: Annotated[int, says("chunks: a text that stands in several chunks is in several rows of the file")]
     bytes: int
     sha256: str
-    verified: bool = False
+    verified: Annotated[
+        bool, says("it was read back: each row has the point id, text and vectors that were planned for it")
+    ] = False
 
 
-class StoreVerified(Event, frozen=True, tag="store_verified"):
-    """What was read back from the store after writing, compared with the plan: `expected` are its rows."""
+class ArtefactWritten(Artefact, Event, frozen=True, kw_only=True, tag="artefact_written"):
+    """A file of a collection was delivered."""
 
     collection: str
-    qdrant_collection: str
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """What was read back from the vector store after writing, compared with the plan: `expected` are its rows."""
+
     store: str
     points: int
     expected: int
-    stale: int
+    stale: Annotated[int, says("points in the store that this corpus no longer holds")]
     sampled: int
-    worst_cosine: float | None
+    worst_cosine: Annotated[
+        float | None, says("of the sampled points' vectors as stored to those of the passes; null if none was")
+    ]
     ok: bool
     detail: str
+
+
+class StoreVerified(Verification, Event, frozen=True, kw_only=True, tag="store_verified"):
+    """A collection of the store was read back."""
+
+    collection: str
+    qdrant_collection: str
 
 
 class CollectionClosed(Event, frozen=True, tag="collection_closed"):
