@@ -24,13 +24,13 @@ check: install
 	$(BIN)/python -m tools.generate --check
 	$(BIN)/python -m tools.screenshots --check
 
-generate: install  ## the parts of README and the schema that are made from code
+generate: install  ## the parts of the documentation and the schema that are made from code
 	$(BIN)/python -m tools.generate
 
 screenshots: install  ## the pictures of every screen, from a scripted run; the PNGs need cairosvg
 	$(BIN)/python -m tools.screenshots
 
-bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## README's figures, ten minutes
+bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## the figures of docs/measurements.md, ten minutes
 
 bench-encode: install  ## against sentence-transformers; real chunks where CHUNKS has some
 	$(BIN)/python bench/encode.py --json bench/results/encode-float32-docstrings.json
@@ -49,7 +49,7 @@ bench-start: install
 bench-overhead: install
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
 
-bench-rest: install  ## the figures that only bench/README.md has; an hour
+bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/law.py --json bench/results/law.json
 	$(BIN)/python bench/screen.py --json bench/results/screen.json
 	$(BIN)/python bench/plans.py --json bench/results/plans.json

@@ -1,4 +1,4 @@
-"""README's and this directory's tables of figures, made from `results/*.json`; `tools.generate` puts them there.
+"""The tables of figures in the documentation, made from `results/*.json`; `tools.generate` puts them there.
 
 Each table says of every result that it shows when and on which commit it was measured, and whether the code that it
 speaks of has changed since. A result that is not there has no row. A missed goal is bold.
@@ -63,7 +63,7 @@ def _plain(form: str, wanted: float) -> str:
 def measured(
     chunks: Any, docstrings: Any, bfloat16: Any, other: Any, memory: Any, start: Any, over: Any
 ) -> Iterator[Row]:
-    """README's."""
+    """Those of docs/measurements.md."""
     if chunks:
         yield "encode against sentence-transformers' default batch, real chunks", *_goal(chunks, "x default")
         yield "encode against its best batch size, real chunks", *_goal(chunks, "x best")
@@ -244,7 +244,7 @@ def growth(found: Any) -> Iterator[Row]:
 
 ENCODES = ("encode-float32-docstrings", "encode-float32-chunks", "encode-bfloat16-docstrings", "encode-openvino")
 SHORT = ("float32, docstrings", "float32, chunks", "bfloat16, docstrings", "float32 beside OpenVINO")
-README = ("encode-float32-chunks", *(ENCODES[0], ENCODES[2], ENCODES[3]), "memory", "start", "overhead")
+FIRST = ("encode-float32-chunks", *(ENCODES[0], ENCODES[2], ENCODES[3]), "memory", "start", "overhead")
 
 
 def _encode() -> Figures:
@@ -253,7 +253,7 @@ def _encode() -> Figures:
 
 
 PARTS: dict[str, Callable[[], Figures]] = {
-    "measured": lambda: figures(["what", "measured", "goal"], README, measured),
+    "measured": lambda: figures(["what", "measured", "goal"], FIRST, measured),
     "encode": _encode,
     "memory": lambda: figures(
         ["chunks", "reading", "pass", "files", "store", "of it anonymous, pass / store"], ["memory"], memory

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from interlock.engine.models import network
 from interlock.engine.models.card import ModelCard
-from interlock.engine.passes.batches import Plan
+from interlock.engine.passes.batches import BatchPlan
 
 
 def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:
@@ -52,7 +52,7 @@ def flops(card: ModelCard, lengths: np.ndarray) -> float:
     return depth * (linear + 4.0 * d * float((lengths.astype(np.float64) ** 2).sum()))
 
 
-def padding(card: ModelCard, planned: Plan) -> float:
+def padding(card: ModelCard, planned: BatchPlan) -> float:
     """Tokens that our encoder computes beside the real ones, as a share of these.
 
     Packed rows are filled up to a tile once a batch; padded ones each up to the longest.

@@ -1,4 +1,4 @@
-"""Everything that an operator can do on a screen, once: keys, footer, help, palette and README's table come from here.
+"""Everything that an operator can do on a screen, once: keys, footer, help, palette and the documented key table.
 
 An action's name is the method `action_<name>` of the screen it belongs to, and the id by which `[keys]` in a
 configuration file gives it another key.

@@ -1,7 +1,7 @@
 """Every knob of a run, once: its type, default, flag and help; where a value came from is kept with it.
 
 Precedence: flag or Python value, then environment (`INTERLOCK_*`), then the TOML file, then the default. Flags,
-environment names, `config show` and README's table are all generated from `RunSettings`.
+environment names, `config show` and the table in docs/reference.md are all generated from `RunSettings`.
 """
 
 import os

@@ -11,7 +11,7 @@ from typing import Any
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
-from interlock.engine.record.state import Lease, Pace
+from interlock.engine.record.state import LeaseState, Pace
 
 MIB, GIB = 2**20, 2**30
 T4 = 15_828_254_720
@@ -197,7 +197,7 @@ def one_device(
 
 def many_leases(
     passes: Sequence[PassView], devices: Sequence[DeviceView], running: bool, lost: Sequence[int] = ()
-) -> tuple[Lease, ...]:
+) -> tuple[LeaseState, ...]:
     """One a pass that has begun; those of `running` passes are held."""
     names = [device.facts.name for device in devices]
     begun = [each for each in passes if each.batches_done]
@@ -227,13 +227,13 @@ def one_lease(
     residue: int = 0,
     lost: Sequence[str] = (),
     **fields: Any,
-) -> Lease:
+) -> LeaseState:
     """A lease that is held (`held` None), or was for so many seconds and has its receipts."""
     base = ev.Memory(allocated=0, reserved=0, occupied=CONTEXT)
     top = int(weights * 3 * GIB)
     peak = ev.Memory(allocated=top, reserved=top, occupied=CONTEXT + top)
     after = ev.Memory(allocated=residue, reserved=residue, occupied=CONTEXT + residue)
-    lease = Lease(
+    lease = LeaseState(
         lease=f"L{number:03d}",
         model_pass=model_pass,
         model=model,

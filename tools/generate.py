@@ -18,7 +18,7 @@ from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
+PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "bench" / "README.md")
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from interlock.engine.record.events import Receipt
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.state import Lease
+from interlock.engine.record.state import LeaseState
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.formats import devices_of, gib
 from interlock.widgets.pane import Pane
@@ -24,7 +24,7 @@ class LeaseColumn(NamedTuple):
 
     title: str
     rank: int
-    text: Callable[[Lease, Snapshot], str]
+    text: Callable[[LeaseState, Snapshot], str]
     right: bool = False
 
 
@@ -88,7 +88,7 @@ def _spans(line: Sequence[str], styles: Sequence[str], sizes: Mapping[int, int],
     return spans[1:]
 
 
-def _style(column: LeaseColumn, lease: Lease, snapshot: Snapshot) -> str:
+def _style(column: LeaseColumn, lease: LeaseState, snapshot: Snapshot) -> str:
     if column.text is _state:
         return STYLES[_state(lease, snapshot)]
     if column.text is _residue and _left(lease):
@@ -96,36 +96,36 @@ def _style(column: LeaseColumn, lease: Lease, snapshot: Snapshot) -> str:
     return "" if column.rank <= USUAL or not lease.held_seconds else "dim"
 
 
-def _held(lease: Lease, snapshot: Snapshot) -> bool:
+def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
     return lease.held and not snapshot.over
 
 
-def _name(lease: Lease, snapshot: Snapshot) -> str:
+def _name(lease: LeaseState, snapshot: Snapshot) -> str:
     return lease.lease
 
 
-def _model(lease: Lease, snapshot: Snapshot) -> str:
+def _model(lease: LeaseState, snapshot: Snapshot) -> str:
     return lease.model
 
 
-def _devices(lease: Lease, snapshot: Snapshot) -> str:
+def _devices(lease: LeaseState, snapshot: Snapshot) -> str:
     return devices_of(lease.devices)
 
 
-def _state(lease: Lease, snapshot: Snapshot) -> str:
+def _state(lease: LeaseState, snapshot: Snapshot) -> str:
     if _held(lease, snapshot):
         return "HELD"
     return "LOST" if lease.held_seconds is None or any(each.lost for each in lease.receipts) else "RELEASED"
 
 
-def _time(lease: Lease, snapshot: Snapshot) -> str:
+def _time(lease: LeaseState, snapshot: Snapshot) -> str:
     """How long it was held, or has been so far."""
     if lease.held_seconds is not None:
         return duration(lease.held_seconds)
     return duration(max(0.0, snapshot.latest_at - lease.granted_at)) if lease.granted_at and lease.held else "?"
 
 
-def _memory(lease: Lease, snapshot: Snapshot) -> str:
+def _memory(lease: LeaseState, snapshot: Snapshot) -> str:
     """Before it, at its peak and after it; of a lease that is held, what there is now."""
     if receipt := _worst(lease):
         sizes = (receipt.before.occupied, receipt.peak.occupied, receipt.after.occupied)
@@ -136,7 +136,7 @@ def _memory(lease: Lease, snapshot: Snapshot) -> str:
     return f"{gib(max(now)):>4} now" if now else ""
 
 
-def _residue(lease: Lease, snapshot: Snapshot) -> str:
+def _residue(lease: LeaseState, snapshot: Snapshot) -> str:
     """Bytes that stayed after the release, on all devices."""
     if lease.held_seconds is None:
         return ""
@@ -145,15 +145,15 @@ def _residue(lease: Lease, snapshot: Snapshot) -> str:
     return f"! {human_bytes(left)}" if left else "0 B" if known else "unknown"
 
 
-def _budget(lease: Lease, snapshot: Snapshot) -> str:
+def _budget(lease: LeaseState, snapshot: Snapshot) -> str:
     return gib(lease.budget_bytes)
 
 
-def _weights(lease: Lease, snapshot: Snapshot) -> str:
+def _weights(lease: LeaseState, snapshot: Snapshot) -> str:
     return gib(lease.weights_bytes) if lease.weights_bytes else ""
 
 
-def _notes(lease: Lease, snapshot: Snapshot) -> str:
+def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
     """What was unusual."""
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
     retries = sum(receipt.retries for receipt in lease.receipts)
@@ -162,17 +162,17 @@ def _notes(lease: Lease, snapshot: Snapshot) -> str:
     return " ".join(notes)
 
 
-def _schedule(lease: Lease, snapshot: Snapshot) -> str:
+def _schedule(lease: LeaseState, snapshot: Snapshot) -> str:
     return lease.schedule
 
 
-def _worst(lease: Lease) -> Receipt | None:
+def _worst(lease: LeaseState) -> Receipt | None:
     """Of the device on which it took the most."""
     known = [receipt for receipt in lease.receipts if not receipt.lost]
     return max(known, key=lambda receipt: receipt.peak.occupied, default=None)
 
 
-def _left(lease: Lease) -> int:
+def _left(lease: LeaseState) -> int:
     return sum(receipt.residue_bytes for receipt in lease.receipts if not receipt.lost)
 
 

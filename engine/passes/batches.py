@@ -29,7 +29,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The ordered batches of one model over one collection."""
 
     batches: Sequence[Batch]
@@ -56,7 +56,7 @@ def digest_of(batches: Iterable[Rows]) -> str:
     return digest.hexdigest()
 
 
-def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> Plan:
+def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> BatchPlan:
     """Batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
 
     A row longer than the budget is a batch of its own. Every row is in exactly one batch.
@@ -70,4 +70,4 @@ def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> Plan:
         chosen = lengths[start:end]
         batches.append(Batch(rows[start:end], longest, int(chosen.sum())))
         start = end
-    return Plan(batches)
+    return BatchPlan(batches)

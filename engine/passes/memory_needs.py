@@ -26,6 +26,7 @@ class MemoryPlanner:
         self._devices = devices
         self._host = host
         self._laws = laws
+        self._law: dict[tuple[str, str, str], Law] = {}
         self._widest: dict[tuple[str, str], int] = {}
         self._known: dict[str, MemoryNeed] = {}
         self._calibrations: dict[tuple[int, str], Calibration] = {}
@@ -54,8 +55,12 @@ class MemoryPlanner:
         return self._widest[key]
 
     def law(self, card: ModelCard, device: Device) -> Law:
-        """The memory law of a model on a device."""
-        return self._laws(self.card_on(card, device), device.kind)
+        """The memory law of a model on a device; computed once, since every placement and every screen asks."""
+        beside = self.card_on(card, device)
+        key = beside.key, beside.dtype, device.kind
+        if key not in self._law:
+            self._law[key] = self._laws(beside, device.kind)
+        return self._law[key]
 
     def card_on(self, card: ModelCard, device: Device) -> ModelCard:
         """On the host beside GPUs a model computes in float32."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
-from interlock.engine.record.state import Collection, Control, Gauge, Lease, RunState, Share
+from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:
                 state.current_pass, state.latest_batch = event.model_pass, None
-            state.leases[event.lease] = state.held[event.lease] = Lease(
+            state.leases[event.lease] = state.held[event.lease] = LeaseState(
                 event.lease,
                 event.model_pass,
                 event.model,
@@ -210,7 +210,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.failures[event.model_pass] = event
 
 
-def _concerned(state: RunState, event: ev.Mitigated) -> list[Collection]:
+def _concerned(state: RunState, event: ev.Mitigated) -> list[CollectionState]:
     """The collection of the batch; every collection of the pass where a whole lease fell short."""
     if event.batch_index is None:
         return [collection for collection in state.collections.values() if event.model_pass in collection.shares]
@@ -218,8 +218,8 @@ def _concerned(state: RunState, event: ev.Mitigated) -> list[Collection]:
     return [found[0]] if found else []
 
 
-def _collection(state: RunState, name: str) -> Collection:
-    return state.collections.setdefault(name, Collection(name, ""))
+def _collection(state: RunState, name: str) -> CollectionState:
+    return state.collections.setdefault(name, CollectionState(name, ""))
 
 
 def _plan(state: RunState, event: ev.PassPlanned) -> None:

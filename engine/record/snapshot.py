@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.state import Control, Lease, Pace, RunState
+from interlock.engine.record.state import Control, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
 LEASES = 64
@@ -114,7 +114,7 @@ class Snapshot:
     """The one that is being read, computed (that of the latest batch) or written."""
     devices: tuple[DeviceView, ...] = ()
     passes: tuple[PassView, ...] = ()
-    leases: tuple[Lease, ...] = ()
+    leases: tuple[LeaseState, ...] = ()
     leases_in_all: int = 0
     collections: tuple[CollectionView, ...] = ()
     models: tuple[ev.ModelResolved, ...] = ()
@@ -239,7 +239,7 @@ def _current(state: RunState) -> str:
     return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
 
 
-def _device(state: RunState, name: str, held: Sequence[Lease]) -> DeviceView:
+def _device(state: RunState, name: str, held: Sequence[LeaseState]) -> DeviceView:
     gauge = state.devices[name]
     return DeviceView(
         facts=gauge.facts,
@@ -252,7 +252,7 @@ def _device(state: RunState, name: str, held: Sequence[Lease]) -> DeviceView:
     )
 
 
-def _pass(state: RunState, number: int, held: Sequence[Lease], priced: bool) -> PassView:
+def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool) -> PassView:
     entry, shares = state.roster[number], state.shares_of(number)
     failed = state.failures.get(number)
     view = PassView(
@@ -279,7 +279,7 @@ def _pass(state: RunState, number: int, held: Sequence[Lease], priced: bool) -> 
     return replace(view, word=_word(state, view, held))
 
 
-def _word(state: RunState, view: PassView, held: Sequence[Lease]) -> str:
+def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
     if view.failure:
         return "failed"
     if view.model_pass in state.passes_completed:

@@ -54,7 +54,7 @@ class Gauge:
 
 
 @dataclass
-class Collection:
+class CollectionState:
     """What is known of one collection."""
 
     name: str
@@ -77,7 +77,7 @@ class Collection:
 
 
 @dataclass
-class Lease:
+class LeaseState:
     """A lease from its grant to its receipt."""
 
     lease: str
@@ -169,9 +169,9 @@ class RunState:
     tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
     texts_digest: str = ""
     """Of the texts that the run was begun with."""
-    collections: dict[str, Collection] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)
-    held: dict[str, Lease] = field(default_factory=dict)
+    collections: dict[str, CollectionState] = field(default_factory=dict)
+    leases: dict[str, LeaseState] = field(default_factory=dict)
+    held: dict[str, LeaseState] = field(default_factory=dict)
     """The leases that are held now; searching all of them would slow down every snapshot."""
     committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
     parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class RunState:
         collections = self.collections.values()
         return [each.shares[model_pass] for each in collections if model_pass in each.shares]
 
-    def share_of(self, model_pass: int, batch_index: int) -> tuple[Collection, Share] | None:
+    def share_of(self, model_pass: int, batch_index: int) -> tuple[CollectionState, Share] | None:
         """The collection and share that a cell of the grid belongs to."""
         places = self.places.get(model_pass, [])
         at = bisect_right(places, batch_index, key=lambda place: place[0]) - 1

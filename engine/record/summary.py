@@ -20,7 +20,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.events import REFUSALS_TOLD, Status, joined, says, timed
 from interlock.engine.record.fold import uncollected
 from interlock.engine.record.safe import unarmed
-from interlock.engine.record.state import Collection, Lease, RunState, Share
+from interlock.engine.record.state import CollectionState, LeaseState, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
 T = TypeVar("T")
@@ -240,7 +240,7 @@ def _all(kind: type[T], told: Iterable[object]) -> list[T]:
     return [msgspec.convert(each, kind, from_attributes=True) for each in told]
 
 
-def _collection(state: RunState, collection: Collection) -> CollectionSummary:
+def _collection(state: RunState, collection: CollectionState) -> CollectionSummary:
     shares = collection.shares.values()
     parked = [state.parked.get(model_pass, {}).get(collection.name, {}) for model_pass in collection.shares]
     return CollectionSummary(
@@ -305,7 +305,7 @@ def _mitigation(state: RunState, step: ev.Mitigated) -> ev.Mitigation:
     return replace(told, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
 
 
-def _lease(state: RunState, lease: Lease) -> LeaseSummary:
+def _lease(state: RunState, lease: LeaseState) -> LeaseSummary:
     (told,) = _all(LeaseSummary, [lease])
     if state.timed and timed(lease.device_kind):
         return told
