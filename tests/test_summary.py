@@ -42,7 +42,8 @@ class StopAfter(Controls):
         self.code = ExitCode.STOPPED
         self._left = batches
 
-    def __call__(self):
+    @property
+    def stop_requested(self):
         self._left -= 1
         return self._left < 0
 
