@@ -24,7 +24,7 @@ from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Outputs
-    from interlock.console.front_ends.session import Work
+    from interlock.console.sources.session import Work
     from interlock.engine.outlet.qdrant import Hit
     from interlock.engine.passes.controls import Controls
 

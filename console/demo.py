@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from interlock.console.front_ends.session import Work
+from interlock.console.sources.session import Work
 from interlock.engine.config import Configuration
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import interlock
-from interlock.console.front_ends.session import Session
+from interlock.console.sources.session import Session
 from interlock.engine.config import knobs
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor

@@ -11,7 +11,6 @@ from textual.command import CommandList
 from textual.pilot import Pilot
 
 from interlock.console.apps.run import Console
-from interlock.console.front_ends.session import Session
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Ask
 from interlock.console.screens.event import EventScreen
@@ -19,6 +18,7 @@ from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.scripted import Scripted, Staged
+from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir

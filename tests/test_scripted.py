@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 from jsonschema import Draft202012Validator
 
-from interlock.console.front_ends.session import Session
 from interlock.console.scripted import Scripted
+from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.ladder import Rung

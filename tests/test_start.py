@@ -12,11 +12,11 @@ import pytest
 
 from interlock.console.apps.run import Console
 from interlock.console.front_ends import dispatch as front_end
-from interlock.console.front_ends.session import Session
 from interlock.console.look import Leave, Look
 from interlock.console.screens.main import Main
 from interlock.console.scripted import Scripted
 from interlock.console.sources.live import Live
+from interlock.console.sources.session import Session
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls

@@ -16,8 +16,8 @@ import pytest
 
 from interlock.console import crash
 from interlock.console.front_ends.dispatch import Outputs, run_with_front_end
-from interlock.console.front_ends.session import Session
 from interlock.console.main import main
+from interlock.console.sources.session import Session
 from interlock.engine.config import continued, load, recorded
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.passes.controls import Controls

@@ -14,10 +14,10 @@ from textual.driver import Driver
 from textual.timer import Timer
 
 from interlock.console.apps.base import Frame
-from interlock.console.front_ends.session import Session
 from interlock.console.look import Leave, Look
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Source
+from interlock.console.sources.session import Session
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.terminal.notify import ended
 from interlock.engine.errors import ExitCode, InterlockError
@@ -56,7 +56,7 @@ class Console(Frame[Leave]):
         self._focused = True
 
     def open(self) -> None:
-        self.push_screen(Main(self.source, self.look))
+        self.push_screen(Main(self.source, self.look, self))
 
     def on_ready(self) -> None:
         """Some screen was laid out, which need not be ours yet."""

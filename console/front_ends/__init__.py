@@ -1,1 +1,1 @@
-"""Who attends a run: a screen or lines; and the thread that the engine runs in."""
+"""Who attends a run: a screen or lines."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from interlock.console.crash import told
 from interlock.console.front_ends.headless import Headless, deliver_summary, say
-from interlock.console.front_ends.session import Session, Work
+from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.engine.config import Configuration

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from interlock.console.front_ends.session import Session
+from interlock.console.sources.session import Session
 from interlock.console.text.event_text import line_of, progress
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from interlock.console.front_ends.session import Work
+from interlock.console.sources.session import Work
 from interlock.engine.config import Configuration, recorded
 from interlock.engine.errors import InterlockError, Stopped
 from interlock.engine.record import summary

@@ -16,6 +16,7 @@ from interlock.console.look import Leave, Look
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.find import Find
 from interlock.console.screens.help import Help
+from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Reel, Source
@@ -51,9 +52,10 @@ class Main(Steering):
     Main > Bar, Main.ascii > Bar { border: none; }
     """
 
-    def __init__(self, source: Source, look: Look) -> None:
+    def __init__(self, source: Source, look: Look, host: Host) -> None:
         super().__init__()
         self.source = source
+        self.host = host
         self.snapshot = Snapshot()
         self._look = look
         self._feed = Feed()
@@ -110,12 +112,12 @@ class Main(Steering):
     def finish(self) -> None:
         """The run is over: leave where that was asked for, else stay; who waited for it sees what became of it."""
         if self.stopping:
-            self.console.exit(Leave.STOP)
+            self.host.exit(Leave.STOP)
             return
         self._notice = ""
         self._draw()
         if self.source.kind == "live":
-            self.console.show_summary()
+            self.host.show_summary()
 
     def say(self, text: str) -> None:
         """In the footer, until the next key."""
@@ -159,7 +161,7 @@ class Main(Steering):
             source_kind=self.source.kind,
             pending=self.pending,
             stale=self._stale(),
-            dropped=self._dropped + self.console.skipped,
+            dropped=self._dropped + self.host.skipped,
             frozen=None if self._frozen_at is None else self._seen - self._frozen_at,
             readonly=self.readonly,
             ascii=ascii,
@@ -257,10 +259,10 @@ class Main(Steering):
             self.say("copied")
 
     def action_export(self) -> None:
-        self.say(self.console.export([wording.exported(line) for line in self._events.listed()]))
+        self.say(self.host.export([wording.exported(line) for line in self._events.listed()]))
 
     def action_summary(self) -> None:
-        self.console.show_summary()
+        self.host.show_summary()
 
     def action_faster(self) -> None:
         self._faster(+1)
@@ -273,13 +275,13 @@ class Main(Steering):
         if isinstance(self.source, Reel):
             self.source.go_at(self.source.speed * 2.0**step)
         else:
-            self.say(f"{self.console.change_rate(step):g} times a second")
+            self.say(f"{self.host.change_rate(step):g} times a second")
 
     def action_theme(self) -> None:
-        self.say(f"theme {self.console.next_theme()}")
+        self.say(f"theme {self.host.next_theme()}")
 
     def action_redraw(self) -> None:
-        self.console.redraw()
+        self.host.redraw()
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -4,21 +4,18 @@ What costs time is shown before it is asked for, as the engine foresees it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
 
 from textual.screen import Screen
 
 from interlock.console.actions import Action, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.host import Host
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.passes.controls import NO, YES, Controls
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from interlock.console.apps.run import Console
 
 STOP = "stop"
 CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause"}
@@ -29,12 +26,9 @@ class Steering(Screen[None]):
     """A screen that knows how the run stands and where to ask."""
 
     source: Source
+    host: Host
     snapshot: Snapshot
     stopping = False
-
-    @property
-    def console(self) -> "Console":
-        return cast("Console", self.app)
 
     def say(self, text: str) -> None:
         """One line for the operator."""
@@ -112,9 +106,9 @@ class Steering(Screen[None]):
     def action_quit(self) -> None:
         """Leave at once what is over or only watched; a live run is asked about, and one that stops is aborted."""
         if self.source.kind != "live" or self.source.over:
-            self.console.exit(Leave.OVER)
+            self.host.exit(Leave.OVER)
         elif self.stopping:
-            self.console.exit(Leave.ABORT)
+            self.host.exit(Leave.ABORT)
         else:
             self.app.push_screen(Ask("The run is live", wording.stopping(self.snapshot), self._ways_out()), self._leave)
 
@@ -127,11 +121,11 @@ class Steering(Screen[None]):
     def _leave(self, how: str | None) -> None:
         if how == STOP:
             self.stopping = True
-            self.console.stop_run()
+            self.host.stop_run()
             self.say("stopping after the batch in flight; q or ^c once more aborts")
             self.asked()
         elif how:
-            self.console.exit(Leave(how))
+            self.host.exit(Leave(how))
 
     def _controls(self, name: str) -> Controls | None:
         """The box of controls, where this action may use it now; else the operator is told why not."""
@@ -147,7 +141,7 @@ class Steering(Screen[None]):
         controls = self.source.controls
         if not value or not controls:
             return
-        if refused := controls.ask(control, value, self.console.who):
+        if refused := controls.ask(control, value, self.host.who):
             self.say(refused)
         self.asked()
 

@@ -5,7 +5,7 @@ It is given documents that were read, and asks for nothing but the second file t
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -17,6 +17,7 @@ from interlock.console.actions import VIEW, Action, actions_of, bindings_of, sho
 from interlock.console.look import Look
 from interlock.console.screens.find import Find
 from interlock.console.screens.help import Help
+from interlock.console.screens.host import Themed
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, top
@@ -280,8 +281,7 @@ class SummaryScreen(Screen[None]):
         self.app.push_screen(Help(VIEW, self._look))
 
     def action_theme(self) -> None:
-        app: Any = self.app
-        self.say(f"theme {app.next_theme()}")
+        self.say(f"theme {cast(Themed, self.app).next_theme()}")
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -1,1 +1,1 @@
-"""Where a screen looks: a run in this process, or a journal."""
+"""Where a screen looks: a run in a thread of this process, or a journal."""

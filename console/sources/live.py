@@ -5,7 +5,7 @@ A source is polled and never waits. `entries` gives what happened since, and how
 
 from typing import Protocol, runtime_checkable
 
-from interlock.console.front_ends.session import Session
+from interlock.console.sources.session import Session
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record.events import Entry
 from interlock.engine.record.snapshot import Snapshot

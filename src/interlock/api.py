@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.console.commands import best_chunks, limit_threads
 from interlock.console.crash import told
-from interlock.console.front_ends.session import Session, Work
+from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import Tail, held, journal_at
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, knobs, load

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from interlock.console.front_ends.headless import POLL_SECONDS, Headless
-from interlock.console.front_ends.session import Session
+from interlock.console.sources.session import Session
 from interlock.console.text.event_text import progress
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.counting import batches_of, percent, several
