@@ -1,6 +1,8 @@
 """Fixtures that tests share: two tiny models, and the real MiniLM where its package is installed."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,16 @@ from tests.builders import MINILM_PACKAGE, minilm_directory, scratch, tiny_model
 # Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
 os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 os.environ["INTERLOCK_CACHE"] = str(scratch() / "interlock")  # what tests compute in this process is not its user's
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen() -> Iterator[None]:
+    """Every lease collects garbage, and need not walk all that tests have imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "unfreeze", lambda: None)
+        gc.collect()
+        gc.freeze()
+        yield
 
 
 @pytest.fixture(scope="session")
