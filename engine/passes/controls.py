@@ -107,12 +107,9 @@ class Controls:
             tell(answer)
 
     def _answer(self, asked: ControlApplied) -> ControlApplied | ControlRefused:
+        """Apply one request, or say why it cannot be."""
         if reason := self.refusal(asked.control):
             return ControlRefused(control=asked.control, value=asked.value, who=asked.who, reason=reason)
-        self._apply(asked)
-        return asked
-
-    def _apply(self, asked: ControlApplied) -> None:
         match asked.control:
             case "schedule":
                 wanted = Schedule(asked.value)
@@ -122,3 +119,4 @@ class Controls:
                 self.cpu_fallback = asked.value == YES
             case "pause":
                 self.paused = asked.value == YES
+        return asked

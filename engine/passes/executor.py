@@ -47,10 +47,20 @@ class PassExecutor:
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
-        controls = self._context.controls
-        controls.preview, controls.unaffected_by, controls.tell = self.preview, self.unaffected_by, self._context.emit
-        self._walk()
-        controls.end(self._context.emit)
+        emit, controls = self._context.emit, self._context.controls
+        controls.preview, controls.unaffected_by, controls.tell = self.preview, self.unaffected_by, emit
+        while any(self._left):
+            controls.apply_pending(emit)
+            if controls.stop_requested:
+                raise Stopped("stopped by the operator between two batches; --resume continues")
+            self._free = self._rooms()
+            now = self._next(controls.schedule, self._left, self._free)
+            assert now is not None, "there are batches left"
+            for model_pass, reason in now.refused.items():
+                self._fail(model_pass, reason)
+            if now.assignments:
+                self._place(now)
+        controls.end(emit)
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
@@ -75,19 +85,6 @@ class PassExecutor:
                 for assignment, now, queue in zip(then.assignments, self._assignments, self._queues, strict=True)
             )
         )
-
-    def _walk(self) -> None:
-        while any(self._left):
-            self._context.controls.apply_pending(self._context.emit)
-            if self._context.controls.stop_requested:
-                raise Stopped("stopped by the operator between two batches; --resume continues")
-            self._free = self._rooms()
-            now = self._next(self._context.controls.schedule, self._left, self._free)
-            assert now is not None, "there are batches left"
-            for model_pass, reason in now.refused.items():
-                self._fail(model_pass, reason)
-            if now.assignments:
-                self._place(now)
 
     def check(self) -> None:
         """Raises UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
@@ -120,9 +117,15 @@ class PassExecutor:
         context = self._context
         residents: list[ResidentModel] = []
         for assignment, most in zip(now.assignments, self._split(now), strict=True):
-            residents.append(
-                self._resident(assignment, stack, most, may_wait=any(resident.instances for resident in residents))
-            )
+            cells = self._grid[assignment.model_pass]
+            resident = ResidentModel(context, self._planner, cells, assignment, stack, most, self.lose)
+            try:
+                resident.load()
+            except UnavailableError as error:
+                # Beside others it waits for their memory; alone it would wait for ever.
+                waits = any(each.instances for each in residents)
+                resident.queue.failed = None if waits else error.with_traceback(None)
+            residents.append(resident)
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
         runners: dict[str, list[BatchRunner]] = {}
@@ -164,18 +167,6 @@ class PassExecutor:
         return [
             {name: size + (room[name] - taken[name]) // users[name] for name, size in need.items()} for need in needs
         ]
-
-    def _resident(
-        self, assignment: Assignment, stack: ExitStack, most: Mapping[str, int] | None, *, may_wait: bool
-    ) -> ResidentModel:
-        """Lease the devices of an assignment and load its model on each; what finds no room beside others may wait."""
-        cells = self._grid[assignment.model_pass]
-        resident = ResidentModel(self._context, self._planner, cells, assignment, stack, most, self.lose)
-        try:
-            resident.load()
-        except UnavailableError as error:
-            resident.queue.failed = None if may_wait else error.with_traceback(None)
-        return resident
 
     def _prefetch(self, now: Placement) -> None:
         """Read the next model's weights while this placement computes; only GPUs are loaded from host masters."""
