@@ -9,6 +9,7 @@ import pytest
 
 from interlock.console.main import ENVIRONMENT
 from tests.builders import MINILM_PACKAGE, minilm_directory, scratch, tiny_model
+from tests.pure import is_pure
 
 # Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
 os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
@@ -46,3 +47,12 @@ def minilm() -> Path:
     if directory is None:
         pytest.skip(f"{MINILM_PACKAGE} is not installed")
     return directory
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make quick` runs, where it is asked for."""
+    if "pure" in config.option.markexpr:
+        for item in items:
+            fixtures = getattr(item, "fixturenames", ())
+            if is_pure(item.path, getattr(item, "originalname", item.name), fixtures):
+                item.add_marker("pure")

@@ -1,0 +1,69 @@
+"""Which tests are pure: they start no process, load no model, do no run and show no screen, and so end in moments.
+
+Told from the source: a test is pure unless it, a helper or a fixture of its module uses a name that comes from where
+such things are done. `make quick` runs these alone.
+"""
+
+import ast
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+WORKING = (
+    "bench",
+    "interlock.console.apps",
+    "interlock.engine.run.Run",
+    "multiprocessing",
+    "subprocess",
+    "tests.builders.command",
+    "tests.builders.interlock",
+    "tests.builders.start",
+    "tests.builders.tiny_model",
+    "tests.hub",
+    "tests.oracle",
+    "tests.phantom",
+    "tests.pty_harness",
+    "textual",
+)
+"""Where what takes its time comes from: a module with all in it, or a name."""
+FIXTURES = {"tiny_a", "tiny_b", "minilm"}
+"""Models, by the fixtures of conftest."""
+
+
+@cache
+def _names(file: Path) -> dict[str, set[str]]:
+    """What each top-level function, class and constant of a module uses, by name; imports by what they stand for."""
+    used: dict[str, set[str]] = {}
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import):
+            used |= {alias.asname or alias.name.partition(".")[0]: {f"import {alias.name}"} for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            used |= {each.asname or each.name: {f"import {node.module}.{each.name}"} for each in node.names}
+        else:
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            names |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+            made = [
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            ]
+            owners = [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else made
+            for owner in owners:
+                used[owner] = used.get(owner, set()) | names
+    return used
+
+
+def is_pure(file: Path, name: str, fixtures: Iterable[str] = ()) -> bool:
+    """Whether the test `name` of a module does none of these, with the fixtures that it is given."""
+    used, seen, waiting = _names(file), set[str](), [name, *fixtures]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each in FIXTURES or any(_within(each, place) for place in WORKING):
+            return False
+        waiting += used.get(each, ())
+    return True
+
+
+def _within(name: str, place: str) -> bool:
+    return name == f"import {place}" or name.startswith(f"import {place}.")
