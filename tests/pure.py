@@ -1,4 +1,4 @@
-"""Which tests are pure: they start no process, load no model, do no run and show no screen, and so end in moments.
+"""Which tests are pure: they start no process, load or trace no model, do no run and show no screen, and so end in moments.
 
 Told from the source: a test is pure unless it, a helper or a fixture of its module uses a name that comes from where
 such things are done. `make quick` runs these alone.
@@ -12,6 +12,7 @@ from pathlib import Path
 WORKING = (
     "bench",
     "interlock.console.apps",
+    "interlock.engine.models.trace",
     "interlock.engine.run.Run",
     "multiprocessing",
     "subprocess",
@@ -23,9 +24,13 @@ WORKING = (
     "tests.oracle",
     "tests.phantom",
     "tests.pty_harness",
+    "tests.warm",
     "textual",
+    "tools.screenshots",
 )
 """Where what takes its time comes from: a module with all in it, or a name."""
+SLOW = ("bench", "sentence_transformers", "transformers")
+"""What takes seconds to import."""
 FIXTURES = {"tiny_a", "tiny_b", "minilm"}
 """Models, by the fixtures of conftest."""
 
@@ -67,3 +72,18 @@ def is_pure(file: Path, name: str, fixtures: Iterable[str] = ()) -> bool:
 
 def _within(name: str, place: str) -> bool:
     return name == f"import {place}" or name.startswith(f"import {place}.")
+
+
+def files() -> list[Path]:
+    """The modules with pure tests, but for those that are slow to import."""
+    found = []
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        used = _names(file)
+        slow = any(_within(name, place) for names in used.values() for name in names for place in SLOW)
+        if not slow and any(is_pure(file, name) for name in used if name.startswith("test_")):
+            found.append(file)
+    return found
+
+
+if __name__ == "__main__":
+    print(*(file.relative_to(Path.cwd()) for file in files()))

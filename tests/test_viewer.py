@@ -213,7 +213,7 @@ def test_GIVEN_a_field_WHEN_read_by_a_human_THEN_bytes_and_seconds_are_told_by_i
         (("seconds",), "of all sessions together; null when the device is simulated"),
         (("collections", 0, "passes", 2, "rows"), "distinct texts encoded in this run"),
         (("collections", 0, "leases", 1, "receipts", 0, "lost"), "the device was lost"),
-        (("configuration", "roster", "origin"), "default, file, environment or flag"),
+        (("configuration", "roster", "origin"), "default, file, environment, flag or Python"),
         (("run_id",), ""),
         (("no", "such", 3, "field"), ""),
         ((), ""),
