@@ -1,4 +1,4 @@
-"""Which tests are pure: they start no process, load or trace no model, do no run and show no screen, and so end in moments.
+"""Which tests are pure: they start no process, load or trace no model, do no run, show no screen, and end in moments.
 
 Told from the source: a test is pure unless it, a helper or a fixture of its module uses a name that comes from where
 such things are done. `make quick` runs these alone.

@@ -51,6 +51,8 @@ class Lease:
         """Who refers to models that should be gone; empty when nobody does."""
         alive = [model for ref in self._models if (model := ref()) is not None]
         kinds = {type(holder).__name__ for model in alive for holder in gc.get_referrers(model) if holder is not alive}
+        if alive and not kinds:  # since Python 3.12 a frame that runs does not show its locals to the collector
+            kinds = {"a local variable"}
         return ", ".join(sorted(kinds))
 
     def overruns(self) -> list[str]:
