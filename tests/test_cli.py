@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from interlock.console.apps.setup import plan_of
 from interlock.console.cli import COMMANDS
 from interlock.console.main import main
 from interlock.engine.errors import ExitCode
@@ -216,6 +217,15 @@ def test_GIVEN_a_plan_WHEN_asked_for_THEN_it_tells_what_a_run_would_do_and_write
     ]
     assert "fused vectors: 80" in out
     assert files_below(tmp_path) == before
+
+
+def test_the_plan_of_the_form_is_the_commands_in_80_columns_and_says_what_does_not_fit(root, tiny_a, tiny_b):
+    lines = plan_of(["run", str(root), "--roster", f"{tiny_a},{tiny_b}"])
+    rows = [line.split() for line in lines]
+    assert ["Docs", "1", "12", "12", "0", "0", "docs"] in rows
+    assert [row[0] for row in rows if row[-1:] == ["cpu"]] == ["tiny-a", "tiny-b"]
+    assert max(map(len, lines)) <= 78
+    assert "raise --ceiling" in plan_of(["run", str(root), "--roster", str(tiny_a), "--ceiling", "1KiB"])[-1]
 
 
 def test_GIVEN_a_plan_that_does_not_fit_WHEN_asked_for_THEN_it_is_shown_and_exits_5(call, root, tiny_a):

@@ -1,16 +1,35 @@
 """What a run would do, as text: its collections, its passes, and what is not known beforehand."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from interlock.console.text.columns import render
 from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
-    from interlock.engine.forecast import Forecast
+    from interlock.engine.forecast import Forecast, PassForecast
+
+PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
+    "pass": lambda number, _: str(number),
+    "model": lambda _, each: each.layout.card.key,
+    "dtype": lambda _, each: each.layout.card.dtype,
+    "dim": lambda _, each: str(each.layout.card.dim),
+    "batches": lambda _, each: f"{each.batches:,}",
+    "rows": lambda _, each: f"{each.rows:,}",
+    "reused": lambda _, each: f"{sum(share.reused for share in each.layout.shares):,}",
+    "tokens": lambda _, each: f"{each.tokens:,}",
+    "truncated": lambda _, each: f"{each.truncated:,}",
+    "weights": lambda _, each: human_bytes(each.weights_bytes),
+    "predicted": lambda _, each: human_bytes(each.predicted_bytes),
+    "time": lambda _, each: duration(each.seconds) if each.seconds else "?",
+    "on": lambda _, each: each.place,
+}
+NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")
+"""Columns that fit 80 cells; the rows are those of the collections."""
 
 
-def plan_text(seen: "Forecast") -> str:
-    """Two tables, of collections and of passes, without a final newline."""
+def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
+    """Two tables, of collections and of passes with these columns, without a final newline."""
     collections = [
         [
             rows.collection.name,
@@ -23,26 +42,9 @@ def plan_text(seen: "Forecast") -> str:
         ]
         for rows in seen.collections
     ]
-    passes = [
-        [
-            str(number),
-            each.layout.card.key,
-            each.layout.card.dtype,
-            str(each.layout.card.dim),
-            f"{each.batches:,}",
-            f"{each.rows:,}",
-            f"{sum(share.reused for share in each.layout.shares):,}",
-            f"{each.tokens:,}",
-            f"{each.truncated:,}",
-            human_bytes(each.weights_bytes),
-            human_bytes(each.predicted_bytes),
-            duration(each.seconds) if each.seconds else "?",
-            each.place,
-        ]
-        for number, each in enumerate(seen.passes, 1)
-    ]
-    heads = ["pass", "model", "dtype", "dim", "batches", "rows", "reused", "tokens", "truncated", "weights"]
-    heads += ["predicted", "time", f"of {human_bytes(seen.budget_bytes)} on"]
+    passes = [[PASSES[name](number, each) for name in columns] for number, each in enumerate(seen.passes, 1)]
+    titles = {"on": f"of {human_bytes(seen.budget_bytes)} on"}
+    heads = [titles.get(name, name) for name in columns]
     found = ["collection", "files", "chunks", "distinct", "duplicates", "refused", "Qdrant collection"]
     told = [render(found, collections), "", render(heads, passes), ""]
     told.append(f"fused vectors: {seen.fused_dim or 'none, one named vector a model'}")

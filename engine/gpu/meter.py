@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-ROUND = 512
+from interlock.engine.gpu.allocator import ROUND
+
 Operation = Any  # an OpOverload or a HigherOrderOperator; torch exports neither name
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

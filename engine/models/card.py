@@ -13,7 +13,7 @@ from typing import Any
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.checks import check_settings
-from interlock.engine.models.layout import Module, modules_of, read_object
+from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
 from interlock.engine.models.network import packable
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sentence import check_sentence, check_whole, limits_of
@@ -28,7 +28,6 @@ POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-POSITIONS = 512  # where neither the model nor its row says
 PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 Config = Mapping[str, Any]
 

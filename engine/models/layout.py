@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 
+POSITIONS = 512
+"""The longest row of a model that does not say its own."""
 WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")
 

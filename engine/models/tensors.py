@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
@@ -25,7 +25,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         file, start, kind, shape = self._places[name]
-        tensor = torch.empty(shape, dtype=DTYPES[kind])
+        tensor = torch.empty(shape, dtype=STORED[kind])
         if tensor.numel():
             with file.open("rb") as handle:
                 handle.seek(start)
@@ -81,5 +81,5 @@ def _header(file: Path) -> dict[str, tuple[Path, int, str, list[int]]]:
     return {
         name: (file, 8 + size + entry["data_offsets"][0], entry["dtype"], entry["shape"])
         for name, entry in table.items()
-        if name != "__metadata__" and entry["dtype"] in DTYPES
+        if name != "__metadata__" and entry["dtype"] in STORED
     }

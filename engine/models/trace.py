@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.layout import values_in
+from interlock.engine.models.layout import POSITIONS, values_in
 from interlock.engine.models.network import PackedEncoder, filling, packable
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
 
 LAW_VERSION = 1
-POSITIONS = 512  # where a configuration names none
 STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10

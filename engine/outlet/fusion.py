@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlock.engine.errors import UsageError
+from interlock.engine.passes.vectors import UNIT_TOLERANCE
 
 Vectors = NDArray[np.float32]
 
 MAX_WIDTH = 65536  # the Qdrant server's limit; the embedded engine itself takes more
-UNIT_TOLERANCE = 1e-2  # wide enough for half-precision encoders, far too narrow for an unnormalised model
 ZERO_NORM = 1e-7  # below float32's resolution of unit vectors a mean's direction is rounding noise
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import DIGEST, Digests, digest_of_texts
 from interlock.engine.passes.batches import Batch, Rows, digest_of
-from interlock.engine.passes.vectors import NOT_AN_ARRAY, VectorFile, Vectors, crc_of, header_of
+from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, crc_of, header_of
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.fold import fold
@@ -27,7 +27,6 @@ from interlock.engine.record.state import RunState
 
 SAME = ("fingerprint", "max_tokens", "document_prompt")
 ORDER = "order.npy"
-UNIT_TOLERANCE = 1e-2
 WINDOW = 512
 """Rows taken over that share a checksum."""
 Mask = npt.NDArray[np.bool_]

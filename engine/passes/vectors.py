@@ -21,6 +21,9 @@ from interlock.engine.passes.batches import Rows
 from interlock.engine.record import atomic
 
 Vectors = npt.NDArray[np.float32]
+UNIT_TOLERANCE = 1e-2
+"""What the length of a unit vector may be off: wide enough for half-precision encoders, far too narrow for a model that
+does not normalise."""
 NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
 """What numpy raises for a file that is not, or is no longer, a `.npy`."""
 
