@@ -38,9 +38,9 @@ def _roster(value: str | Iterable[object] | Mapping[object, object]) -> Roster:
     given = value.items() if isinstance(value, Mapping) else map(_weighed, value)
     entries = [(_model(name), _weight(_model(name), weight)) for name, weight in given]
     if not entries:
-        raise ValueError("a roster needs at least one model")
+        raise ValueError("expected at least one model")
     if len({name for name, _ in entries}) < len(entries):
-        raise ValueError("a model stands in it twice")
+        raise ValueError("expected each model once")
     return tuple(entries)
 
 
@@ -63,9 +63,9 @@ def _weight(name: str, weight: object) -> float:
     try:
         value = float(str(weight))
     except ValueError:
-        raise ValueError(f"the weight of {name} is {weight!r}, not a number") from None
+        raise ValueError(f"expected a number as the weight of {name}") from None
     if not 0 < value < float("inf"):
-        raise ValueError(f"the weight of {name} is {weight}, it must be above 0")
+        raise ValueError(f"expected a weight above 0 for {name}")
     return value
 
 
@@ -80,24 +80,27 @@ def _text(value: str | Iterable[object]) -> str:
 def _count(value: object) -> int:
     text = str(value)
     if not text.strip().lstrip("-").isdigit():
-        raise ValueError("a whole number is needed")
+        raise ValueError("expected a whole number")
     count = int(text)
     if count < 0:
-        raise ValueError("it cannot be negative")
+        raise ValueError("expected 0 or more")
     return count
 
 
 def _rate(value: object) -> float:
-    rate = float(str(value))
+    try:
+        rate = float(str(value))
+    except ValueError:
+        rate = 0.0
     if not 0.5 <= rate <= 10:
-        raise ValueError("it must be from 0.5 to 10")
+        raise ValueError("expected a number from 0.5 to 10")
     return rate
 
 
 def _flag(value: object) -> bool:
     text = str(value).lower()
     if text not in _TRUE + _FALSE:
-        raise ValueError("yes or no is needed")
+        raise ValueError("expected yes or no")
     return text in _TRUE
 
 
@@ -108,7 +111,7 @@ def _path(value: object) -> Path | None:
 def _store(value: object) -> Path | None:
     text = str(value)
     if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
-        raise ValueError("writing to a Qdrant server is not supported yet; give a directory for an embedded store")
+        raise ValueError("expected a directory for an embedded store (Qdrant servers are not supported yet)")
     return _path(text)
 
 
@@ -116,7 +119,7 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         text = str(value)
         if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)} is needed")
+            raise ValueError(f"expected one of {', '.join(choices)}")
         return text
 
     return parse
@@ -125,7 +128,7 @@ def _one_of(*choices: str) -> Callable[[object], str]:
 def _some_of(*choices: str) -> Callable[[str | Iterable[object]], tuple[str, ...]]:
     def parse(value: str | Iterable[object]) -> tuple[str, ...]:
         if unknown := [name for name in _names(value) if name not in choices]:
-            raise ValueError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+            raise ValueError(f"unknown {unknown[0]!r}, expected any of {', '.join(choices)}")
         return _names(value)
 
     return parse
@@ -134,7 +137,7 @@ def _some_of(*choices: str) -> Callable[[str | Iterable[object]], tuple[str, ...
 def _run_id(value: object) -> str:
     text = str(value)
     if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", text):
-        raise ValueError("letters, digits, '.', '_' and '-' only, beginning with a letter or digit")
+        raise ValueError("expected letters, digits, '.', '_' and '-', beginning with a letter or digit")
     return text
 
 
@@ -158,7 +161,7 @@ class RunSettings:
         "all-minilm-l6,all-mpnet-base-v2",
         _roster,
         "NAME[=WEIGHT],...",
-        "models in the order of their passes, with their weights in the fusion; the first is the primary",
+        "models in pass order with their fusion weights; the first is the primary",
         kept="roster",
     )
     collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections", kept="collections")
@@ -166,75 +169,70 @@ class RunSettings:
         "auto",
         _text,
         "auto|cpu|cuda[:N],...|sim:2xT4",
-        "where to compute; auto takes every GPU, else the CPU; sim:2xT4 rehearses on GPUs that are not there",
+        "where to compute: auto uses every GPU, or the CPU if there is none; sim:2xT4 rehearses on simulated GPUs",
         kept="devices",
     )
     exclusive: bool = knob(
         "yes",
         _flag,
         "",
-        "one model at a time holds the devices; without, models stay resident side by side",
+        "lease the devices to one model at a time; otherwise keep models resident side by side",
         kept="schedule",
     )
     window: int = knob(
         "0",
         _count,
         "N",
-        "hand the devices to the next model after N batches; 0: after the whole pass",
+        "switch to the next model after N batches; 0: after the whole pass",
         kept="schedule",
     )
     cpu_fallback: bool = knob(
-        "yes", _flag, "", "what no GPU has room for is computed on the CPU, in float32", kept="cpu_fallback"
+        "yes", _flag, "", "fall back to the CPU (float32) for work that fits on no GPU", kept="cpu_fallback"
     )
-    warm: int = knob(
-        "4GiB", _size, "SIZE", "host memory for weights that are kept between leases, so that attaching is a copy"
-    )
-    threads: int = knob("0", _count, "N", "processor threads; 0 takes every core")
-    ceiling: int = knob("12GiB", _size, "SIZE", "most memory that a run may occupy on one device", kept="ceiling")
+    warm: int = knob("4GiB", _size, "SIZE", "host memory for keeping weights between leases, to attach them faster")
+    threads: int = knob("0", _count, "N", "CPU threads; 0 uses every core")
+    ceiling: int = knob("12GiB", _size, "SIZE", "memory limit of the run on each device", kept="ceiling")
     faults: tuple[str, ...] = knob(
         "",
         _names,
         "FAULT,...",
-        "what goes wrong on simulated devices, for a rehearsal: oom:40, lose@cuda:1:400",
+        "inject faults on simulated devices, for example oom:40, lose@cuda:1:400",
         kept="faults",
     )
     fusion: str = knob(
         "concat",
         _one_of("concat", "named", "mean"),
         "concat|named|mean",
-        "how the models' vectors become one",
+        "how to fuse the models' vectors",
         kept="fusion",
     )
-    dim: int = knob(
-        "0", _count, "N", "cut the vectors of Matryoshka models to N dimensions; 0 keeps them whole", kept="dim"
-    )
+    dim: int = knob("0", _count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim")
     export: tuple[str, ...] = knob(
-        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to write for each collection", kept="export"
+        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to export for each collection", kept="export"
     )
-    qdrant: Path | None = knob("", _store, "DIR", "write an embedded Qdrant store that can be searched", kept="qdrant")
-    out: Path = knob("runs", lambda value: Path(str(value)).expanduser(), "DIR", "directory of run directories")
-    run_id: str = knob("", _run_id, "ID", "name of the run; default is the time it started")
+    qdrant: Path | None = knob("", _store, "DIR", "write an embedded, searchable Qdrant store", kept="qdrant")
+    out: Path = knob("runs", lambda value: Path(str(value)).expanduser(), "DIR", "directory for run directories")
+    run_id: str = knob("", _run_id, "ID", "name of the run (default: its start time)")
     resume: bool = knob(
         "no",
         _flag,
         "",
-        "continue the run --run-id, or the newest run of these chunks, as it was begun; start one if there is none",
+        "resume run --run-id, or the newest run of these chunks, with its original settings; start one "
+        "if there is none",
     )
-    reuse: Path | None = knob(
-        "", _path, "RUN_DIR", "take over every vector of this run whose text and model are the same"
-    )
+    reuse: Path | None = knob("", _path, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged")
     offline: bool = knob("no", _flag, "", "never touch the network")
-    refresh_models: bool = knob("no", _flag, "", "ask the hub for newer files of the models' revisions")
-    strict: bool = knob("no", _flag, "", "exit 3 when the run completed with mitigations")
-    refresh: float = knob("4", _rate, "HZ", "console: how often a second it looks at the run, 0.5 to 10", screen=True)
+    refresh_models: bool = knob("no", _flag, "", "fetch newer files of the models' revisions from the hub")
+    strict: bool = knob("no", _flag, "", "exit with 3 if the run needed mitigations")
+    refresh: float = knob("4", _rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)
     theme: str = knob(
-        "signal", _text, "NAME", "console: its colours; daltonic is safe for the colour-blind", screen=True
+        "signal", _text, "NAME", "console: colour theme; daltonic is safe for colour-blind people", screen=True
     )
-    ascii: bool = knob("no", _flag, "", "console: draw with ASCII signs only", screen=True)
-    slow_link: bool = knob("no", _flag, "", "console: 1 Hz, the terminal's own colours, no curves", screen=True)
-    readonly: bool = knob("no", _flag, "", "console: watch, and change nothing", screen=True)
+    ascii: bool = knob("no", _flag, "", "console: draw with ASCII characters only", screen=True)
+    slow_link: bool = knob("no", _flag, "", "console: 1 Hz, terminal colours, no charts", screen=True)
+    readonly: bool = knob("no", _flag, "", "console: watch only, change nothing", screen=True)
     on_hangup: str = knob(
-        "continue", _one_of("continue", "stop"), "continue|stop", "console: what a lost terminal means to the run",
+        "continue", _one_of("continue", "stop"), "continue|stop", "console: what to do when the terminal is lost",
         screen=True,
     )  # fmt: skip
 
@@ -282,11 +280,13 @@ def load(
             value, origin = given[name], origin_of(name)
         values[name], origins[name] = _parsed(item, value, origin), origin
     if table:
-        raise UsageError(f"{file}: no setting is called {', '.join(table)}; `interlock config show` lists them")
+        raise UsageError(
+            f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"
+        )
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
-        raise UsageError(f"{file}: models must be tables, as in [models.my-model]")
+        raise UsageError(f"{file}: models must be tables, such as [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
-        raise UsageError(f'{file}: keys must be a table of names and keys, as in [keys] with stop = "f9"')
+        raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
     return Configuration(RunSettings(**values), origins, models, keys)
 
 
@@ -305,8 +305,8 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     was = str(begun["devices"].value) if "devices" in begun else settings.devices
     if was.startswith(SIMULATED) != settings.devices.startswith(SIMULATED):
         raise UsageError(
-            f"the run was begun on {was}, and {now.origins['devices']} is {settings.devices}: "
-            "simulated and real devices do not mix in one run; leave out --devices, or start a new run"
+            f"the run uses {was}, but {now.origins['devices']} is {settings.devices}: drop --devices, or "
+            "start a new run (a run cannot mix simulated and real devices)"
         )
     return replace(now, settings=settings, origins={**now.origins, **dict.fromkeys(kept, FROM_RUN)})
 
@@ -359,8 +359,10 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
     value = "" if value is None else value
     try:
         return item.metadata["parse"](value if isinstance(value, Iterable) else str(value))
-    except (ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: `~name` of nobody
-        raise UsageError(f"{origin}: {item.name} = {value!r}: {error}") from None
+    except (ValueError, RuntimeError) as error:
+        wanted = "expected the home directory of a known user" if isinstance(error, RuntimeError) else str(error)
+        where = origin if flag_of(item.name) in origin or variable_of(item.name) in origin else f"{origin}: {item.name}"
+        raise UsageError(f"{where.removeprefix('flag ')}: {wanted}, got {str(repr(shown(value)))[:100]}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -369,10 +371,12 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML: {error}") from None
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
     known = {variable_of(item.name) for item in knobs()} | RESERVED
     if unknown := sorted(name for name in environment if name.startswith("INTERLOCK_") and name not in known):
-        raise UsageError(f"environment {unknown[0]} is no setting; `interlock config show` lists them")
+        raise UsageError(
+            f"{unknown[0]} is not a setting: `interlock config show` lists all settings and their variables"
+        )

@@ -27,8 +27,8 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.COMPLETED: "completed",
     ExitCode.FAILED: "failed, or a collection is incomplete",
-    ExitCode.USAGE: "usage, configuration or input that cannot be used; nothing was done",
-    ExitCode.MITIGATED: "completed with mitigations under --strict",
+    ExitCode.USAGE: "bad usage, configuration or input; nothing was done",
+    ExitCode.MITIGATED: "completed, but with mitigations (--strict)",
     ExitCode.STOPPED: "stopped by the operator, resumable",
     ExitCode.UNAVAILABLE: "no usable device or model",
     ExitCode.HANGUP: "hang-up (reserved for the console)",
@@ -70,20 +70,20 @@ class Stopped(InterlockError):
 
 
 _REMEDIES = {
-    errno.ENOSPC: "make room there and do it again",
-    errno.EDQUOT: "make room there and do it again",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and do it again",
-    errno.EMFILE: "raise the limit of open files (ulimit -n) and do it again",
-    errno.ENFILE: "close other programs' files and do it again",
-    errno.ENOMEM: "free memory, or allow this process more, and do it again",
-    errno.EAGAIN: "raise the limit of threads and processes (ulimit -u) and do it again",
+    errno.ENOSPC: "free space there and retry",
+    errno.EDQUOT: "free space there and retry",
+    errno.EFBIG: "raise the file size limit (ulimit -f) and retry",
+    errno.EMFILE: "raise the open file limit (ulimit -n) and retry",
+    errno.ENFILE: "close other programs' files and retry",
+    errno.ENOMEM: "free memory, or raise this process's limit, and retry",
+    errno.EAGAIN: "raise the process limit (ulimit -u) and retry",
 }
 _WORDS = {  # of libraries that raise no OSError, with what they mean
-    "can't start new thread": ("no thread can be started", errno.EAGAIN),  # Python
-    "Failed to launch worker thread": ("no thread can be started", errno.EAGAIN),  # Arrow
-    "failed to map segment": ("a library cannot be loaded into memory", errno.ENOMEM),  # the dynamic loader
+    "can't start new thread": ("cannot start a thread", errno.EAGAIN),  # Python
+    "Failed to launch worker thread": ("cannot start a thread", errno.EAGAIN),  # Arrow
+    "failed to map segment": ("cannot load a library into memory", errno.ENOMEM),  # the dynamic loader
     "could not create a primitive": (  # it does not say why
-        "oneDNN could not create a primitive, mostly for want of memory",
+        "oneDNN could not create a primitive (usually too little memory)",
         errno.ENOMEM,
     ),
 }
@@ -92,7 +92,7 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def remedy(error: OSError) -> str:
     """What to do about what the system says of a file."""
-    return _REMEDIES.get(error.errno or 0, "mend that, or write elsewhere")
+    return _REMEDIES.get(error.errno or 0, "fix the cause, or choose another path")
 
 
 def reason(error: BaseException) -> str:

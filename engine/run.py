@@ -45,6 +45,7 @@ from interlock.engine.passes.schedule import Schedule
 from interlock.engine.passes.vectors import VectorFile, lost
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
+from interlock.engine.record.counting import several
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 
@@ -80,10 +81,12 @@ def _imports_left_alone() -> Iterator[None]:
 def _refuse(settings: RunSettings, chunks: Path) -> None:
     """Raises UsageError for settings that no run can have."""
     if settings.window and not settings.exclusive:
-        raise UsageError("--window is for models that take turns: leave it out, or leave out --shared")
+        raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and path.resolve().is_relative_to(chunks.resolve()):
-            raise UsageError(f"{flag} {path} lies inside {chunks}, and what is written there would be read as chunks")
+            raise UsageError(
+                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            )
 
 
 class Run:
@@ -121,7 +124,7 @@ class Run:
             gpus = [device for device in self._devices if device is not self._host]
             self._lessor = Lessor([*gpus, self._host], self.settings.ceiling, leases_before)
             if not gpus:
-                controls.refuse("cpu_fallback", "this run has no GPU whose work could go to the CPU")
+                controls.refuse("cpu_fallback", "this run has no GPU to fall back from")
             if len(self._specs) == 1:
                 controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
@@ -133,8 +136,8 @@ class Run:
             if self._configuration.origins["devices"] != FROM_RUN:
                 raise
             raise UnavailableError(
-                f"run {self.directory.id} was begun on {self.settings.devices}: {error}; "
-                "to continue it on what is here, give --devices"
+                f"run {self.directory.id} was started on {self.settings.devices}: {error}; pass --devices to "
+                "continue it on this machine"
             ) from None
 
     def go(self) -> ExitCode:
@@ -235,7 +238,7 @@ class Run:
         self._emit(self._found())
         self._warn(self._passed_over)
         for name in sorted(name for name in versions if begun.get(name) != versions[name]):
-            self._warn([f"{name} was {begun.get(name)}, is now {versions[name]}: last bits of vectors may differ"])
+            self._warn([f"{name} was {begun.get(name)}, is now {versions[name]}: the last bits of vectors may differ"])
         for name in ("devices", "ceiling"):
             was, now = before.get(name), started.config[name]
             if was and was.value != now.value and now.origin != FROM_RUN:
@@ -277,10 +280,12 @@ class Run:
         self._emit(ev.RosterResolved(roster=roster))
         if self.settings.dim and not any(spec.matryoshka for spec in self._specs):
             self._emit(
-                ev.Warned(message=f"--dim {self.settings.dim}: no model of the roster declares Matryoshka; none is cut")
+                ev.Warned(
+                    message=f"--dim {self.settings.dim}: no model of the roster supports it, so nothing is truncated"
+                )
             )
         if self.settings.fusion == Fusion.MEAN:
-            message = "fusion mean mixes unrelated spaces and was below concat wherever measured; kept for parity"
+            message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
             self._emit(ev.Warned(message=message))
         return roster
 
@@ -298,8 +303,8 @@ class Run:
         rundir.bind(self.directory, inputs)
         if digest_of_texts(corpus.digests) != self.recorder.look(lambda state: state.texts_digest):
             raise UsageError(
-                f"run {self.directory.id} was begun with other texts, though its files are the same: start a new run "
-                f"with --reuse {self.directory.path}"
+                f"run {self.directory.id} was started with other texts, though its files are the same: start a "
+                f"new run with --reuse {self.directory.path}"
             )
         with atomic.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
@@ -318,8 +323,8 @@ class Run:
         layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
         if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.shares):
             raise UsageError(
-                f"run {self.directory.id} was planned by another version of interlock: "
-                f"start a new run with --reuse {self.directory.path}"
+                f"run {self.directory.id} was planned by another version of interlock: start a new run with "
+                f"--reuse {self.directory.path}"
             )
         reuse.keep_order(path, layout.batches)
         for share in layout.shares:
@@ -333,9 +338,9 @@ class Run:
             return
         exceed, are = ("exceeds", "is") if share.truncated == 1 else ("exceed", "are")
         message = (
-            f"{card.key}: {share.truncated:,} of {share.rows + share.reused:,} texts of {share.collection} {exceed} "
-            f"its limit of {card.max_tokens} tokens and {are} truncated "
-            f"({share.truncated_tokens:,} tokens not embedded)"
+            f"{card.key}: {share.truncated:,} of {several(share.rows + share.reused, 'text')} of "
+            f"{share.collection} {exceed} its limit of {card.max_tokens:,} tokens and {are} truncated "
+            f"({several(share.truncated_tokens, 'token')} not embedded)"
         )
         if message not in self.recorder.look(lambda state: state.collections[share.collection].warnings):
             self._emit(ev.Warned(message=message, collection=share.collection))
@@ -347,15 +352,18 @@ class Run:
         if found:
             self._emit(found)
         if damaged:
-            message = f"--reuse {self.settings.reuse}: {sum(damaged)} rows of {entry['model']} are damaged there"
-            self._emit(ev.Warned(message=f"{message} and are computed anew"))
+            message = (
+                f"--reuse {self.settings.reuse}: {several(sum(damaged), 'vector')} of {entry['model']} damaged there"
+            )
+            self._emit(ev.Warned(message=f"{message}, recomputing"))
         return found
 
     def _not_reused(self, kept: ev.RowsReused, damaged: int) -> UsageError:
         """What was taken over cannot be computed by this run, whose plan is without it."""
         return UsageError(
-            f"run {self.directory.id}: of {kept.rows} rows of {kept.model} that it took over from {kept.source}, up to "
-            f"{damaged} are damaged; start a new run with --reuse {self.directory.path} (what is intact costs nothing)"
+            f"run {self.directory.id}: up to {damaged:,} of the {several(kept.rows, 'vector')} of "
+            f"{kept.model} reused from {kept.source} are damaged: start a new run with --reuse "
+            f"{self.directory.path} (intact vectors cost nothing)"
         )
 
     def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
@@ -375,8 +383,8 @@ class Run:
         reused = self.recorder.look(lambda state: state.reused.get(cells.model_pass))
         if _lost(cells, self._committed(cells)) or (reused and reuse.damaged(reused, cells.file)):
             raise InterlockError(
-                f"the vectors of {cells.card.key} in {cells.file.path} changed after they were computed: look for "
-                "another writer, then --resume"
+                f"the vectors of {cells.card.key} in {cells.file.path} changed after they were computed: check "
+                "for another writer, then --resume"
             )
 
     def _context(self) -> RunContext:
@@ -404,7 +412,7 @@ class Run:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
         if self.controls.stop_requested:
-            raise Stopped("stopped by the operator before everything was delivered; --resume continues")
+            raise Stopped("stopped by the operator before delivery ended: --resume continues")
         seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
         self._park_shared(rows)
         status: ev.Status = "failed"

@@ -53,8 +53,8 @@ BAD_RECORDS = {
     "number-text": (b'{"text": 4}', "Expected `str`, got `int`"),
     "empty-text": (b'{"text": ""}', "the text is empty"),
     "blank-text": (b'{"text": " \\n\\t\\u00a0 "}', "the text is empty"),
-    "metadata-list": (b'{"text": "a", "metadata": [1]}', "the metadata is not an object"),
-    "metadata-string": (b'{"text": "a", "metadata": "x"}', "the metadata is not an object"),
+    "metadata-list": (b'{"text": "a", "metadata": [1]}', "metadata is not an object"),
+    "metadata-string": (b'{"text": "a", "metadata": "x"}', "metadata is not an object"),
     "chunk-id-float": (b'{"text": "a", "metadata": {"chunk_id": 1.5}}', "chunk_id"),
     "chunk-id-list": (b'{"text": "a", "metadata": {"chunk_id": []}}', "chunk_id"),
     "source-number": (b'{"text": "a", "metadata": {"source_path": 3}}', "source_path"),
@@ -94,7 +94,7 @@ def test_GIVEN_an_escape_that_is_half_a_sign_WHEN_refused_THEN_the_reason_says_s
 def test_GIVEN_a_file_cut_off_within_a_record_WHEN_read_THEN_the_whole_ones_are_kept(tmp_path, opening, end):
     texts, refusals = read(tmp_path, opening + GOOD + b"," + GOOD + b"," + end)
     assert texts == ["good", "good"]
-    assert refusals == [(3, "the file ends within this record")]
+    assert refusals == [(3, "file ends within this record")]
 
 
 def test_GIVEN_a_file_cut_off_behind_a_record_WHEN_read_THEN_that_record_is_kept_and_the_cut_named(tmp_path):
@@ -118,7 +118,7 @@ def test_GIVEN_something_behind_the_list_WHEN_read_THEN_it_is_not_passed_over_in
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"[" + GOOD + b"] and more", "ignored: text after the end of the list (JSON is malformed"),
+        (b"[" + GOOD + b"] and more", "ignored text after the end of the list (JSON is malformed"),
         (b'{"data": [], "chunks": [' + GOOD + b'], "items": []}', "used 'chunks', ignored 'data', 'items'"),
     ],
 )
@@ -129,13 +129,13 @@ def test_what_of_a_file_is_ignored_is_told(tmp_path, data, told):
 
 
 BAD_FILES = {
-    "empty": (b"", "the file is empty"),
+    "empty": (b"", "empty file"),
     "blank": (b" \n", "truncated"),
     "only-a-byte-order-mark": (b"\xef\xbb\xbf", "truncated"),
     "utf-16": ('[{"text": "a"}]'.encode("utf-16"), "malformed"),
     "not-json": (b"text: yaml", "malformed"),
     "a-number": (b"4", "neither a list of chunks nor an object"),
-    "one-record": (b'{"text": "a"}', "holds none of chunks, data, records, items"),
+    "one-record": (b'{"text": "a"}', "with none of chunks, data, records, items"),
     "list-key-of-another-type": (b'{"chunks": {"text": "a"}}', "Expected `array`, got `object`"),
     "deep": (b'{"a": ' * DEEP + b"1" + b"}" * DEEP, "nested too deeply"),
     "a-picture": (bytes(range(256)), ""),
@@ -167,7 +167,7 @@ def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_nei
     assert (refusal.file, refusal.record, refusal.reason) == (
         "a_chunks.json",
         None,
-        "it cannot be read: Permission denied",
+        "cannot read the file: Permission denied",
     )
     assert chunk.text == "b"
 
@@ -267,7 +267,7 @@ def test_GIVEN_a_collection_of_bad_records_only_WHEN_run_THEN_it_is_skipped_and_
     code, run = embed(root, tmp_path / "out", roster=str(tiny_a))
     assert code == ExitCode.COMPLETED
     assert [(each["name"], each["status"], each["reason"]) for each in summary_of(run)["collections"]] == [
-        ("Bad", "skipped", "none of its records can be embedded"),
+        ("Bad", "skipped", "no usable record"),
         ("Good", "completed", ""),
     ]
 
@@ -290,6 +290,6 @@ def test_GIVEN_nothing_to_embed_WHEN_run_THEN_usage_is_raised_and_no_run_directo
 def test_GIVEN_no_good_chunk_WHEN_the_command_is_run_THEN_it_exits_2_with_one_clear_line(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"text": " "}]}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
-    assert done.stderr == "interlock: no chunk can be embedded: a_chunks.json: the text is empty\n"
+    assert done.stderr == "interlock: nothing to embed: a_chunks.json: the text is empty\n"
     assert done.stdout == ""
     assert not list(tmp_path.glob("runs/*"))

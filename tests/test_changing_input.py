@@ -146,7 +146,7 @@ def test_an_error_in_the_middle_of_a_file_is_told_and_costs_no_neighbour(tmp_pat
         os.dup2(nothing.fileno(), _descriptor(root / "Docs" / "a.jsonl"))
     *_, refusal, last = found
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "it cannot be read: Bad file descriptor"
+    assert refusal.reason == "cannot read the file: Bad file descriptor"
     assert last.text == "b"
     assert list(reader.hashes) == ["b.jsonl"]
 
@@ -167,5 +167,5 @@ def test_a_file_that_became_a_link_out_of_the_root_after_it_was_listed_is_not_re
     found = list(ChunkReader(collection))
     assert "secret" not in [each.text for each in found if not isinstance(each, Refusal)]
     assert {each.reason for each in found if isinstance(each, Refusal)} == {
-        "it cannot be read: it is a link that leaves the root"
+        "cannot read the file: link points outside the root"
     }

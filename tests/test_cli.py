@@ -78,8 +78,11 @@ def test_GIVEN_a_wrong_command_line_WHEN_read_THEN_it_exits_2_and_says_so_on_std
         (["watch", "x", "--sped=3"], "interlock watch: error: unknown: --sped=3 (did you mean --speed?)\n"),
         (["view", "x", "--qqq"], "interlock view: error: unknown: --qqq\n"),
         (["run", "x", f"--{HOSTILE}"], "interlock run: error: unknown: --"),
-        (["run", "x", "--roster", "all-minilm"], "no model 'all-minilm' (did you mean all-minilm-l6?); there are: "),
-        (["run", "x", "--roster", "zzz"], "no model 'zzz'; there are: "),
+        (
+            ["run", "x", "--roster", "all-minilm"],
+            "unknown model 'all-minilm' (did you mean all-minilm-l6?): available ",
+        ),
+        (["run", "x", "--roster", "zzz"], "unknown model 'zzz': available "),
     ],
 )
 def test_a_word_that_is_not_known_is_told_with_the_one_that_was_meant_where_one_is_close(call, args, said):
@@ -237,7 +240,7 @@ def test_GIVEN_a_plan_that_does_not_fit_WHEN_asked_for_THEN_it_is_shown_and_exit
 def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_chosen(call, store):
     code, _, err = call("search", store, "text 3")
     assert code == ExitCode.USAGE
-    assert "holds 2 collections (docs, more): choose one with --collection" in err
+    assert "has 2 collections: choose one with --collection (docs, more)" in err
     code, out, _ = call("search", store, "text 3", "--collection", "more")
     assert code == 0 and "about the more" in out
     assert out.startswith("text 3\n")

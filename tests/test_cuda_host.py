@@ -388,7 +388,7 @@ def test_GIVEN_two_cards_WHEN_some_are_wanted_THEN_each_named_one_is_had_once_an
 
 
 def test_GIVEN_two_cards_WHEN_a_third_is_wanted_THEN_those_that_are_here_are_named(two_cards):
-    with pytest.raises(UnavailableError, match="no cuda:2 here, only cuda:0, cuda:1"):
+    with pytest.raises(UnavailableError, match="no device cuda:2: available cuda:0, cuda:1"):
         choose("cuda:2")
 
 

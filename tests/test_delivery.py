@@ -70,7 +70,7 @@ def refused(code, run):
         lambda found: found[:-1],
         lambda found: [
             *found[:20],
-            Refusal("b_chunks.json", None, "it cannot be read: Too many open files"),
+            Refusal("b_chunks.json", None, "cannot read the file: Too many open files"),
             *found[40:],
         ],
         lambda found: [Refusal("a.jsonl", 1, "the text is empty"), *found],
@@ -113,7 +113,9 @@ def test_a_chunk_file_that_cannot_be_opened_for_delivery_fails_it_and_resume_del
 
     monkeypatch.setattr(atomic, "at_once", failing_once)
     reason = refused(*embed(run_id="r"))
-    assert f"Docs/{list(FILES)[failing - 1]} changed during the run (it cannot be read: Too many open files)" in reason
+    assert (
+        f"Docs/{list(FILES)[failing - 1]} changed during the run (cannot read the file: Too many open files)" in reason
+    )
     code, run = embed(run_id="r", resume=True)
     (seen,) = [each for each in events_of(run, StoreVerified) if each.ok]
     assert (code, seen.points, seen.expected, seen.stale) == (ExitCode.COMPLETED, 60, 60, 0)
@@ -184,12 +186,12 @@ def reverse_text(values):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (without_a_window, "59 rows, not 60"),
-        (with_rows_swapped, "the id of row 0"),
-        (with_column("text", reverse_text), "the text of row 59"),
-        (with_column("tiny-a", swap_vectors), "the vector tiny-a of row 3 (2 such rows)"),
-        (with_column("tiny-a", drop_vector), "the vector tiny-a of row 3"),
-        (with_column("fused", nudge_vector), "the vector fused of row 3"),
+        (without_a_window, "59 rows, expected 60"),
+        (with_rows_swapped, "id differs in 2 rows, first in row 0"),
+        (with_column("text", reverse_text), "text differs in 1 row, first in row 59"),
+        (with_column("tiny-a", swap_vectors), "vector tiny-a differs in 2 rows, first in row 3"),
+        (with_column("tiny-a", drop_vector), "vector tiny-a differs in 1 row, first in row 3"),
+        (with_column("fused", nudge_vector), "vector fused differs in 1 row, first in row 3"),
     ],
 )
 def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(embed, monkeypatch, change, told):
@@ -338,7 +340,7 @@ def test_a_table_that_cannot_be_read_back_fails_its_collection_and_not_the_run(e
         raise pa.ArrowInvalid("Corrupt snappy compressed data")
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", unreadable)
-    assert "it cannot be read (Corrupt" in refused(*embed())
+    assert "cannot be read (Corrupt" in refused(*embed())
 
 
 def test_a_run_is_not_continued_with_other_texts_though_its_files_are_the_same(embed, monkeypatch):
@@ -346,6 +348,6 @@ def test_a_run_is_not_continued_with_other_texts_though_its_files_are_the_same(e
     kept = (run / "passes" / "texts.npy").read_bytes()
     read = ChunkReader.__iter__
     monkeypatch.setattr(ChunkReader, "__iter__", lambda self: iter(list(read(self))[::-1]))
-    with pytest.raises(UsageError, match="was begun with other texts, though its files are the same"):
+    with pytest.raises(UsageError, match="was started with other texts, though its files are the same"):
         embed(resume="yes", run_id=run.name)
     assert (run / "passes" / "texts.npy").read_bytes() == kept

@@ -234,7 +234,7 @@ def test_GIVEN_a_dense_module_WHEN_its_weights_change_THEN_the_fingerprint_does_
 def test_GIVEN_a_dense_module_without_safetensors_WHEN_resolved_THEN_it_is_refused_unopened(tmp_path):
     model = with_dense(tiny_model(tmp_path / "m"))
     (model / "2_Dense" / "model.safetensors").unlink()
-    with pytest.raises(UnavailableError, match=r"2_Dense has no model\.safetensors"):
+    with pytest.raises(UnavailableError, match=r"2_Dense lacks model\.safetensors"):
         card_of(model)
     (model / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(UnavailableError, match="2_Dense holds its weights as pickle only"):

@@ -46,7 +46,7 @@ def network() -> nn.Module:
 
 
 def test_GIVEN_a_lease_WHEN_another_model_asks_THEN_it_is_refused_and_told_who_holds_it(desk):
-    with desk.lease("first"), pytest.raises(InterlockError, match="second cannot have cpu: first holds"):
+    with desk.lease("first"), pytest.raises(InterlockError, match="second cannot lease cpu: first holds"):
         desk.lease("second").__enter__()
 
 
@@ -187,7 +187,7 @@ def test_GIVEN_a_shared_lease_WHEN_another_shared_one_asks_THEN_both_hold_the_de
         desk.lease("companion", most={"cpu": 4 * MIB}, shared=True) as other,
     ):
         assert (one.budget, other.budget) == (8 * MIB, 4 * MIB)
-        with pytest.raises(InterlockError, match="third cannot have cpu: primary holds it"), desk.lease("third"):
+        with pytest.raises(InterlockError, match="third cannot lease cpu: primary holds it"), desk.lease("third"):
             pass
 
 
@@ -249,7 +249,7 @@ def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_a
         kept = on(lease.devices[0], SIZE)
     (residue,) = lease.residues
     assert (residue.device, residue.bytes, residue.left_bytes) == ("cuda:0", SIZE, SIZE)
-    assert "collected again; still referred to by" in residue.action
+    assert "still referenced by" in residue.action
     assert gpus.budget() == before - SIZE
     del kept
 

@@ -85,7 +85,7 @@ def test_GIVEN_another_process_holds_a_device_WHEN_wanted_THEN_the_refusal_names
     said = refusal(Card("cuda:3", ONE.key))
     began = time.strftime("%H:%M", time.localtime(holder(ONE).since))
     assert said == (
-        f"cuda:3 is held by run run-7 (pid {process.pid}, since {began}): wait for it, or choose other --devices"
+        f"cuda:3 is in use by run run-7 (pid {process.pid}, since {began}): wait for it, or choose other --devices"
     )
 
 
@@ -116,7 +116,7 @@ def test_GIVEN_a_block_that_raises_WHEN_left_THEN_its_devices_are_free():
 
 def test_GIVEN_one_of_two_devices_is_held_WHEN_both_are_wanted_THEN_neither_is_taken(other):
     other("run-7", TWO.key)
-    assert "cuda:1 is held by run run-7" in refusal(ONE, TWO)
+    assert "cuda:1 is in use by run run-7" in refusal(ONE, TWO)
     assert holder(ONE) is None
 
 
@@ -128,7 +128,7 @@ def test_GIVEN_two_devices_are_held_WHEN_both_are_wanted_in_either_order_THEN_th
 
 def test_GIVEN_a_device_held_in_this_process_WHEN_wanted_once_more_THEN_it_is_refused():
     with holding([ONE], "first"):
-        assert "held by run first" in refusal(ONE)
+        assert "in use by run first" in refusal(ONE)
 
 
 def test_GIVEN_devices_without_a_key_or_named_twice_WHEN_held_THEN_nothing_stands_in_the_way():
@@ -185,7 +185,7 @@ def test_GIVEN_a_lock_file_full_of_nonsense_WHEN_the_device_is_held_THEN_it_is_r
     with holding([ONE], "mine"):
         (file,) = place.iterdir()
         file.write_bytes(content)
-        assert "cuda:0 is held by another run: wait for it" in refusal(ONE)
+        assert "cuda:0 is in use by another run: wait for it" in refusal(ONE)
 
 
 @pytest.mark.parametrize("spoil", ["file", "link"])
@@ -193,7 +193,7 @@ def test_GIVEN_a_machine_directory_that_is_none_WHEN_held_THEN_the_users_own_ser
     place.write_text("") if spoil == "file" else place.symlink_to(tmp_path)
     with holding([ONE], "mine"):
         assert len(list((tmp_path / "of-the-user" / "interlock-locks").iterdir())) == 1
-        assert "held by run mine" in refusal(ONE)
+        assert "in use by run mine" in refusal(ONE)
 
 
 def test_GIVEN_no_directory_to_lock_in_WHEN_held_THEN_the_refusal_says_where_it_was_looked_for(place, tmp_path):

@@ -70,7 +70,7 @@ def test_quotes_without_an_end_are_looked_at_once(tmp_path):
     began = time.process_time()
     (refusal,) = ChunkReader(discover(root)[0])
     assert time.process_time() - began < 10
-    assert refusal.reason == "the file ends within this record"
+    assert refusal.reason == "file ends within this record"
 
 
 def test_the_first_hundred_refusals_are_told_by_name_and_all_are_counted_by_reason(tmp_path, tiny_a):

@@ -262,7 +262,7 @@ def test_a_missing_point_another_text_and_one_too_many_are_noticed_without_a_sam
         told = [verify(store, [plan], {}) for plan in (planned(points), more, other, fewer)]
     assert [(each.ok, each.expected) for each in told] == [(True, 20), (False, 21), (False, 20), (False, 19)]
     assert f"1 missing: {ident(20)}" in told[1].detail
-    assert f"1 with another text: {ident(4)}" in told[2].detail
+    assert f"1 with a different text: {ident(4)}" in told[2].detail
 
 
 def test_GIVEN_nothing_sampled_WHEN_verified_THEN_no_cosine_is_claimed(tmp_path):

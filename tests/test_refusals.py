@@ -23,13 +23,13 @@ def test_GIVEN_a_directory_of_something_else_WHEN_named_as_the_run_THEN_it_is_re
     (tmp_path / "out" / "mine").mkdir(parents=True)
     (tmp_path / "out" / "mine" / "precious").write_text("x")
     said = interlock("run", chunks, "--out", tmp_path / "out", "--run-id", "mine", "--roster", "/nothere", check=2)
-    assert "holds something that is no run" in said.stderr
+    assert "is not empty and not a run" in said.stderr
     assert (tmp_path / "out" / "mine" / "precious").read_text() == "x"
 
 
 def test_GIVEN_an_out_inside_the_chunks_WHEN_run_THEN_it_is_refused_before_it_becomes_input(chunks, tiny_a):
     said = interlock("run", ".", "--roster", tiny_a, cwd=chunks, check=2)
-    assert "lies inside" in said.stderr
+    assert "is inside" in said.stderr
     assert not (chunks / "runs").exists()
 
 
@@ -123,4 +123,4 @@ def test_GIVEN_thousands_of_refusals_WHEN_nothing_is_good_THEN_one_clear_line_an
     (root / "Docs" / "a.jsonl").write_text("x\n" * 20_000)
     said = interlock("run", root, "--out", tmp_path / "o", "--roster", tiny_a, check=2)
     assert len(said.stderr.splitlines()) < 120
-    assert "no chunk can be embedded" in said.stderr
+    assert "nothing to embed" in said.stderr

@@ -120,7 +120,7 @@ def test_rows_that_are_damaged_in_the_earlier_run_are_told_and_computed_anew(emb
     two = embed("two", reuse=str(one))
     (plan,), (warned,) = events_of(two, PassPlanned), events_of(two, Warned)
     assert 0 < plan.rows < TEXTS / 2 and plan.reused == TEXTS - plan.rows
-    assert f"{plan.rows} rows of a are damaged there and are computed anew" in warned.message
+    assert f"{plan.rows} vectors of a damaged there, recomputing" in warned.message
     assert exports(two) == whole
 
 
@@ -144,7 +144,7 @@ def test_a_run_whose_rows_taken_over_were_damaged_is_not_continued_and_not_touch
     else:
         (two / "passes" / "0_a" / "vectors.npy").unlink()
     before = everything(two)
-    with pytest.raises(UsageError, match=r"of 60 rows of a that it took over from .*one, up to 60 are damaged") as said:
+    with pytest.raises(UsageError, match=r"up to 60 of the 60 vectors of a reused from .*one are damaged") as said:
         embed("two", resume=True)
     assert f"--reuse {two}" in str(said.value) and "\n" not in str(said.value)
     assert everything(two) == before

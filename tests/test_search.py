@@ -128,7 +128,7 @@ def test_a_tokenizer_that_grows_beyond_bounds_is_refused_when_searching_before_i
     said = json.loads(manifest.read_text())
     said["models"][0]["fingerprint"] = fingerprint_of(model)  # as in a store that came with this tokenizer
     manifest.write_text(json.dumps(said))
-    told = r"model mine: .*tokenizer\.json is not a tokenizer that can be used: it turns 1 characters into 1000000"
+    told = r"model mine: .*tokenizer\.json as a tokenizer: it turns 1 characters into 1000000"
     with pytest.raises(UnavailableError, match=told) as raised:
         best(store)
     assert raised.value.exit_code == ExitCode.UNAVAILABLE

@@ -138,7 +138,9 @@ def test_a_mixture_of_poolings_goes_through_a_run(tmp_path, model):
 
 def test_a_pooling_that_is_none_is_refused(model):
     edit(model / "1_Pooling" / "config.json", pooling_mode=["mean", "median"])
-    with pytest.raises(UnavailableError, match=r"model m: .*1_Pooling/config\.json: pooling_mode is .*median"):
+    with pytest.raises(
+        UnavailableError, match=r"model m: .*1_Pooling/config\.json: pooling_mode: expected any of .*median"
+    ):
         card_of(model)
 
 
@@ -152,7 +154,7 @@ def test_an_architecture_with_words_of_its_own_equals_sentence_transformers(tmp_
 def test_an_architecture_without_the_attention_of_its_row_is_refused_with_the_row_to_write(tmp_path):
     model = tiny_model(tmp_path / "deberta", kind="deberta-v2")
     with pytest.raises(
-        UnavailableError, match=r'model m: attention = "sdpa" .*set attention = "eager" in \[models\.m\]$'
+        UnavailableError, match=r'model m: .* has no attention = "sdpa": set attention = "eager" in \[models\.m\]$'
     ):
         card_of(model)
 
@@ -182,7 +184,7 @@ def test_a_setting_that_would_change_vectors_is_refused_by_model_file_and_key(mo
     edit(model / BERT, **said)
     with pytest.raises(
         UnavailableError,
-        match=rf"model m: .*sentence_bert_config\.json: {key} is .*, which would change its vectors",
+        match=rf"model m: .*sentence_bert_config\.json: {key} is .*, which changes vectors",
     ):
         card_of(model)
 
@@ -209,7 +211,7 @@ def test_a_setting_that_is_refused_ends_the_command_with_5_before_any_work(tmp_p
 )
 def test_a_cut_at_the_start_of_texts_is_refused_by_model_file_and_key(model, file, change, key):
     edit(model / file, **change)
-    with pytest.raises(UnavailableError, match=rf"model m: .*{file}: {key} is 'left'; only the end of a text"):
+    with pytest.raises(UnavailableError, match=rf"model m: .*{file}: {key}: expected 'right', got 'left'"):
         card_of(model)
 
 

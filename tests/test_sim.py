@@ -510,5 +510,5 @@ def test_GIVEN_a_size_as_people_write_it_WHEN_parsed_THEN_it_is_in_bytes(text, s
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 parsec", "1e3", "1GiB2"])
 def test_GIVEN_no_size_WHEN_parsed_THEN_it_is_refused(text):
-    with pytest.raises(ValueError, match="a size like"):
+    with pytest.raises(ValueError, match="expected a size such as"):
         parse_bytes(text)

@@ -166,16 +166,16 @@ def test_GIVEN_the_folding_of_a_prefix_WHEN_folded_on_THEN_it_equals_folding_all
     ("bodies", "status", "reason"),
     [
         ([read(), planned(), committed(0), committed(1)], "completed", ""),
-        ([read(), planned(), committed(0)], "incomplete", "not every row was seen by m0"),
+        ([read(), planned(), committed(0)], "incomplete", "not finished by m0"),
         ([read(), planned(), committed(0), failed()], "failed", "m0: out of luck"),
         ([read(), planned(), committed(0), committed(1), failed()], "completed", ""),
         (
             [read(), planned(), parked(), committed(0), committed(1)],
             "incomplete",
-            "1 row has no vector of m0: it is not finite",
+            "1 text has no m0 vector: it is not finite",
         ),
-        ([read(chunks=0, refused=2)], "skipped", "none of its records can be embedded"),
-        ([read(chunks=0)], "skipped", "it holds no chunk files"),
+        ([read(chunks=0, refused=2)], "skipped", "no usable record"),
+        ([read(chunks=0)], "skipped", "no chunk files"),
     ],
 )
 def test_GIVEN_what_was_seen_of_a_collection_WHEN_judged_THEN_it_is_complete_only_if_every_model_saw_every_row(
@@ -200,7 +200,7 @@ def test_GIVEN_a_store_that_does_not_hold_what_was_written_WHEN_judged_THEN_the_
     state = folded(read(), planned(), committed(0), committed(1), wrong)
     assert verdict.of_collection(state, "Docs") == (
         "failed",
-        "the store does not hold what was written: one is missing",
+        "the store differs from what was written: one is missing",
     )
 
 
@@ -243,9 +243,7 @@ def test_rows_parked_by_two_models_are_told_with_the_reason_of_each():
         parked_in(1, 2),
         parked_in(1, 3, model_pass=1, why="cold"),
     )
-    assert verdict.of_collection(state, "Docs")[1] == (
-        "2 rows have no vector of m0: hot; 1 row has no vector of m1: cold"
-    )
+    assert verdict.of_collection(state, "Docs")[1] == ("2 texts have no m0 vector: hot; 1 text has no m1 vector: cold")
 
 
 def test_a_lost_batch_takes_its_seconds_and_its_rows_with_it():

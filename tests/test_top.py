@@ -170,7 +170,7 @@ def test_a_run_stopped_before_it_came_to_work_says_stopped_in_the_summary_that_w
     "place", ["http://localhost:6333", "https://a.b/c", "localhost:6333", "[::1]:6333", "10.0.0.1:1/x"]
 )
 def test_a_server_where_a_store_should_be_is_refused_in_one_line(place):
-    with pytest.raises(UsageError, match="writing to a Qdrant server is not supported yet; give a directory"):
+    with pytest.raises(UsageError, match="expected a directory for an embedded store"):
         load({"qdrant": place}, {})
 
 
@@ -234,7 +234,7 @@ def test_a_journal_that_nobody_can_find_any_more_cannot_be_synced(tmp_path, happ
     kept.append(entry("a"))
     kept.sync()
     happens(tmp_path / "run")
-    with pytest.raises(InterlockError, match="removed or replaced while the run wrote it"):
+    with pytest.raises(InterlockError, match="removed or replaced during the run"):
         kept.sync()
     kept.close()
 
@@ -352,7 +352,7 @@ def test_simulated_and_real_devices_do_not_mix_in_one_run(chunks, tiny_a, begun,
     first = {"roster": str(tiny_a), "run_id": "r", "devices": begun, "export": "npy", "out": "runs"}
     assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
     before = (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=f"begun on {begun}, and flag --devices is {now}") as refused:
+    with pytest.raises(UsageError, match=f"the run uses {begun}, but flag --devices is {now}") as refused:
         Run(chunks, load({"out": "runs", "resume": "yes", "devices": now}, {}), Controls())
     assert len(str(refused.value).splitlines()) == 1
     assert (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes() == before
@@ -382,7 +382,7 @@ def test_devices_of_a_run_that_are_here_no_more_are_named(chunks, tiny_a, monkey
     file.write_bytes(b"".join(map(journal.encode, told)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(
-        InterlockError, match=r"run r was begun on cuda:0: .*; to continue it on what is here, give --devices"
+        InterlockError, match=r"run r was started on cuda:0: .*; pass --devices to continue it on this machine"
     ):
         Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
 
@@ -409,5 +409,5 @@ def test_what_a_refused_session_could_not_remove_hinders_no_later_one(tmp_path):
     (tmp_path / "runs" / "r" / ".tokens-abc").mkdir(parents=True)
     assert rundir.choose(tmp_path / "runs", "r", tmp_path, resume=False).id == "r"
     (tmp_path / "runs" / "r" / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="holds something that is no run"):
+    with pytest.raises(UsageError, match="is not empty and not a run"):
         rundir.choose(tmp_path / "runs", "r", tmp_path, resume=False)

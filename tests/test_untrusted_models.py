@@ -72,9 +72,7 @@ HOSTILE = {
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_tokenizer_is_refused_with_its_model_and_file_before_it_is_run_here(model, change):
     edit(model / "tokenizer.json", **change)
-    with pytest.raises(
-        UnavailableError, match=r"model model: .*tokenizer\.json is not a tokenizer that can be used: ."
-    ):
+    with pytest.raises(UnavailableError, match=r"model model: .*cannot use .*tokenizer\.json as a tokenizer: ."):
         cards(model)
 
 
@@ -83,7 +81,7 @@ def test_a_tokenizer_that_does_not_end_is_given_up(model, monkeypatch):
     steps = [replacing(text="a", by="aa")] * 24  # too much to do in a second, and not too much to hold
     edit(model / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
     began = time.monotonic()
-    with pytest.raises(UnavailableError, match="did not finish within 1 s of processor time"):
+    with pytest.raises(UnavailableError, match="timed out after 1 s of CPU time"):
         cards(model)
     assert time.monotonic() - began < 60
 
@@ -94,7 +92,7 @@ def test_a_hostile_tokenizer_ends_the_command_with_5_and_one_line(tmp_path, mode
     said = interlock("run", root, "--roster", model, "--out", tmp_path / "out", "--no-ui", cwd=tmp_path, check=5).stderr
     assert "Traceback" not in said
     assert "panicked" not in said
-    assert "tokenizer.json is not a tokenizer that can be used" in said
+    assert "tokenizer.json as a tokenizer" in said
 
 
 def test_a_tokenizer_that_passed_is_not_tried_again_until_it_changes(model, monkeypatch):
@@ -129,7 +127,7 @@ class Endless:
 def test_texts_that_a_tokenizer_comes_to_no_end_of_are_given_up(monkeypatch):
     monkeypatch.setattr(tokens, "PATIENCE", 0.2)
     monkeypatch.setattr(tokens, "SLICE", 0.1)
-    with pytest.raises(UnavailableError, match=r"tokenising 1 texts \(3 characters\) did not finish within 0 s"):
+    with pytest.raises(UnavailableError, match=r"tokenising 1 text \(3 characters\) took longer than 0 s"):
         encoded(Endless(), ["abc"])
 
 
@@ -177,7 +175,7 @@ def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path)
     monkeypatch.setattr(tokenizer, "TRIAL", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     told = tokenizer._tried(tmp_path)
     assert "was killed (SIGKILL)" in told
-    assert "did not finish" not in told
+    assert "timed out" not in told
 
 
 def test_memory_that_runs_out_has_a_reason(model, monkeypatch):
@@ -189,13 +187,13 @@ def test_memory_that_runs_out_has_a_reason(model, monkeypatch):
         encoded(Full(), ["abc"])
     (card,) = cards(model)
     monkeypatch.setattr(weights, "_packed", lambda card: Full().encode_batch_fast([], False))
-    with pytest.raises(UnavailableError, match=r"model model in .* does not load: out of memory; free memory"):
+    with pytest.raises(UnavailableError, match=r"cannot load model model from .*: out of memory; free memory"):
         weights.load(card)
 
 
 def test_a_panic_of_the_library_is_an_error_that_names_the_file(model):
     edit(model / "tokenizer.json", **HOSTILE["panics"])
-    with pytest.raises(UnavailableError, match=r"tokenizer\.json is not a tokenizer that can be read: Precompiled"):
+    with pytest.raises(UnavailableError, match=r"tokenizer\.json as a tokenizer: Precompiled"):
         load_tokenizer(model / "tokenizer.json")
 
 
@@ -214,7 +212,7 @@ WRONG = {
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
 def test_a_setting_of_a_wrong_type_or_value_is_refused_by_file_and_key(model, key, value):
     edit(model / "config.json", **{key: value})
-    with pytest.raises(UnavailableError, match=rf"config\.json: {key} "):
+    with pytest.raises(UnavailableError, match=rf"config\.json: {key}: expected "):
         cards(model)
 
 
@@ -229,11 +227,11 @@ def test_a_width_that_the_heads_do_not_share_is_refused_by_file_and_key(model):
 @pytest.mark.parametrize("value", ["yes", 1, [], {}])
 def test_flags_that_are_no_flags_are_refused_by_file_and_key(model, value):
     edit(model / "sentence_bert_config.json", do_lower_case=value)
-    with pytest.raises(UnavailableError, match=r"sentence_bert_config\.json: do_lower_case "):
+    with pytest.raises(UnavailableError, match=r"sentence_bert_config\.json: do_lower_case: expected "):
         cards(model)
     edit(model / "sentence_bert_config.json", do_lower_case=False)
     edit(model / "1_Pooling" / "config.json", pooling_mode_cls_token=value)
-    with pytest.raises(UnavailableError, match=r"1_Pooling/config\.json: pooling_mode_cls_token "):
+    with pytest.raises(UnavailableError, match=r"1_Pooling/config\.json: pooling_mode_cls_token: expected "):
         cards(model)
 
 
@@ -244,7 +242,7 @@ def test_a_module_that_is_none_of_the_librarys_is_refused(model, kind):
     modules = json.loads((model / "modules.json").read_text())
     modules[1]["type"] = kind
     (model / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(UnavailableError, match=r"modules\.json: type "):
+    with pytest.raises(UnavailableError, match=r"modules\.json: type: expected "):
         cards(model)
 
 
@@ -272,7 +270,7 @@ def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, 
     if good:
         assert cards(model)[0].dim == 8
     else:
-        with pytest.raises(UnavailableError, match=r"2_Dense/config\.json: activation_function "):
+        with pytest.raises(UnavailableError, match=r"2_Dense/config\.json: activation_function: expected "):
             cards(model)
 
 
@@ -285,9 +283,9 @@ def test_a_file_of_a_model_that_may_not_be_read_is_told_as_that(name):
         with unprivileged(), pytest.raises(UnavailableError) as raised:
             cards(model)
     said = str(raised.value)
-    assert f"{name} cannot be read: Permission denied" in said
+    assert f"{name}: Permission denied" in said
     assert "damaged" not in said
-    assert "remove that copy" not in said
+    assert "delete that copy" not in said
 
 
 def test_a_limit_of_descriptors_is_told_as_that(model):
@@ -350,7 +348,7 @@ def test_weights_that_are_others_while_they_are_loaded_are_refused_though_they_a
         return network
 
     monkeypatch.setattr(weights, "_packed", swapped)
-    with pytest.raises(UnavailableError, match="changed after the run had looked at them"):
+    with pytest.raises(UnavailableError, match="changed during the run"):
         weights.load(card)
     monkeypatch.setattr(weights, "_packed", packed)
     weights.load(card)
@@ -377,5 +375,5 @@ def test_weights_that_are_replaced_after_the_run_looked_at_them_fail_its_pass(tm
     run = Run(chunks, load(flags, {}, None), Controls())
     assert run.go() == ExitCode.FAILED
     (failed,) = events_of(tmp_path / "runs" / "r", PassFailed)
-    assert "changed after the run had looked at them" in failed.reason
+    assert "changed during the run" in failed.reason
     assert not events_of(tmp_path / "runs" / "r", ArtefactWritten)

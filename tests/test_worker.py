@@ -68,7 +68,7 @@ def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_re
     (docs,) = said["collections"]
     assert (said["status"], said["exit_code"], docs["status"]) == ("incomplete", 1, "incomplete")
     assert docs["parked"] == [{"model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "it is not finite"}]
-    assert docs["reason"] == "1 row has no vector of tiny-a: it is not finite"
+    assert docs["reason"] == "1 text has no tiny-a vector: it is not finite"
 
 
 def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigation_with_cause_and_cost(spoilt):

@@ -122,7 +122,7 @@ def describe(
             return Description("warning" if lost else "notice", "lease", True, _released(event, timed))
         case ev.ResidueFound():
             size, left = distinct_sizes(event.bytes, event.left_bytes)
-            text = f"{size} not freed on {event.device} ({event.action}); {left} remain"
+            text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
             return Description("warning", "lease", True, f"lease {event.lease}: {text}")
         case ev.EnsemblePassCompleted():
             return Description("notice", "pass", True, _completed(event, timed))

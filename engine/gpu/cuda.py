@@ -238,7 +238,7 @@ def _open(index: int, uuid: str, total: int) -> _Opening:
         if classify(error):
             raise
         first = str(error).partition("\n")[0]
-        advice = "install a build of torch that knows this card, or leave it out of --devices"
+        advice = "install a torch build that supports this card, or drop it from --devices"
         raise UnavailableError(f"cuda:{index} cannot compute ({first}): {advice}") from error
     used = total - torch.cuda.mem_get_info(index)[0] - torch.cuda.memory_reserved(index)
     return _Opening(others, max(0, used - others))

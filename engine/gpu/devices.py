@@ -30,7 +30,7 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
     if wanted.startswith("sim:"):
         return _simulated(wanted, faults)
     if faults:
-        raise UsageError("faults strike simulated devices only: choose --devices sim:2xT4, or leave out --faults")
+        raise UsageError("--faults needs simulated devices: use --devices sim:2xT4, or drop --faults")
     if wanted == "auto":
         return _gpus(None) if torch.cuda.is_available() else [CpuDevice()]
     if wanted == "cpu":
@@ -56,12 +56,12 @@ def why_no_gpu() -> str:
     driver = open_nvml()
     known = ", ".join(driver.names()) if driver else ""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return f"torch {torch.__version__} is built without CUDA" + (f", and there is {known}" if known else "")
+        return f"torch {torch.__version__} is built without CUDA" + (f", though {known} is present" if known else "")
     if driver is None:
-        return f"torch {torch.__version__} is built for CUDA, but no NVIDIA driver answers"
+        return f"torch {torch.__version__} is built for CUDA, but no NVIDIA driver responds"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     masked = f", CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else ""
-    return f"torch {torch.__version__} sees none, driver {driver.driver()} knows {known or 'none'}{masked}"
+    return f"torch {torch.__version__} sees none; driver {driver.driver()} reports {known or 'none'}{masked}"
 
 
 def _simulated(wanted: str, faults: Sequence[str]) -> list[Device]:
@@ -77,7 +77,7 @@ def _numbers(wanted: str) -> list[int] | None:
         return None
     names = [name.strip() for name in wanted.split(",")]
     if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names):
-        raise UnavailableError(f"no device {wanted!r} here: say auto, cpu, cuda, cuda:0,cuda:1 or sim:2xT4")
+        raise UnavailableError(f"unknown device {wanted!r}: use auto, cpu, cuda, cuda:0,cuda:1 or sim:2xT4")
     return list(dict.fromkeys(int(name.removeprefix("cuda:")) for name in names))
 
 
@@ -87,9 +87,9 @@ def _gpus(numbers: Sequence[int] | None) -> list[Device]:
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for number in numbers or ():
         if here and number >= here:
-            raise UnavailableError(f"there is no cuda:{number} here, only {_listed(here)}: name one of these")
+            raise UnavailableError(f"no device cuda:{number}: available {_listed(here)}")
     if not here:
-        raise UnavailableError(f"no GPU to compute on: {why_no_gpu()}; {_INSTEAD}")
+        raise UnavailableError(f"no usable GPU ({why_no_gpu()}): {_INSTEAD}")
     return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
 
 

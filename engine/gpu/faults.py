@@ -96,7 +96,7 @@ class DeviceFaults:
 def _fault(item: str) -> Fault:
     match = re.fullmatch(r"([a-z-]+)(?:@(?:cuda:)?(\d+))?:(.+)", item)
     if not match or match[1] not in MENU:
-        raise _unknown(item, "no such fault")
+        raise _unknown(item, "unknown kind")
     kind, device, arguments = match[1], match[2], match[3].split(":")
     try:
         values = _values(MENU[kind], arguments)
@@ -108,10 +108,10 @@ def _fault(item: str) -> Fault:
 def _values(pattern: str, arguments: Sequence[str]) -> dict[str, Any]:
     names = re.findall(r"\w+", pattern)
     if not len(names) - pattern.count("[") <= len(arguments) <= len(names):
-        raise ValueError(f"it takes {pattern}")
+        raise ValueError(f"expected {pattern}")
     values = dict(_value(name, text) for name, text in zip(names, arguments, strict=False))
     if values.get("last", math.inf) < values.get("first", 0):
-        raise ValueError("M is before K")
+        raise ValueError("expected K up to M")
     return values
 
 
@@ -122,12 +122,12 @@ def _value(name: str, text: str) -> tuple[str, int | float]:
     elif re.fullmatch(r"\d+" if name != "SECONDS" else r"\d+(\.\d+)?", text):
         value = float(text) if name == "SECONDS" else int(text)
     else:
-        raise ValueError(f"{name} is {text!r}, not a number")
+        raise ValueError(f"expected a number for {name}, got {text!r}")
     if not value:
-        raise ValueError(f"{name} must be above 0")
+        raise ValueError(f"expected {name} above 0")
     return field, value
 
 
 def _unknown(item: str, why: str) -> UsageError:
     menu = ", ".join(f"{kind}:{arguments}" for kind, arguments in MENU.items())
-    return UsageError(f"fault {item!r}: {why}; there are {menu}; KIND@cuda:1:... strikes one device only")
+    return UsageError(f"fault {item!r}: {why}; available: {menu}; KIND@cuda:1:... affects one device")

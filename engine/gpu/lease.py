@@ -62,7 +62,7 @@ class Lease:
             grown = receipt.peak.occupied - receipt.before.occupied
             budget = self.budgets[receipt.device]
             if grown > budget and not self.shared:
-                over = "took {} of {} granted".format(*units.distinct_sizes(grown, budget))
+                over = "used {} of a {} budget".format(*units.distinct_sizes(grown, budget))
                 said.append(f"{self.holder} {over} on {receipt.device}")
         return said
 
@@ -137,8 +137,8 @@ class Lessor:
         if predicted > budget:
             needs, free = units.distinct_sizes(predicted, max(0, budget))
             raise UnavailableError(
-                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling, free memory, or leave it "
-                "out of --roster"
+                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling, free memory, or "
+                "drop it from --roster"
             )
         return budget
 
@@ -176,7 +176,7 @@ class Lessor:
     def _refuse_held(self, holder: str, device: Device, shared: bool) -> None:
         for lease in self._open:
             if device.name in lease.budgets and not (shared and lease.shared):
-                raise InterlockError(f"{holder} cannot have {device.name}: {lease.holder} holds it")
+                raise InterlockError(f"{holder} cannot lease {device.name}: {lease.holder} holds it")
 
     def _begin(self, device: Device) -> Memory:
         """What others left cached is neither this model's nor hidden from its receipt."""
@@ -216,8 +216,7 @@ class Lessor:
         who = lease.holders()
         device.reclaim()
         after = device.memory()
-        held = f"; still referred to by: {who}" if who else "; no reference to its weights is left"
-        action = f"collected again{held}; the next budget is what is measured then"
+        action = f"still referenced by {who}" if who else "no reference to its weights left"
         kept = after.allocated - before.allocated
         lease.residues.append(Residue(lease=lease.id, device=device.name, bytes=left, action=action, left_bytes=kept))
         return after

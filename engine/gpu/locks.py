@@ -69,8 +69,8 @@ def _take(key: str, name: str, run: str) -> int:
         try:
             handle = _open_file(_file_name(key), place)
         except OSError as error:
-            told = f"{name} cannot be held, {path / _file_name(key)} is in the way ({error.strerror})"
-            raise UnavailableError(f"{told}: remove it, or set TMPDIR to another directory") from error
+            told = f"cannot lock {name}: {path / _file_name(key)} is in the way ({error.strerror})"
+            raise UnavailableError(f"{told}; remove it, or set TMPDIR to another directory") from error
     try:
         _lock_or_refuse(handle, name)
         _write(handle, Holder(os.getpid(), run, name, time.time()))
@@ -86,7 +86,7 @@ def _lock_or_refuse(handle: int, name: str) -> None:
             return
         time.sleep(_PAUSE)  # who only looks at it holds it no longer than that
     who = _read(handle) or "another run"
-    raise UnavailableError(f"{name} is held by {who}: wait for it, or choose other --devices")
+    raise UnavailableError(f"{name} is in use by {who}: wait for it, or choose other --devices")
 
 
 @contextmanager
@@ -98,7 +98,9 @@ def _directory() -> Iterator[tuple[Path, int]]:
             handle = _make_directory(path, mode)
             break
     else:
-        raise UnavailableError(f"no place for lock files in {tempfile.gettempdir()} or {own}: set TMPDIR to one")
+        raise UnavailableError(
+            f"cannot create lock files in {tempfile.gettempdir()} or {own}: set TMPDIR to a writable directory"
+        )
     try:
         yield path, handle
     finally:
@@ -132,7 +134,7 @@ def _regular(handle: int) -> int:
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "no file")
+    raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _lock(handle: int, how: int) -> bool:

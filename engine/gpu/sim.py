@@ -57,7 +57,7 @@ def simulated(text: str, faults: Sequence[Fault] = ()) -> "list[SimDevice]":
     names = [f"cuda:{number}" for number in range(len(cards))]
     for fault in faults:
         if fault.device not in (None, *names):
-            raise UsageError(f"a fault strikes {fault.device}, and {text} has only {', '.join(names)}")
+            raise UsageError(f"the fault is for {fault.device}, but {text} has only {', '.join(names)}")
     return [SimDevice(name, card, faults) for name, card in zip(names, cards, strict=True)]
 
 
@@ -178,4 +178,6 @@ def _cards(part: str, text: str) -> list[Card]:
 
 def _unknown(text: str) -> UsageError:
     table = ", ".join(f"{name} ({human_bytes(card.total)})" for name, card in CARDS.items())
-    return UsageError(f"no simulated devices {text!r}: sim:2xT4, sim:1xT4+1xL4 or sim:2x16GiB are; there are {table}")
+    return UsageError(
+        f"unknown simulated devices {text!r}: use sim:2xT4, sim:1xT4+1xL4 or sim:2x16GiB; available: {table}"
+    )

@@ -168,7 +168,7 @@ def _metadata(record: _Record) -> bytes:
     data = b"{}" if record.metadata is UNSET else bytes(record.metadata)
     data = b"{}" if data == b"null" else data
     if not data.startswith(b"{"):
-        raise _Refused("the metadata is not an object")
+        raise _Refused("metadata is not an object")
     return data
 
 

@@ -55,15 +55,15 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     there, and for two directories that would share one Qdrant name.
     """
     if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
-        raise UsageError(f"{printable(str(root))}: a path that is not UTF-8 cannot be recorded; rename it")
+        raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
         found = _collections(root.resolve())
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{root} is not a directory of chunk files") from None
+        raise UsageError(f"{root} is not a directory: name the one that holds your collections") from None
     except OSError as error:
-        raise UsageError(f"{root} cannot be read: {error.strerror}") from None
+        raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
-        raise UsageError(f"{root} holds no chunk files (*_chunks.json or *.jsonl, at any depth)")
+        raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth)")
     _check_wanted(wanted, found)
     chosen = [_named(collection) for collection in found if not wanted or collection.name in wanted]
     _check_collisions(chosen)
@@ -116,7 +116,7 @@ def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:
 
     def refuse(error: OSError) -> None:
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
-        refusals.append(Refusal(printable(name), None, f"the directory cannot be read: {error.strerror}"))
+        refusals.append(Refusal(printable(name), None, f"cannot read the directory: {error.strerror}"))
 
     for folder, folders, names in os.walk(directory, onerror=refuse):
         for name in folders:
@@ -133,25 +133,25 @@ def _refuse_path(path: Path, root: Path) -> str | None:
     """Why nothing is read from `path`, or None."""
     name = path.relative_to(root).as_posix() if path != root else ""
     if ".." in name:
-        return "its name holds '..'"
+        return "name contains '..'"
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
-        return "its name holds a control character or is not UTF-8"
+        return "name contains a control character or is not UTF-8"
     try:
         if path.is_symlink() and (reason := _refuse_link(path, root)):
             return reason
-        return None if path.is_file() or path.is_dir() else "it is not a regular file"
+        return None if path.is_file() or path.is_dir() else "not a regular file"
     except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+        return f"cannot read the file: {error.strerror}"
 
 
 def _refuse_link(path: Path, root: Path) -> str | None:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):  # RuntimeError: a link to itself, before Python 3.13
-        return "it is a link to nothing"
+        return "broken link"
     if not target.is_relative_to(root):
-        return "it is a link that leaves the root"
-    return "it is a link to a directory; what it holds is read where it stands" if target.is_dir() else None
+        return "link points outside the root"
+    return "link to a directory (its files are read where they are)" if target.is_dir() else None
 
 
 def printable(name: str) -> str:
@@ -162,7 +162,7 @@ def printable(name: str) -> str:
 def _check_wanted(wanted: Sequence[str], found: Sequence[Collection]) -> None:
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
-        raise UsageError(f"no collection {', '.join(missing)}; there are: {', '.join(sorted(names))}")
+        raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
 
 
 def _check_collisions(collections: Sequence[Collection]) -> None:
@@ -173,6 +173,6 @@ def _check_collisions(collections: Sequence[Collection]) -> None:
         other = owners.setdefault(collection.qdrant_collection, collection.name)
         if other != collection.name:
             raise UsageError(
-                f"collections {other!r} and {collection.name!r} would both become the Qdrant collection "
+                f"collections {other!r} and {collection.name!r} both map to the Qdrant collection "
                 f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
             )

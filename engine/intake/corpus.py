@@ -134,7 +134,7 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
             files = _check_files(rows, reader.hashes, files)
         if isinstance(found, Chunk):
             if next(planned, None) != (bytes.fromhex(found.point_id.replace("-", "")), digest_of(found.text)):
-                raise _changed(rows, _differing(rows), "its chunks differ")
+                raise _changed(rows, _differing(rows), "different chunks")
             yield found
             continue
         told = rows.refusals.told[refused : refused + 1]
@@ -143,9 +143,9 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
             raise _changed(rows, found.file, found.reason)
     _check_files(rows, reader.hashes, files)
     for name in rows.hashes.keys() - reader.hashes.keys():
-        raise _changed(rows, name, "it is gone")
+        raise _changed(rows, name, "deleted")
     if next(planned, None) or refused < known:
-        raise _changed(rows, _differing(rows), "it holds fewer records")
+        raise _changed(rows, _differing(rows), "fewer records")
 
 
 def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
@@ -159,7 +159,7 @@ def _check_files(rows: Rows, hashes: dict[str, str], checked: int) -> int:
     """Compare the files read since the first `checked` of them; how many that makes."""
     for name, digest in islice(hashes.items(), checked, None):
         if rows.hashes.get(name) != digest:
-            raise _changed(rows, name, "its contents changed")
+            raise _changed(rows, name, "different contents")
     return len(hashes)
 
 
@@ -177,9 +177,7 @@ def _differing(rows: Rows) -> str | None:
 
 def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
     name = rows.collection.name
-    advice = "nothing was delivered for this collection: restore the file, then --resume"
+    advice = "nothing was delivered for this collection; restore the file, then --resume"
     if file is None:
-        return InterlockError(
-            f"{name}: a second reading gave other records, though its files are unchanged now; {advice}"
-        )
+        return InterlockError(f"{name}: its files are unchanged but gave different records when read again; {advice}")
     return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")

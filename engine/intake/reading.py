@@ -45,7 +45,7 @@ def read_and_tokenise(
 
         def take(texts: list[str]) -> None:
             if stop():
-                raise Stopped("stopped by the operator while reading; --resume begins again")
+                raise Stopped("stopped by the operator while reading: --resume starts reading again")
             for key, store in stores.items():
                 began = time.monotonic()
                 with naming(wanted[key].models, wanted[key].tokenizer):
@@ -66,7 +66,7 @@ def read_and_tokenise(
             )
         )
     if not corpus.chunks:
-        raise UsageError("no chunk can be embedded: " + _refusals(corpus.rows))
+        raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     return corpus, stores
 
 

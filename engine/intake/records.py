@@ -23,7 +23,7 @@ LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
 MEMBER = 72
 """Bytes that a member of a decoded list takes beside its text."""
-TOO_DEEP = "it is nested too deeply"
+TOO_DEEP = "nested too deeply"
 Found = tuple[int | None, bytes | str]
 """A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
 
@@ -48,14 +48,14 @@ def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator
         blocks = _blocks(path, within, BLOCK if lines else -1, read)
         first = next(blocks, None)
         if first is None:
-            yield None, "the file is empty"
+            yield None, "empty file"
             return
         parts = chain((first.removeprefix(_BOM),), blocks)
         yield from _lines(parts) if lines else _members(b"".join(parts))
     except OSError as error:
-        yield None, f"it cannot be read: {error.strerror}"
+        yield None, f"cannot read the file: {error.strerror}"
     except MemoryError:
-        yield None, "it does not fit in memory: write it as .jsonl, one record a line"
+        yield None, "does not fit in memory (use .jsonl, one record a line)"
 
 
 def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
@@ -63,7 +63,7 @@ def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) 
     digest = hashlib.sha256()
     with FileIO(path, opener=atomic.at_once) as handle:
         if not atomic.place_of(handle.fileno(), path).is_relative_to(within):
-            raise OSError(errno.EPERM, "it is a link that leaves the root")
+            raise OSError(errno.EPERM, "link points outside the root")
         while block := handle.read(size):
             digest.update(block)
             yield block
@@ -118,11 +118,11 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     if bytes(top[:1]) == b"[":
         return top, []
     if bytes(top[:1]) != b"{":
-        raise _NoList("the file is neither a list of chunks nor an object that holds one")
+        raise _NoList("neither a list of chunks nor an object that contains one")
     holder = msgspec.json.decode(top, type=_Holder)
     held = {key: body for key in LIST_KEYS if (body := getattr(holder, key)) is not UNSET}
     if not held:
-        raise _NoList(f"the file's object holds none of {', '.join(LIST_KEYS)}")
+        raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
     return memoryview(next(iter(held.values()))), list(held)
 
 
@@ -145,9 +145,9 @@ def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:
         start = end.end()
         if data[start - 1 : start] == b"]":
             if data[start:].strip() not in (b"", b"}"):
-                yield None, f"ignored: text after the end of the list ({error})"
+                yield None, f"ignored text after the end of the list ({error})"
             return
-    yield number + 1, "the file ends within this record"
+    yield number + 1, "file ends within this record"
 
 
 def _end_of(data: bytes, start: int) -> re.Match[bytes] | None:
@@ -177,7 +177,7 @@ def _opening(data: bytes) -> int | None:
 def _bounded(record: bytes | memoryview) -> bytes | str:
     """The record, or why it is refused."""
     if len(record) > MAX_RECORD_BYTES:
-        return f"it is larger than {units.human_bytes(MAX_RECORD_BYTES)}"
+        return f"larger than {units.human_bytes(MAX_RECORD_BYTES)}"
     return bytes(record).strip()
 
 

@@ -23,6 +23,7 @@ from tokenizers.normalizers import Sequence as Sequenced
 
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -59,9 +60,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
         with translated():
             tokenizer = Tokenizer.from_file(str(path))
     except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from error
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
     except UnavailableError as error:
-        raise UnavailableError(f"{path} is not a tokenizer that can be read: {error}") from error
+        raise UnavailableError(f"cannot read {path} as a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if lowercases(path):
@@ -115,7 +116,9 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
             if isinstance(found, UnavailableError):
                 raise found
             return found
-    raise UnavailableError(f"tokenising {len(texts)} texts ({size} characters) did not finish within {seconds:.0f} s")
+    raise UnavailableError(
+        f"tokenising {several(len(texts), 'text')} ({size:,} characters) took longer than {seconds:.0f} s"
+    )
 
 
 def lowercases(path: Path) -> bool:
@@ -133,7 +136,7 @@ def sentence_config(directory: Path) -> tuple[Path, dict[str, object]]:
         try:
             said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
-            raise UnavailableError(f"{file} cannot be read: {error}") from error
+            raise UnavailableError(f"cannot read {file}: {error}") from error
         if not isinstance(said, dict):
             raise UnavailableError(f"{file} is not a JSON object")
         if said:
@@ -149,7 +152,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return Specials(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
-    raise UnavailableError("the tokenizer's template changes the text itself; its models cannot be planned")
+    raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
 
 
 class TokenStore:

@@ -57,8 +57,7 @@ class ModelSnapshot:
         if looked and looked == self.stamped() and (looked == self.stamps or self._hashes_hold()):
             return
         raise UnavailableError(
-            f"model {model}: its files in {self.path} changed after the run had looked at them: put them back, "
-            "then --resume"
+            f"model {model}: its files in {self.path} changed during the run: restore them, then --resume"
         )
 
     def _hashes_hold(self) -> bool:
@@ -96,9 +95,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
         _check_sha(spec, path, hashes)
         fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
     except OSError as error:
-        raise UnavailableError(
-            f"model {spec.key}: {error.filename or path} cannot be read: {error.strerror}"
-        ) from error
+        raise UnavailableError(f"model {spec.key}: cannot read {error.filename or path}: {error.strerror}") from error
     seconds = round(time.monotonic() - began, 3)
     snapshot = ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
     emit(
@@ -145,8 +142,8 @@ def _locate(
     if repo and not policy.offline and not is_offline():
         return _download(spec, repo, held[2] if held else None, emit)
     if held:
-        raise UnavailableError(f"model {spec.key} cannot be refreshed offline; leave out --refresh-models")
-    forbidden = ", and it may not be downloaded now" if repo else ""
+        raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
+    forbidden = " and cannot be downloaded offline" if repo else ""
     raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
 
 
@@ -174,8 +171,8 @@ def _check_sha(spec: ModelSpec, path: Path, hashes: dict[str, str]) -> None:
     wanted, found = spec.weights_sha256, hashes.get("model.safetensors")
     if wanted and found != wanted:
         raise UnavailableError(
-            f"model {spec.key}: the weights in {path} have sha256 {found}, the registry says {wanted}; "
-            "remove that copy and fetch it again"
+            f"model {spec.key}: the weights in {path} have SHA-256 {found}, expected {wanted}: delete that "
+            "copy and fetch it again"
         )
 
 
@@ -207,7 +204,7 @@ def _snapshot(repo: str, revision: str) -> Path:
     commit = HfApi().model_info(repo, revision=revision).sha
     path = Path(snapshot_download(repo, revision=revision, allow_patterns=list(PATTERNS)))
     if path.name != commit:
-        raise OSError(f"the hub has commit {commit}, but only {path.name} could be had")
+        raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")
     return path
 
 
@@ -254,9 +251,9 @@ def _download(
         path = retrying(_snapshot, repo, spec.revision)
         check_complete(path)
     except Exception as error:  # the hub, its transport and the disk each raise their own
-        held = "is here but cannot be refreshed" if before else "is not on this machine and cannot be fetched"
+        held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
-            f"model {spec.key} {held} from hf:{repo}@{spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
+            f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
         ) from error
     outcome: Outcome = "download" if before is None else "hit" if path.name == before else "refresh"
     return path, f"hf:{repo}", path.name, outcome

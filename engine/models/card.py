@@ -74,7 +74,7 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
         _check_attention(spec, path, config)
     dtype = spec.dtype.get(device_kind, "float32")
     if dtype not in BYTES:
-        raise UsageError(f"[models.{spec.key}] dtype {dtype!r} is not one of {', '.join(BYTES)}")
+        raise UsageError(f"[models.{spec.key}] dtype: expected one of {', '.join(BYTES)}, got {dtype!r}")
     _width(spec, path, config)
     document, query = _prompts(spec, path)
     _check_prompts(spec, _pooling_file(path, modules), document + query)
@@ -100,7 +100,10 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
 
 def _refuse_foreign(path: Path, modules: Sequence[Module]) -> None:
     if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
-        raise UnavailableError(f"{path / 'modules.json'} names {foreign[0]}, which is code of its own and never run")
+        raise UnavailableError(
+            f"{path / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
+            "model without it"
+        )
 
 
 def _is_plain(modules: Sequence[Module]) -> bool:
@@ -115,8 +118,8 @@ def _refuse_own_code(spec: ModelSpec, path: Path, config: Config) -> None:
 
     if config.get("auto_map") and str(config.get("model_type")) not in CONFIG_MAPPING:
         raise UnavailableError(
-            f"model {spec.key} brings code of its own ({path / 'config.json'}: auto_map), which is never run; "
-            "use a model that loads without it"
+            f"model {spec.key} needs its own code ({path / 'config.json'}: auto_map), which is never run: use "
+            "a model without it"
         )
 
 
@@ -129,8 +132,8 @@ def _check_attention(spec: ModelSpec, path: Path, config: Config) -> None:
     network = found[0] if isinstance(found, tuple) else found
     if spec.attention == "sdpa" and not getattr(network, "_supports_sdpa", True):
         raise UnavailableError(
-            f'model {spec.key}: attention = "sdpa" does not exist for {kind} ({path / "config.json"}: model_type); '
-            f'set attention = "eager" in [models.{spec.key}]'
+            f"model {spec.key}: {kind} ({path / 'config.json'}: model_type) has no attention = "
+            f'"sdpa": set attention = "eager" in [models.{spec.key}]'
         )
 
 
@@ -149,8 +152,8 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
     modes = [said] if isinstance(said, str) else said
     if not isinstance(modes, list) or any(mode not in POOLINGS.values() for mode in modes):
         raise UnavailableError(
-            f"model {spec.key}: {file}: pooling_mode is {str(repr(said))[:100]}, not one or more of "
-            f"{', '.join(POOLINGS.values())}"
+            f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLINGS.values())}, got "
+            f"{str(repr(said))[:100]}"
         )
     return tuple(modes) or ("mean",)
 
@@ -160,7 +163,7 @@ def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
     file = path / "config_sentence_transformers.json"
     said = read_object(file).get("prompts") or {}
     if not isinstance(said, dict) or not all(isinstance(text, str | None) for text in said.values()):
-        raise UnavailableError(f"{file}: prompts is not an object of texts")
+        raise UnavailableError(f"{file}: prompts: expected an object of strings")
     document = said.get("document") or said.get("passage") or ""
     query = said.get("query") or ""
     return (
@@ -172,8 +175,9 @@ def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
 def _check_prompts(spec: ModelSpec, file: Path, prompts: str) -> None:
     if prompts and read_object(file).get("include_prompt") is False:
         raise UnavailableError(
-            f"model {spec.key} leaves its prompt out of the pooling ({file}: include_prompt), which is not supported; "
-            f'set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it without prompts'
+            f"model {spec.key} excludes its prompt from pooling ({file}: include_prompt), which is not "
+            f'supported: set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it '
+            "without prompts"
         )
 
 
@@ -185,10 +189,10 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
         if module.kind == "Dense":
             file = path / module.path / "config.json"
             if (out := _whole(file, read_object(file), "out_features")) is None:
-                raise UnavailableError(f"{file} does not say the width of its vectors (out_features)")
+                raise UnavailableError(f"{file} lacks the vector width (out_features)")
             read = out
     if spec.dim is not None and spec.dim != read:
-        raise UnavailableError(f"model {spec.key} has {read} dimensions, the registry says {spec.dim}: {path}")
+        raise UnavailableError(f"model {spec.key} has {read} dimensions, expected {spec.dim}: {path}")
     return read
 
 
@@ -196,7 +200,7 @@ def _width(spec: ModelSpec, path: Path, config: Config) -> int:
     """Numbers that the model itself keeps of each token."""
     width = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
     if width is None:
-        raise UnavailableError(f"{path / 'config.json'} does not say the width of its vectors (hidden_size)")
+        raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
     return width
 
 
@@ -204,8 +208,8 @@ def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
     positions = _positions(path, config)
     if spec.max_tokens and positions and spec.max_tokens > positions:
         raise UsageError(
-            f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model has positions for {positions} tokens "
-            f"({path / 'config.json'})"
+            f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "
+            f"tokens ({path / 'config.json'})"
         )
     said = [limit for limit in [_limit(*place) for place in limits_of(path)] if limit]
     return spec.max_tokens or min([positions or POSITIONS, *said[:1]])
@@ -236,7 +240,7 @@ def _whole(file: Path, config: Config, *names: str) -> int | None:
     for name in names:
         value = config.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UnavailableError(f"{file}: {name} is {value!r}; a whole number is needed")
+            raise UnavailableError(f"{file}: {name}: expected a whole number, got {value!r}")
         if value is not None and value > 0:
             return value
     return None

@@ -29,43 +29,43 @@ def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> Non
     """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says."""
     _check_config(path / "config.json", config)
     if (path / "adapter_config.json").is_file():
-        raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported; merge it into the weights")
+        raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported: merge it into the weights")
     for module in modules:
-        _require(path / "modules.json", "type", module.type, _is_module, "not a module of sentence-transformers")
+        _require(path / "modules.json", "type", module.type, _is_module, "a module of sentence-transformers")
         if module.kind == "Transformer" and Path(module.path) != Path():
             raise UnavailableError(
-                f"{path / 'modules.json'}: path is {module.path!r}; a Transformer must lie in the model's directory"
+                f"{path / 'modules.json'}: path of the Transformer: expected the model's directory, got {module.path!r}"
             )
     for module in modules:
         file = path / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
             told = dense["activation_function"]
-            _require(file, "activation_function", told, _is_activation, "not an activation of torch.nn")
+            _require(file, "activation_function", told, _is_activation, "an activation of torch.nn")
         if module.kind == "Pooling":
             for key, value in read_object(file).items():
                 if key.startswith("pooling_mode_"):
-                    _require(file, key, value, _is_flag, "not true or false")
+                    _require(file, key, value, _is_flag, "true or false")
     file, said = sentence_config(path)
-    _require(file, "do_lower_case", said.get("do_lower_case"), _is_flag, "not true or false")
+    _require(file, "do_lower_case", said.get("do_lower_case"), _is_flag, "true or false")
 
 
 def _check_config(file: Path, config: Config) -> None:
     for key in COUNTS:
         if key in config:
-            _require(file, key, config[key], _is_count, "not an integer >= 1")
+            _require(file, key, config[key], _is_count, "an integer >= 1")
     for key in ("layer_norm_eps", "layer_norm_epsilon"):
         if key in config:
-            _require(file, key, config[key], _is_size, "not a number >= 0")
+            _require(file, key, config[key], _is_size, "a number >= 0")
     if "hidden_act" in config:
-        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "not an activation of transformers")
+        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "an activation of transformers")
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
         raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
 
 
-def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], otherwise: str) -> None:
+def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], expected: str) -> None:
     if not fits(value):
-        raise UnavailableError(f"{file}: {key} is {str(repr(value))[:100]}, {otherwise}")
+        raise UnavailableError(f"{file}: {key}: expected {expected}, got {str(repr(value))[:100]}")
 
 
 def _is_flag(value: object) -> bool:

@@ -66,10 +66,10 @@ def modules_of(path: Path) -> list[Module]:
     try:
         modules = msgspec.convert(_read(file), list[Module])
     except msgspec.ValidationError as error:
-        raise UnavailableError(f"{file} cannot be used: {error}") from None
+        raise UnavailableError(f"cannot use {file}: {error}") from None
     for module in modules:
         if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
-            raise UnavailableError(f"{file} names {module.path}, which is outside the model's directory")
+            raise UnavailableError(f"{file} names {module.path}, outside the model's directory")
     return modules
 
 
@@ -92,12 +92,12 @@ def values_in(file: Path) -> int:
             names = header.keys()
             return sum(math.prod(header.get_slice(name).get_shape()) for name in names)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UnavailableError(f"{file} is damaged: {error}; remove that copy and fetch it again") from error
+        raise UnavailableError(f"{file} is damaged ({error}): delete that copy and fetch it again") from error
 
 
 def _require(path: Path, name: str) -> None:
     if not (path / name).is_file():
-        raise UnavailableError(f"{path} has no {name}")
+        raise UnavailableError(f"{path} lacks {name}")
     _open(path / name)
 
 
@@ -106,16 +106,16 @@ def _open(file: Path) -> None:
     try:
         file.open("rb").close()
     except OSError as error:
-        raise UnavailableError(f"{file} cannot be read: {error.strerror}") from error
+        raise UnavailableError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _read(file: Path) -> object:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UnavailableError(f"{file} cannot be read: {error.strerror}") from error
+        raise UnavailableError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UnavailableError(f"{file} cannot be read: {error}") from error
+        raise UnavailableError(f"cannot read {file}: {error}") from error
 
 
 def _indexed(path: Path) -> Iterator[Path]:
@@ -124,7 +124,7 @@ def _indexed(path: Path) -> Iterator[Path]:
     table = read_object(file).get("weight_map")
     names = list(table.values()) if isinstance(table, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise UnavailableError(f"{file} has no weight_map that names the files of the weights")
+        raise UnavailableError(f"{file} lacks a weight_map that names the weight files")
     yield from (path / name for name in sorted(set(names)))
 
 
@@ -132,6 +132,6 @@ def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
     if (folder / "model.safetensors").is_file():
         yield folder / "model.safetensors"
     elif any(folder.glob("*.bin")):
-        raise UnavailableError(f"{folder} holds its weights as pickle only; use a revision with safetensors")
+        raise UnavailableError(f"{folder} has its weights as pickle only: use a revision with safetensors")
     elif needed:
-        raise UnavailableError(f"{folder} has no model.safetensors")
+        raise UnavailableError(f"{folder} lacks model.safetensors")

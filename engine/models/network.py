@@ -254,7 +254,7 @@ class _Shape:
 def _count(config: Mapping[str, object], key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int):
-        raise ValueError(f"config.json: {key} is {value!r}; a whole number is needed")
+        raise ValueError(f"config.json: {key}: expected a whole number, got {value!r}")
     return value
 
 
@@ -276,9 +276,9 @@ class _Weights:
     def take(self, name: str, *shape: int) -> nn.Parameter:
         tensor = self._state.get(self._prefix + name)
         if tensor is None:
-            raise ValueError(f"the checkpoint has no tensor {self._prefix}{name}")
+            raise ValueError(f"the checkpoint lacks the tensor {self._prefix}{name}")
         if tensor.shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, the configuration wants {shape}")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
         return _frozen(tensor.to(self._dtype))
 
     def places(self, shape: _Shape) -> nn.Parameter:

@@ -18,6 +18,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
+NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
 RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
 """The other columns of `points.parquet`, and the fused vectors."""
 
@@ -108,7 +109,7 @@ REGISTRY: dict[str, ModelSpec] = {
             dim=2048,
             max_tokens=32768,
             matryoshka=(128, 256, 512, 1024, 2048),
-            licence="non-commercial: see its card",
+            licence="non-commercial: see the model card",
         ),
         ModelSpec(  # loads where transformers has the architecture itself
             "nomic-coderank",
@@ -125,13 +126,12 @@ REGISTRY: dict[str, ModelSpec] = {
 def check_key(key: str) -> None:
     """UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
     if key in RESERVED:
-        raise UsageError(f"no model can be called {key!r}: that is a column of its own; name it in a [models.*] table")
+        raise UsageError(
+            f"{key!r} cannot name a model: exports have a column of that name; choose another in a [models.*] table"
+        )
     unfit = not key or key.startswith(".") or not key.isprintable() or any(sign in FORBIDDEN for sign in key)
     if unfit or len(key.encode()) > 200:
-        raise UsageError(
-            f"{key!r} cannot name a model, because it names a file and a vector too: 1 to 200 bytes, no leading dot, "
-            r'none of / \ : * ? " < > | and no control characters'
-        )
+        raise UsageError(f"{key!r} cannot name a model (it also names a file and a vector): use {NAME_RULE}")
 
 
 def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
@@ -144,13 +144,15 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
         check_key(key)
         known = {item.name for item in fields(ModelSpec)} - {"key"} | {"source"}
         if unknown := sorted(set(table) - known):
-            raise UsageError(f"[models.{key}] has no field {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"[models.{key}] unknown field {', '.join(map(repr, unknown))}: available {', '.join(sorted(known))}"
+            )
         values = {item: getattr(registry[key], item) for item in known - {"source"}} if key in registry else {}
         values |= {"key": key} | dict(table)
         if "source" in values:
             values["sources"] = [values.pop("source")]
         if isinstance(table.get("sources"), str):
-            raise UsageError(f"[models.{key}] sources is a text where a list is needed; a single one is called source")
+            raise UsageError(f"[models.{key}] sources: expected a list (a single one is called source)")
         if not values.get("sources"):
             raise UsageError(f'[models.{key}] needs source = "hf:org/name", "pkg:dist" or "/a/directory"')
         try:
@@ -168,15 +170,15 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
     specs = [registry[name] if name in registry else _adhoc(name, registry) for name in names]
     keys = [spec.key for spec in specs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise UsageError(f"two models of the roster are called {twice[0]!r}: name one in a [models.*] table")
+        raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
     return specs
 
 
 def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
     if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
         raise UsageError(
-            f"no model {name!r}{meant(name, registry)}; there are: {', '.join(registry)} "
-            "(or hf:org/name, pkg:dist, a directory with a /)"
+            f"unknown model {name!r}{meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
+            "pkg:dist, a directory with a /)"
         )
     key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
     check_key(key)

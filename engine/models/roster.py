@@ -47,7 +47,7 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
     if not wanted or not spec.matryoshka or wanted >= card.dim:
         return card.dim
     if wanted not in spec.matryoshka:
-        raise UsageError(f"--dim {wanted}: {card.key} was trained to be cut to {', '.join(map(str, spec.matryoshka))}")
+        raise UsageError(f"--dim {wanted}: {card.key} supports only {', '.join(map(str, spec.matryoshka))}")
     return wanted
 
 

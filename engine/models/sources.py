@@ -100,7 +100,7 @@ def _place(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
         return _from_package(name), None
     path = Path(source).expanduser()
     if not path.is_dir():
-        raise Missing("is not a directory")
+        raise Missing("not a directory")
     return path.resolve(), None
 
 
@@ -126,14 +126,14 @@ def _files_of(names: Sequence[str]) -> list[Path]:
     except metadata.PackageNotFoundError as error:
         raise Missing(f"package {error.name} is not installed") from None
     except ValueError:
-        raise Missing("a package without a name") from None
+        raise Missing("package name missing") from None
 
 
 def _from_package(name: str) -> Path:
     """A model that lies unpacked inside one installed package."""
     configs = [file for file in _files_of([name]) if file.name in ("modules.json", "config.json")]
     if not configs:
-        raise Missing("the package holds no model")
+        raise Missing("no model in the package")
     return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve()
 
 
@@ -145,9 +145,9 @@ def _parts(source: str) -> list[Path]:
         return []
     parts = sorted((file for file in _files_of(names) if ".zip." in file.name), key=lambda path: path.name)
     if len(parts) != len(names):
-        raise Missing(f"the packages hold {len(parts)} of {len(names)} parts")
+        raise Missing(f"the packages have {len(parts)} of {len(names)} parts")
     if lacking := [part for part in parts if not part.is_file()]:
-        raise Missing(f"{lacking[0]} is not there")
+        raise Missing(f"{lacking[0]} is missing")
     return parts
 
 
@@ -211,7 +211,7 @@ def _unpack(archive: Path, target: Path) -> None:
                     with atomic.replacing(target / path) as partial:
                         _copy(bundle.open(member), partial)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise Missing(f"the parts do not make a zip that holds a model ({error})") from None
+        raise Missing(f"the parts do not form a zip with a model ({error})") from None
 
 
 def _copy(source: IO[bytes], target: Path) -> None:

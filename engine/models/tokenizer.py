@@ -68,9 +68,9 @@ def check_tokenizer(model: str, file: Path) -> None:
             return
         fault = _tried(file)
     except OSError as error:
-        raise UnavailableError(f"model {model}: {file} cannot be read: {error.strerror}") from error
+        raise UnavailableError(f"model {model}: cannot read {file}: {error.strerror}") from error
     if fault:
-        raise UnavailableError(f"model {model}: {file} is not a tokenizer that can be used: {fault}")
+        raise UnavailableError(f"model {model}: cannot use {file} as a tokenizer: {fault}")
     with suppress(InterlockError):  # it can be tried again
         atomic.write_bytes(passed, b"")
 
@@ -83,13 +83,13 @@ def _tried(file: Path) -> str:
     ) as process:
         said = _answer(process)
     if said is None:
-        return f"it did not finish within {12 * SECONDS} s"
+        return f"timed out after {12 * SECONDS} s"
     if process.returncode == -signal.SIGXCPU:
-        return f"it did not finish within {SECONDS} s of processor time"
+        return f"timed out after {SECONDS} s of CPU time"
     if process.returncode == -signal.SIGKILL:
-        return "its process was killed (SIGKILL) for its time, its memory or from outside"
+        return "its process was killed (SIGKILL): too slow, too much memory, or from outside"
     if process.returncode < 0:
-        return f"it takes more than {units.human_bytes(MEMORY)}, or ends its process ({_name(-process.returncode)})"
+        return f"it needs more than {units.human_bytes(MEMORY)}, or crashes its process ({_name(-process.returncode)})"
     try:
         return str(json.loads(said))
     except ValueError:

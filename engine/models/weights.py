@@ -148,7 +148,7 @@ def load(card: ModelCard) -> nn.Module:
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
-        raise UnavailableError(f"model {card.key} in {card.snapshot.path} does not load: {reason(error)}") from error
+        raise UnavailableError(f"cannot load model {card.key} from {card.snapshot.path}: {reason(error)}") from error
     card.snapshot.check_unchanged(card.key, looked)
     return network
 

@@ -30,6 +30,7 @@ from interlock.engine.outlet.windows import (
 )
 from interlock.engine.passes.vectors import release
 from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,10 +104,10 @@ class Npy:
 
         def check(window: Window) -> str:
             if array.dtype != np.float32 or array.shape != self.shape:
-                return f"it holds {array.dtype} {array.shape}, not float32 {self.shape}"
+                return f"found {array.dtype} {array.shape}, expected float32 {self.shape}"
             wanted = window.vectors[self.name]
             found = array[window.start : window.start + len(wanted)]
-            fault = _first(window, _differ(found, wanted), "the vector")
+            fault = _first(window, _differ(found, wanted), "vector")
             release(array)
             return fault
 
@@ -154,7 +155,7 @@ class Parquet:
 
             def check(window: Window) -> str:
                 if file.metadata.num_rows != self.rows:
-                    return f"it holds {file.metadata.num_rows} rows, not {self.rows}"
+                    return f"found {several(file.metadata.num_rows, 'row')}, expected {self.rows:,}"
                 group = file.read_row_group(window.start // WINDOW, columns=["id", "text", *window.vectors])
                 return _unlike_table(window, group)
 
@@ -166,13 +167,13 @@ def _unlike_table(window: Window, group: "pa.Table") -> str:
     ids, texts = (group[name].to_pylist() for name in ("id", "text"))
     others = [found != uuid_of(point) for found, point in zip(ids, window.points, strict=True)]
     changed = [digest_of(found) != digest for found, digest in zip(texts, window.digests, strict=True)]
-    fault = _first(window, others, "the id") or _first(window, changed, "the text")
+    fault = _first(window, others, "id") or _first(window, changed, "text")
     for name, wanted in window.vectors.items():
         there, column = whole(wanted), group[name].combine_chunks()
         wrong = np.asarray(column.is_valid()) != there
         if not wrong.any():
             wrong[there] = _differ(np.asarray(column.flatten()).reshape(-1, wanted.shape[1]), wanted[there])
-        fault = fault or _first(window, wrong, f"the vector {name}")
+        fault = fault or _first(window, wrong, f"vector {name}")
     return fault
 
 
@@ -185,7 +186,11 @@ def _differ(found: Vectors, wanted: Vectors) -> Mask:
 def _first(window: Window, wrong: Sequence[bool] | Mask, what: str) -> str:
     """The first row that is wrong, in words; empty: none is."""
     places = np.flatnonzero(wrong)
-    return f"{what} of row {window.start + int(places[0])} ({len(places)} such rows)" if len(places) else ""
+    return (
+        f"{what} differs in {several(len(places), 'row')}, first in row {window.start + places[0]}"
+        if len(places)
+        else ""
+    )
 
 
 def _column(vectors: Vectors) -> "pa.Array[Any]":

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from interlock.engine.errors import UsageError
 from interlock.engine.passes.vectors import UNIT_TOLERANCE
+from interlock.engine.record.counting import several
 
 Vectors = NDArray[np.float32]
 
@@ -71,8 +72,8 @@ def shares(weights: Sequence[float]) -> NDArray[np.float64]:
     given = np.asarray(weights, dtype=np.float64)
     if given.size == 0 or not np.all(np.isfinite(given) & (given > 0)):
         raise UsageError(
-            f"fusion weights must all be positive numbers, got {list(weights)}: "
-            "leave a model that should not count out of the roster"
+            f"fusion weights: expected positive numbers, got {list(weights)} (drop a model from the roster to "
+            "leave it out)"
         )
     scaled = given / given.max()  # first to at most 1, so that the sum of huge weights stays finite
     return np.asarray(scaled / scaled.sum(), dtype=np.float64)
@@ -85,7 +86,7 @@ def truncate(vectors: Vectors, dim: int, first_row: int = 0) -> Vectors:
     """
     width = vectors.shape[1]
     if not 1 <= dim <= width:
-        raise UsageError(f"cannot cut vectors of {width} dimensions to {dim}: choose 1 to {width}")
+        raise UsageError(f"cannot truncate vectors of {width} dimensions to {dim}: choose 1 to {width}")
     return _unit(vectors[:, :dim].astype(np.float64), first_row)
 
 
@@ -93,7 +94,9 @@ def _parked(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: i
     """Rows [n] with a NaN in any model, after checking that shapes agree and all other rows are unit."""
     if len(vectors) != len(share) or len({matrix.shape[0] for matrix in vectors}) != 1:
         shapes = [matrix.shape for matrix in vectors]
-        raise ValueError(f"fusion needs the same rows of every model and a weight each: {shapes}, {len(share)}")
+        raise ValueError(
+            f"fusion: expected the same rows of every model and one weight each, got {shapes} and {len(share)} weights"
+        )
     parked = np.zeros(vectors[0].shape[0], dtype=np.bool_)
     for place, matrix in enumerate(vectors):
         norms = np.linalg.norm(matrix, axis=1)
@@ -117,28 +120,30 @@ def _mean(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: int
 
 def _unit(rows: NDArray[np.float64], first_row: int) -> Vectors:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    _refuse_rows(norms[:, 0] < ZERO_NORM, "the vector has length zero and so no direction", first_row)
+    _refuse_rows(norms[:, 0] < ZERO_NORM, "zero vector, which has no direction", first_row)
     unit: Vectors = (rows / norms).astype(np.float32)
     return unit
 
 
 def _refuse_rows(refused: NDArray[np.bool_], why: str, first_row: int) -> None:
     if refused.any():
-        raise ValueError(f"row {first_row + int(refused.argmax())}: {why} ({int(refused.sum())} such rows)")
+        raise ValueError(f"row {first_row + int(refused.argmax())}: {why} ({several(int(refused.sum()), 'such row')})")
 
 
 def _check_widths(widths: Sequence[int], names: Sequence[str]) -> None:
     if not widths or len(widths) != len(names):
-        raise UsageError(f"fusion needs at least one model and a dimension of each: {list(names)}, {list(widths)}")
+        raise UsageError(
+            f"fusion: expected at least one model and a dimension for each, got {list(names)} and {list(widths)}"
+        )
     for name, width in zip(names, widths, strict=True):
         if width < 1:
-            raise UsageError(f"model {name} has {width} dimensions: a vector has at least one")
+            raise UsageError(f"model {name} has {width} dimensions: expected at least 1")
 
 
 def _fitting(width: int, names: Sequence[str]) -> int:
     if width > MAX_WIDTH:
         raise UsageError(
-            f"concatenating {', '.join(names)} gives {width} dimensions, above Qdrant's {MAX_WIDTH}: "
-            f"use --fusion {Fusion.NAMED}, or fewer models"
+            f"concatenating {', '.join(names)} gives {width:,} dimensions, Qdrant allows {MAX_WIDTH:,}: use "
+            f"--fusion {Fusion.NAMED}, or fewer models"
         )
     return width

@@ -66,8 +66,8 @@ def read_manifest(plain: Mapping[str, object], dims: Mapping[str, int]) -> Manif
         _check(manifest, dims)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(
-            f"the store's manifest cannot be read ({error}): it is damaged or of another version; "
-            "put back a copy of it, or deliver again"
+            f"cannot read the store's manifest ({error}): it is damaged or from another version; restore it "
+            "from a copy, or deliver again"
         ) from None
     return manifest
 
@@ -76,11 +76,11 @@ def _check(manifest: Manifest, dims: Mapping[str, int]) -> None:
     """Raises ValueError for what the types alone do not tell."""
     widths = {member.model: member.dim for member in manifest.models}
     if len(widths) < len(manifest.models):
-        raise ValueError("a model stands in it twice")
+        raise ValueError("it lists a model twice")
     for name in widths:
         check_key(name)
         if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
-            raise ValueError(f"it does not say where {name} came from")
+            raise ValueError(f"it lacks the sources of {name}")
     wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
     if found := list(differences(dict(dims), wanted)):
-        raise ValueError(f"the store's vectors do not match its manifest: {few(found)}")
+        raise ValueError(f"its vectors do not match the store: {few(found)}")

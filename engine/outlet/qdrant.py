@@ -39,6 +39,7 @@ from interlock.engine.outlet.shard import (
 )
 from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
+from interlock.engine.record.counting import several
 from interlock.engine.record.events import Verification
 
 if TYPE_CHECKING:
@@ -203,18 +204,18 @@ class Store:
             UUID(point.id)
             size = len(json.dumps(point.payload, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError) as cause:
-            raise InterlockError(f"point {point.id} cannot be stored in {self.path}: {cause}") from cause
+            raise InterlockError(f"cannot store point {point.id} in {self.path}: {cause}") from cause
         for name, vector in point.vectors.items():
             if fault := self._fault(name, vector):
-                raise InterlockError(f"point {point.id} cannot be stored in {self.path}: {fault}")
+                raise InterlockError(f"cannot store point {point.id} in {self.path}: {fault}")
             size += vector.nbytes
         return point, size
 
     def _fault(self, name: str, vector: Vector) -> str | None:
         if name not in self.dims:
-            return f"no vector is named {name!r}; the store has {', '.join(self.dims)}"
+            return f"no vector {name!r}; the store has {', '.join(self.dims)}"
         if vector.shape != (self.dims[name],):
-            return f"vector {name!r} has shape {vector.shape}, the store's has {self.dims[name]} dimensions"
+            return f"vector {name!r} has shape {vector.shape}, expected {self.dims[name]} dimensions"
         square = float(vector @ vector)
         return None if 0 < square < float("inf") else f"vector {name!r} is zero or not finite"
 
@@ -238,7 +239,7 @@ class Store:
         import qdrant_edge as edge
 
         if limit < 1:
-            raise UsageError(f"a search needs a limit of at least 1, got {limit}")
+            raise UsageError(f"expected a limit of at least 1, got {limit}")
         if fault := self._fault(name, vector):
             raise UsageError(f"cannot search {self.path}: {fault}")
         request = edge.QueryRequest(
@@ -293,10 +294,17 @@ def verify(
     ]
     worst = min(cosines, default=None)
     odd = [point for point, vectors in sample.items() if found.get(point, {}).keys() != vectors.keys()]
-    faults = {"missing": missing, "with another text": changed, "not with the vectors delivered": odd}
+    faults = {"missing": missing, "with a different text": changed, "with other vectors than delivered": odd}
     ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
-    shown = "no vector sampled" if worst is None else f"{len(sample)} rows' vectors read back, worst cosine {worst:.7f}"
-    detail = f"{points} points, {expected} expected and {stale} stale; {expected - len(missing)} texts and {shown}"
+    shown = (
+        "no vector sampled"
+        if worst is None
+        else f"vectors of {several(len(sample), 'point')} compared, worst cosine {worst:.7f}"
+    )
+    detail = (
+        f"{points:,} points ({expected:,} expected, {stale:,} stale); "
+        f"{several(expected - len(missing), 'text')} compared; {shown}"
+    )
     detail += "".join(f"; {len(each)} {fault}: {few(each)}" for fault, each in faults.items() if each)
     return Verification(
         store=str(store.path.parent),

@@ -48,9 +48,9 @@ def _only(directory: Path) -> str:
     """The one collection of a store."""
     held = shard.collections(directory)
     if not held:
-        raise UsageError(f"{directory} holds no collection: name the directory that a run wrote with --qdrant")
+        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
     if len(held) > 1:
-        raise UsageError(f"{directory} holds {len(held)} collections ({', '.join(held)}): choose one with --collection")
+        raise UsageError(f"{directory} has {len(held)} collections: choose one with --collection ({', '.join(held)})")
     return held[0]
 
 
@@ -126,6 +126,6 @@ def _alone(spec: ModelSpec, registry: Mapping[str, ModelSpec]) -> list[ModelSpec
 def _another(member: Member, found: Sequence[ModelSnapshot]) -> UsageError:
     here = ", ".join(f"{each.fingerprint[:12]} from {each.source}" for each in found)
     return UsageError(
-        f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, here {here}): "
-        "bring that one, or deliver again"
+        f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, this "
+        f"machine has {here}): install that one, or deliver again"
     )

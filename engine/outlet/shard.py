@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.models.registry import NAME_RULE
 from interlock.engine.outlet.panics import panics_untold
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.compare import differences, few
+from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeConfig, EdgeShard
@@ -45,30 +47,25 @@ def collections(directory: Path) -> list[str]:
     try:
         return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
     except FileNotFoundError:
-        raise UsageError(
-            f"the store {directory} does not exist: name the directory that a run wrote with --qdrant"
-        ) from None
+        raise UsageError(f"{directory} does not exist: name the --qdrant directory of a run") from None
     except NotADirectoryError:
-        raise UsageError(f"{directory} is no store: name the directory that a run wrote with --qdrant") from None
+        raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
     except OSError as error:
-        raise UsageError(f"the store {directory} cannot be read: {error.strerror}; {remedy(error)}") from None
+        raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
 
 
 def find(directory: Path, collection: str) -> Path:
     """The directory of an existing collection; UsageError, naming those there are, if it is not one."""
     held = collections(directory)
     if collection not in held:
-        raise UsageError(f"no collection {collection!r} in {directory}; it holds: {', '.join(held) or 'none'}")
+        raise UsageError(f"no collection {collection!r} in {directory}: available {', '.join(held) or 'none'}")
     return directory / collection
 
 
 def check_name(what: str, name: str) -> None:
     """UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
     if not name or name.startswith(".") or len(name.encode()) > 200 or FORBIDDEN.search(name):
-        raise UsageError(
-            f"{what} name {name!r} cannot be used in Qdrant: "
-            r'1 to 200 bytes, no leading dot, none of / \ : * ? " < > | and no control characters'
-        )
+        raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
 
 
 def check_names(collection: str, dims: Iterable[str]) -> None:
@@ -92,7 +89,7 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
     if not _is_ours(path, json.loads(json.dumps(manifest))):
         return
     if (path / CONFIG).exists() and (found := list(differences(read_dims(path), dict(dims)))):
-        raise UsageError(f"{path} holds vectors of other dimensions: {few(found)}. {_elsewhere(path)}")
+        raise UsageError(f"{path} was written with other dimensions ({few(found)}): {_elsewhere(path)}")
 
 
 def make(path: Path) -> None:
@@ -160,8 +157,8 @@ def require_room(path: Path, size: int) -> None:
     free = shutil.disk_usage(_there(path)).free
     if free < 4 * size + SPARE_BYTES:
         raise InterlockError(
-            f"too little room on the disk of {path} ({free:,} bytes free): make some, deliver again "
-            "(what is there is kept), or choose another --qdrant DIR"
+            f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "
+            "(finished work is kept), or choose another --qdrant DIR"
         )
 
 
@@ -183,7 +180,7 @@ def _is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     """Whether the directory is this collection's already, not a new one; UsageError if it is something else."""
     if (path / MANIFEST).exists():
         if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
-            raise UsageError(f"{path} holds vectors of another meaning: {few(found)}. {_elsewhere(path)}")
+            raise UsageError(f"{path} was written with other settings ({few(found)}): {_elsewhere(path)}")
         return True
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
         raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
@@ -194,9 +191,9 @@ def _check_place(path: Path) -> None:
     """UsageError unless `path` is a directory that can be written, or one could be made there."""
     there = _there(path)
     if not there.is_dir():
-        raise UsageError(f"{path} cannot be made: {there} is not a directory; choose another --qdrant DIR")
+        raise UsageError(f"cannot create {path}: {there} is not a directory; choose another --qdrant DIR")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be written: {there} is read-only for you; choose another --qdrant DIR")
+        raise UsageError(f"cannot write {path}: {there} is not writable; choose another --qdrant DIR")
 
 
 def _there(path: Path) -> Path:
@@ -228,7 +225,7 @@ def _locked(directory: Path, how: int) -> int:
 
 
 def _elsewhere(path: Path) -> str:
-    return f"Choose another --qdrant DIR, or delete the directory {path}"
+    return "choose another --qdrant DIR, or delete that directory"
 
 
 def _comparable(manifest: Mapping[str, object]) -> dict[str, object]:
@@ -262,19 +259,19 @@ def _unopenable(path: Path, cause: BaseException) -> InterlockError:
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening", cause)
     return UsageError(
-        f"{path} cannot be opened as an embedded collection ({cause}): it is damaged or not Interlock's. "
-        "Delete the directory and deliver again, or choose another --qdrant DIR"
+        f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
+        "delete it and deliver again, or choose another --qdrant DIR"
     )
 
 
 def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     code = _code(cause)
-    advice = "free space or mend the disk's permissions" if code in DISK_ERRORS else "see the cause"
+    advice = "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
     if code in LIMITS:
-        advice = remedy(OSError(code, "")).removesuffix(" and do it again")
+        advice = remedy(OSError(code, "")).removesuffix(" and retry")
     return InterlockError(
-        f"the embedded store {path} failed while {doing}: {cause}. To go on: {advice}, then deliver again "
-        "(what is there is kept), or choose another --qdrant DIR"
+        f"the store {path} failed while {doing}: {cause}; {advice}, then deliver again (finished work is "
+        "kept), or choose another --qdrant DIR"
     )
 
 

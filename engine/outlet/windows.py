@@ -91,7 +91,7 @@ class Delivery:
         except ValueError as error:
             name = self.rows.collection.name
             raise InterlockError(
-                f"the vectors of {name} changed after they were computed ({error}): --resume computes them again"
+                f"the vectors of {name} changed after they were computed ({error}): --resume recomputes them"
             ) from error
         return found if fused is None else found | {"fused": fused}
 
@@ -149,13 +149,13 @@ def reading_back(path: Path) -> Iterator[None]:
     except InterlockError:
         raise
     except Exception as error:
-        raise _unlike(path, f"it cannot be read ({error})") from error
+        raise _unlike(path, f"cannot be read ({error})") from error
 
 
 def _unlike(path: Path, fault: str) -> InterlockError:
     return InterlockError(
-        f"{path} does not hold what was written to it: {fault}; nothing was delivered for this collection: look for "
-        "another writer or a failing disk, then --resume"
+        f"{path} differs from what was written ({fault}): nothing was delivered for this collection; "
+        "check for another writer or a failing disk, then --resume"
     )
 
 

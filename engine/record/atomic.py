@@ -39,7 +39,7 @@ def reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise InterlockError(f"{path} cannot be read: {error.strerror or error}; {remedy(error)}") from error
+        raise InterlockError(f"cannot read {path}: {error.strerror or error}; {remedy(error)}") from error
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def at_once(path: str, flags: int) -> int:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of a directory `open` itself says what it is
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "it is not a regular file", path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def sha256_of(path: Path) -> str:

@@ -44,7 +44,7 @@ def decode(line: bytes) -> Entry | None:
     try:
         return msgspec.json.decode(body + b"}", type=Entry)
     except msgspec.MsgspecError as error:
-        raise InterlockError(f"the journal was written by another version of interlock: {error}") from error
+        raise InterlockError(f"the journal is from another version of interlock: {error}") from error
 
 
 def read(path: Path) -> Iterator[Entry]:
@@ -59,13 +59,13 @@ def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
     with atomic.opened(path) as handle:
         for number, line in enumerate(handle, 1):
             if torn:
-                raise InterlockError(f"{path}: line {torn} is damaged; the run cannot be trusted beyond it")
+                raise InterlockError(f"{path}: line {torn} is damaged, so nothing after it can be trusted")
             entry = decode(line)
             if entry is None:
                 torn = number
                 continue
             if entry.seq != expected:
-                raise InterlockError(f"{path}: lines before line {number} are missing; the run cannot be trusted")
+                raise InterlockError(f"{path}: lines before line {number} are missing, so it cannot be trusted")
             end, expected = end + len(line), expected + 1
             yield entry, end
 
@@ -85,7 +85,9 @@ class Journal:
             self._handle = io.FileIO(path, "ab", opener=_open)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{path.parent} is in use by another interlock process") from None
+            raise UsageError(
+                f"{path.parent} is in use by another interlock process: wait for it, or choose another --run-id"
+            ) from None
         except OSError as error:
             raise InterlockError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
 
@@ -96,7 +98,7 @@ class Journal:
                 self._end = end
                 yield entry
         except InterlockError as error:
-            raise InterlockError(f"{error}: put back a copy of it, or start a new run") from error
+            raise InterlockError(f"{error}: restore it from a copy, or start a new run") from error
         self._handle.truncate(self._end)
         self._begin = self._end
 
@@ -138,8 +140,8 @@ class Journal:
         if there:
             return ""
         return (
-            f"{self.path} was removed or replaced while the run wrote it: what was done since cannot be resumed; "
-            "start a new run and do not touch its directory while it runs"
+            f"{self.path} was removed or replaced during the run, so work done since cannot be resumed: start "
+            "a new run and leave its directory alone"
         )
 
     def close(self) -> None:

@@ -119,11 +119,11 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
-            raise InterlockError(f"{RUN} of run {self.id} cannot be read: {error.strerror}; {remedy(error)}") from error
+            raise InterlockError(f"cannot read {self.path / RUN}: {error.strerror}; {remedy(error)}") from error
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise InterlockError(
-                f"{RUN} of run {self.id} is damaged: {reason}; put back a copy of {self.path / RUN}, or start a new run"
+                f"{self.path / RUN} is damaged ({reason}): restore it from a copy, or start a new run"
             ) from error
         return dict(told)
 
@@ -148,8 +148,8 @@ class RunDirectory:
                         devices = tuple(found)
         if not config and (self.path / RUN).exists():
             raise InterlockError(
-                f"{JOURNAL} of run {self.id} is missing or says nothing of how the run was begun, so nothing of it can "
-                f"be trusted; put back a copy of {self.journal}, or start a new run"
+                f"{self.journal} is missing or lacks the run's settings, so the run cannot be trusted: restore it "
+                "from a copy, or start a new run"
             )
         return Begun(config, devices) if config else None
 
@@ -175,8 +175,8 @@ def _refuse_links(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.is_symlink():
             raise UsageError(
-                f"{path} is a symbolic link; runs do not write through links: "
-                "replace it with the real file or directory"
+                f"{path} is a symbolic link, and runs do not write through links: replace it with a real file or "
+                "directory"
             )
 
 
@@ -193,7 +193,7 @@ def choose(
         if run_id:
             named = _checked(_named(out / run_id), out, resume)
             if resume and not named.journal.exists() and runs_in(out):
-                skipped(f"--resume: there is no run {run_id}, a new one is begun; {beside(named.path)}")
+                skipped(f"--resume: no run {run_id!r}, starting a new one ({beside(named.path)})")
             return named
         newest = _newest(out, chunks, skipped) if resume else None
         return _checked(newest, out, resume) if newest else _fresh(out)
@@ -202,9 +202,11 @@ def choose(
 def _checked(found: RunDirectory, out: Path, resume: bool) -> RunDirectory:
     found.check_links()
     if found.journal.exists() and not resume:
-        raise UsageError(f"run {found.id} exists in {out}: add --resume to continue it, or choose another --run-id")
+        raise UsageError(
+            f"run {found.id} already exists in {out}: add --resume to continue it, or choose another --run-id"
+        )
     if not found.journal.exists() and found.path.exists() and any(not _left(each) for each in found.path.iterdir()):
-        raise UsageError(f"{found.path} holds something that is no run: choose another --run-id or --out")
+        raise UsageError(f"{found.path} is not empty and not a run: choose another --run-id or --out")
     return found
 
 
@@ -222,8 +224,8 @@ def beside(path: Path) -> str:
     """Which runs there are where somebody looked for the one at `path`, in words."""
     names = [run.name for run in runs_in(path.parent)]
     if not names:
-        return f"there is no run in {path.parent}"
-    return f"the runs in {path.parent} are {few(names, LISTED)}"
+        return f"no run in {path.parent}"
+    return f"runs in {path.parent}: {few(names, LISTED)}"
 
 
 def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
@@ -231,16 +233,16 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
     begun = directory.inputs()
     if not begun and directory.vectors_begun:
         raise InterlockError(
-            f"{RUN} of run {directory.id} is missing, so its vectors cannot be matched to texts; "
-            f"put back a copy of {directory.path / RUN}, or start a new run"
+            f"{directory.path / RUN} is missing, so vectors cannot be matched to texts: restore it from a "
+            "copy, or start a new run"
         )
     if not begun:
         atomic.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
     elif changed := list(differences(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
         raise UsageError(
-            f"run {directory.id} was begun with other inputs and is not continued:\n  "
+            f"run {directory.id} cannot be resumed: its inputs changed\n  "
             + few(changed, 20).replace("; ", "\n  ")
-            + f"\nput them back, or start a new run with --reuse {directory.path} (what is the same costs nothing)"
+            + f"\nrestore them, or start a new run with --reuse {directory.path} (unchanged texts cost nothing)"
         )
 
 
@@ -256,7 +258,7 @@ def _newest(out: Path, chunks: Path, skipped: Callable[[str], None]) -> RunDirec
             if run.inputs().get("chunks") == str(chunks.resolve()):
                 same.append(((run.path / RUN).stat().st_mtime_ns, run))
         except (InterlockError, OSError) as error:
-            skipped(f"--resume passed over a run: {error}")
+            skipped(f"--resume skipped a run: {error}")
     return max(same, key=lambda each: each[0])[1] if same else None
 
 
@@ -278,4 +280,4 @@ def _fresh(out: Path) -> RunDirectory:
         with suppress(FileExistsError):
             (out / name).mkdir()
             return RunDirectory(out / name, (out / name, *above))
-    raise UsageError(f"{out} holds a thousand runs of this second: choose a --run-id")
+    raise UsageError(f"{out} has a thousand runs of this second: choose a --run-id")

@@ -31,8 +31,8 @@ def distinct_sizes(*counts: float) -> list[str]:
 def parse_bytes(text: str) -> int:
     """A size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if not match or match[2].upper() not in _FACTORS:
-        raise ValueError("a size like 12GiB or 800MiB is needed")
+    if not match or match[2].upper() not in _FACTORS or len(match[1]) > 30:
+        raise ValueError("expected a size such as 12GiB or 800MiB")
     return int(float(match[1]) * _FACTORS[match[2].upper()])
 
 

@@ -3,6 +3,7 @@
 A collection is completed only when every model saw every row; anything less says what is missing.
 """
 
+from interlock.engine.record.counting import several
 from interlock.engine.record.events import RowParked, Status
 from interlock.engine.record.state import RunState
 
@@ -22,16 +23,16 @@ def of_collection(state: RunState, name: str) -> tuple[Status, str]:
     if not collection.chunks:
         return (
             "skipped",
-            "none of its records can be embedded" if collection.refused else "it holds no chunk files",
+            "no usable record" if collection.refused else "no chunk files",
         )
     missing = unfinished(state, name)
     failed = [failure for failure in state.failures.values() if failure.model in missing]
     if failed:
         return "failed", "; ".join(f"{failure.model}: {failure.reason}" for failure in failed)
     if missing:
-        return "incomplete", f"not every row was seen by {', '.join(missing)}"
+        return "incomplete", f"not finished by {', '.join(missing)}"
     if collection.verification and not collection.verification.ok:
-        return "failed", f"the store does not hold what was written: {collection.verification.detail}"
+        return "failed", f"the store differs from what was written: {collection.verification.detail}"
     if parked := _parked(state, name):
         return "incomplete", parked
     return "completed", ""
@@ -52,6 +53,6 @@ def _parked(state: RunState, name: str) -> str:
     for parked in rows:
         by_model.setdefault(parked.model, []).append(parked)
     return "; ".join(
-        f"{len(mine)} {'row has' if len(mine) == 1 else 'rows have'} no vector of {model}: {mine[0].reason}"
+        f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no {model} vector: {mine[0].reason}"
         for model, mine in sorted(by_model.items())
     )
