@@ -37,41 +37,41 @@ class Action:
 MAIN, VIEW, EVENT, HELP, SETUP = SCREENS = ("main", "view", "event", "help", "setup")
 
 ACTIONS = (
-    Action("help", "question_mark,f1", "Help", "this page", (MAIN, VIEW, SETUP), footer=True),
-    Action("freeze", "space", "Freeze", "freeze the screen, or let it go on; the run goes on either way", footer=True),
+    Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP), footer=True),
+    Action("freeze", "space", "Freeze", "freeze or unfreeze the screen; the run continues", footer=True),
     Action("exclusive", "x", "Excl", "one model at a time, or models side by side", footer=True, changes=True),
-    Action("fallback", "c", "CPU-FB", "whether a model may go to the CPU", footer=True, changes=True),
-    Action("pause", "P", "Pause", "pause the run at the next batch, or let it go on", footer=True, changes=True),
-    Action("stop", "S", "Stop", "stop the run after the batch; --resume continues", changes=True),
-    Action("find", "slash", "Find", "find in the events or in the summary", (MAIN, VIEW), footer=True),
-    Action("find_next", "n", "Next", "the next that is found", (MAIN, VIEW)),
-    Action("find_previous", "N", "Previous", "the one found before", (MAIN, VIEW)),
-    Action("filter", "f", "Filter", "events: all, from notices up, from warnings up"),
-    Action("follow", "G,end", "Follow", "to the latest event, and stay there"),
-    Action("detail", "enter", "Detail", "everything about the chosen event"),
-    Action("export", "e", "Export", "write the events that are shown to a file"),
-    Action("summary", "s", "Summary", "the summary as a tree and tables", footer=True),
-    *(Action(f"pane('{name}')", str(number), name.capitalize(), f"go to the pane {name}")
+    Action("fallback", "c", "CPU-FB", "allow or forbid CPU fallback", footer=True, changes=True),
+    Action("pause", "P", "Pause", "pause the run at the next batch, or resume it", footer=True, changes=True),
+    Action("stop", "S", "Stop", "stop the run after the current batch (resumable)", changes=True),
+    Action("find", "slash", "Find", "search the events or the summary", (MAIN, VIEW), footer=True),
+    Action("find_next", "n", "Next", "go to the next match", (MAIN, VIEW)),
+    Action("find_previous", "N", "Previous", "go to the previous match", (MAIN, VIEW)),
+    Action("filter", "f", "Filter", "cycle severity: all, notice+, warning+"),
+    Action("follow", "G,end", "Follow", "follow the latest event"),
+    Action("detail", "enter", "Detail", "show every field of the selected event"),
+    Action("export", "e", "Export", "save the listed events to a file"),
+    Action("summary", "s", "Summary", "show the summary as a tree and tables", footer=True),
+    *(Action(f"pane('{name}')", str(number), name.capitalize(), f"go to the {name} pane")
       for number, name in enumerate(("vram", "passes", "leases", "events", "cache"), 1)),
-    Action("zoom", "z", "Zoom", "the chosen pane alone, or all of them"),
-    Action("faster", "plus", "Faster", "refresh more often; a replay: twice as fast"),
-    Action("slower", "minus", "Slower", "refresh less often; a replay: half as fast"),
-    Action("plan", "ctrl+p", "Plan", "what this run would do: batches, tokens, memory, time", (SETUP,), footer=True),
+    Action("zoom", "z", "Zoom", "zoom the focused pane, or show all"),
+    Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),
+    Action("slower", "minus", "Slower", "refresh slower (a replay: halve its speed)"),
+    Action("plan", "ctrl+p", "Plan", "show the plan: batches, tokens, memory, time", (SETUP,), footer=True),
     Action("run", "ctrl+r", "Run", "start the run", (SETUP,), footer=True),
-    Action("fold", "enter,space", "Fold", "open or close the chosen part", (VIEW,), footer=True),
+    Action("fold", "enter,space", "Fold", "expand or collapse the selected part", (VIEW,), footer=True),
     *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW,)) for name, keys, text in (
-        ("down", "down,j", "the next line"), ("up", "up,k", "the line before"),
-        ("in", "right,l", "open, or go to the first part inside"), ("out", "left,h", "close, or go to the part around"),
-        ("page_down", "pagedown", "a page further"), ("page_up", "pageup", "a page back"),
-        ("first", "home,g", "the first line"), ("last", "end,G", "the last line"))),
-    Action("theme", "t", "Theme", "the next theme", (MAIN, VIEW)),
-    Action("redraw", "ctrl+l", "Redraw", "send the whole screen anew"),
+        ("down", "down,j", "move down"), ("up", "up,k", "move up"),
+        ("in", "right,l", "expand, or go to the first child"), ("out", "left,h", "collapse, or go to the parent"),
+        ("page_down", "pagedown", "page down"), ("page_up", "pageup", "page up"),
+        ("first", "home,g", "go to the first line"), ("last", "end,G", "go to the last line"))),
+    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW)),
+    Action("redraw", "ctrl+l", "Redraw", "redraw the screen"),
     Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT)),
-    Action("copy_value", "Y", "Value", "copy the value in the summary", (VIEW,)),
-    Action("open", "o", "Open", "another summary beside this one: they are compared", (VIEW,), footer=True),
-    Action("back", "escape", "Back", "back to where you came from", (VIEW, EVENT, HELP), footer=True),
-    Action("palette", "ctrl+p,colon", "Palette", "every action by its name", (MAIN, VIEW)),
-    Action("quit", "q,ctrl+c", "Quit", "leave; while a run is live it asks how", (MAIN, VIEW, SETUP), footer=True),
+    Action("copy_value", "Y", "Value", "copy the value", (VIEW,)),
+    Action("open", "o", "Open", "compare with another summary", (VIEW,), footer=True),
+    Action("back", "escape", "Back", "go back", (VIEW, EVENT, HELP), footer=True),
+    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW)),
+    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, SETUP), footer=True),
 )  # fmt: skip
 
 
@@ -93,13 +93,13 @@ def keymap(wanted: Mapping[str, str]) -> dict[str, str]:
     key that would do two things on one screen."""
     known = {action.id: action for action in ACTIONS}
     if unknown := sorted(wanted.keys() - known):
-        raise UsageError(f"[keys] {unknown[0]} is no action; there are: {', '.join(known)}")
+        raise UsageError(f"[keys] unknown action {unknown[0]!r}: available {', '.join(known)}")
     for screen in SCREENS:
         taken: dict[str, str] = {}
         for action in actions_of(screen):
             for key in wanted.get(action.id, action.key).split(","):
                 if (other := taken.setdefault(key, action.id)) != action.id:
-                    raise UsageError(f"[keys] {key} is the key of {other} and of {action.id}")
+                    raise UsageError(f"[keys] {key!r} is assigned to both {other} and {action.id}")
     return dict(wanted)
 
 

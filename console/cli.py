@@ -13,20 +13,20 @@ from interlock.engine.record.safe import safe
 EPILOG = f"""exit codes:
 {chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}
 
-Every setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
-`interlock config show` prints each value with where it came from."""
+Any setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
+`interlock config show` prints every value and its origin."""
 
 QUESTION = "how do I make a date from an ISO 8601 string?"
 """What the demo searches for; its sample holds the answer on every Python."""
 COMMANDS = {
     "run": "embed a directory of chunk files",
-    "plan": "show what a run would do, without doing it",
+    "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
-    "watch": "follow a run that goes on elsewhere, or replay one that is over",
+    "watch": "follow a running run, or replay a finished one",
     "view": "show a run's summary as a tree and tables, or compare two",
-    "search": "search a store that a run has written",
-    "models": "the registry of models and what is cached",
-    "config": "show every setting and where it came from",
+    "search": "search a store that a run wrote",
+    "models": "list models and their cache status, or fetch them",
+    "config": "show every setting and its origin",
     "doctor": "check this machine",
     "schema": "print the JSON Schema of summary.json",
 }
@@ -93,7 +93,7 @@ def _run(commands: Any) -> None:
         "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model\n"
         "of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
         "example:\n  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
-        "  interlock run chunks --resume        # after a kill: at most the batch in flight is done again",
+        "  interlock run chunks --resume        # after a kill: recomputes the batch in flight at most",
     )
     command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
     _front_end(command)
@@ -104,11 +104,13 @@ def _plan(commands: Any) -> None:
     command = _command(
         commands,
         "plan",
-        "Read and tokenise CHUNKS and show passes, batches, tokens, truncation and predicted memory. No weights are\n"
-        "loaded and nothing is written. Without CHUNKS: what each model of the registry would take, by its\n"
+        "Read and tokenise CHUNKS, then show passes, batches, tokens, truncation and predicted memory. Loads no\n"
+        "weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its\n"
         "configuration alone.",
     )
-    command.add_argument("chunks", type=Path, nargs="?", metavar="CHUNKS", help="directory of collections")
+    command.add_argument(
+        "chunks", type=Path, nargs="?", metavar="CHUNKS", help="directory of collections of chunk files"
+    )
     _settings(command)
 
 
@@ -116,11 +118,11 @@ def _demo(commands: Any) -> None:
     command = _command(
         commands,
         "demo",
-        "A real run that needs no data and no network: cuts the docstrings of the standard library that is installed\n"
-        "into chunks, embeds them with the demo roster into an embedded Qdrant store, and searches it once.",
+        "Embed the docstrings of the installed standard library with the demo roster into an embedded Qdrant\n"
+        "store, then search it once. A real run that needs no data and no network.",
     )
-    command.add_argument("--all", action="store_true", help="every docstring (thousands) instead of a few hundred")
-    command.add_argument("--query", default=QUESTION, help="what to search for at the end")
+    command.add_argument("--all", action="store_true", help="use every docstring (thousands), not a few hundred")
+    command.add_argument("--query", default=QUESTION, help="search query at the end")
     command.add_argument(
         "--scripted",
         action="store_true",
@@ -135,17 +137,17 @@ def _watch(commands: Any) -> None:
     command = _command(
         commands,
         "watch",
-        "Show the console on the journal of a run: one that another process does now is followed, one that is over is\n"
-        "shown as it ended, or replayed. Nothing is changed, and nothing of the run's is locked.",
+        "Show the console of a run, read-only: follow one that is running in another process, or show or replay one\n"
+        "that ended. Locks nothing.",
         "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
     )
-    command.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of the run")
+    command.add_argument("run", type=Path, metavar="RUN_DIR", help="run directory")
     command.add_argument(
         "--speed",
         type=float,
         default=0.0,
         metavar="N",
-        help="replay it, N times as fast; 0 (default): as it is now",
+        help="replay at N times the speed; 0 (default): show its current state",
     )
     _config_file(command)
     for item in knobs():
@@ -157,13 +159,13 @@ def _view(commands: Any) -> None:
     command = _command(
         commands,
         "view",
-        "Show the summary of a run that is over: a tree of everything in it, and tables. With two summaries: where\n"
-        "they differ. Without a terminal, or with --plain, as text on stdout.",
+        "Show the summary of a run as a tree and tables; with two, their differences. Without a terminal, or with\n"
+        "--plain, print text to stdout.",
         "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="a summary.json, or the directory of a run")
-    command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="the summary to compare it with")
-    command.add_argument("--plain", action="store_true", help="text on stdout instead of the screen")
+    command.add_argument("file", type=Path, metavar="FILE", help="summary.json or run directory")
+    command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="second summary to compare with")
+    command.add_argument("--plain", action="store_true", help="print text to stdout instead")
     _config_file(command)
     for name in ("theme", "ascii", "slow_link"):
         _setting(command, name)
@@ -173,13 +175,13 @@ def _search(commands: Any) -> None:
     command = _command(
         commands,
         "search",
-        "Encode QUERY with the same models, weights and prompts as the store's vectors and print the best chunks.",
+        "Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks.",
     )
-    command.add_argument("store", type=Path, metavar="STORE", help="the --qdrant directory of a run")
-    command.add_argument("query", metavar="QUERY", help="what to look for")
-    command.add_argument("--collection", metavar="NAME", help="which collection; needed when the store holds several")
-    command.add_argument("--limit", type=int, default=5, metavar="N", help="how many chunks (default 5)")
-    command.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+    command.add_argument("store", type=Path, metavar="STORE", help="--qdrant directory of a run")
+    command.add_argument("query", metavar="QUERY", help="search query")
+    command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
+    command.add_argument("--limit", type=int, default=5, metavar="N", help="number of chunks (default 5)")
+    command.add_argument("--json", action="store_true", help="print one JSON object per line")
     _config_file(command)
     for name in ("threads", "ceiling", "offline"):
         _setting(command, name)
@@ -190,7 +192,7 @@ def _models(commands: Any) -> None:
         commands,
         "models",
         "List every model of the registry with its sources and whether its files are on this machine. `models fetch`\n"
-        "brings the named models into the Hugging Face cache.",
+        "downloads the named models into the Hugging Face cache.",
     )
     command.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="list (default) or fetch")
     command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
@@ -201,8 +203,8 @@ def _models(commands: Any) -> None:
 
 
 def _config(commands: Any) -> None:
-    command = _command(commands, "config", "Print each setting.")
-    command.add_argument("action", choices=["show"], help="what to do")
+    command = _command(commands, "config", "Print every setting and its origin.")
+    command.add_argument("action", choices=["show"], help="print the settings")
     _settings(command)
 
 
@@ -210,7 +212,7 @@ def _doctor(commands: Any) -> None:
     command = _command(
         commands,
         "doctor",
-        "Check versions, devices, memory, disk, caches and the demo models; exit 5 when nothing could be run.",
+        "Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run.",
     )
     _settings(command)
 
@@ -233,10 +235,10 @@ def _command(commands: Any, name: str, description: str, epilog: str = "") -> ar
 
 def _front_end(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("output")
-    group.add_argument("--no-ui", action="store_true", help="no console: lines on stderr, as without a terminal")
-    group.add_argument("--events", choices=["-"], help="stream the run's events as JSON lines to stdout")
-    group.add_argument("--summary", metavar="PATH|-", help="also write summary.json here, or to stdout")
-    group.add_argument("--quiet", action="store_true", help="no progress lines")
+    group.add_argument("--no-ui", action="store_true", help="no console, plain log output on stderr")
+    group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
+    group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
+    group.add_argument("--quiet", action="store_true", help="print no progress lines")
 
 
 def _settings(command: argparse.ArgumentParser) -> None:
@@ -246,7 +248,9 @@ def _settings(command: argparse.ArgumentParser) -> None:
 
 
 def _config_file(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings and [models.*] tables")
+    command.add_argument(
+        "--config", type=Path, metavar="FILE.toml", help="TOML file with settings and [models.*] tables"
+    )
 
 
 def _setting(command: argparse.ArgumentParser, name: str) -> None:
@@ -262,4 +266,4 @@ def _setting(command: argparse.ArgumentParser, name: str) -> None:
     opposite = f"not {flag_of(name)}" if default == "yes" else argparse.SUPPRESS
     command.add_argument("--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=opposite)
     if name == "exclusive":
-        command.add_argument("--shared", dest=name, action="store_const", const="no", help="the same as --no-exclusive")
+        command.add_argument("--shared", dest=name, action="store_const", const="no", help="same as --no-exclusive")

@@ -71,7 +71,7 @@ def setup(options: argparse.Namespace) -> int:
     from interlock.console.terminal.tty import why_headless
 
     if why_headless(no_ui=False, events=False, summary=None):
-        parser().error("which command? Without one the set-up form is shown, and that needs a terminal")
+        parser().error("name a command: without one the set-up form opens, and it needs a terminal")
     from interlock.console.front_ends.dispatch import set_up
 
     words = set_up(configuration(options))
@@ -140,9 +140,9 @@ def _survey(settings: Configuration) -> int:
         f"most in {human_bytes(ceiling)}",
     ]
     print(render([*heads, "configuration"], rows))
-    print(f"\npredicted for {kind}, peak with the weights; no weights were read, nothing was computed")
+    print(f"\npredicted for {kind}: peak including weights; no weights were read and nothing was computed")
     if unreached := sum(each.source == UNREACHED for each in models):
-        print(f"hub not reached: configurations of {several(unreached, 'model')} not available", file=sys.stderr)
+        print(f"hub not reached: no configuration for {several(unreached, 'model')}", file=sys.stderr)
     return ExitCode.COMPLETED
 
 
@@ -246,7 +246,7 @@ def models(options: argparse.Namespace) -> int:
     specs = find(registry, options.names or list(registry))
     if options.action == "fetch":
         if not options.names:
-            raise UsageError("interlock models fetch: name the models to fetch")
+            raise UsageError("models fetch: name the models to fetch")
         for spec in specs:
             policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models)
             found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event))))

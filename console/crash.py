@@ -31,13 +31,13 @@ def told(error: BaseException, run: Path | None = None) -> InterlockError:
     if reason := limit(error):
         return InterlockError(reason)
     kept = _kept(error, run)
-    where = f"report it with {kept}" if kept else "no file with the details could be written"
-    return InterlockError(f"{_word(error)}: this is a bug of interlock or a broken machine; {where}")
+    where = f"report it with {kept}" if kept else "details could not be saved"
+    return InterlockError(f"{_word(error)} (a bug in interlock or a faulty machine): {where}")
 
 
 def _word(error: BaseException) -> str:
     """What went wrong, in a line."""
-    said = (str(error).strip() or "nothing more is known").splitlines()[0]
+    said = (str(error).strip() or "no message").splitlines()[0]
     return safe(_without_secrets(f"{type(error).__name__}: {said}"), 200)
 
 

@@ -49,7 +49,7 @@ def with_devices(configuration: Configuration) -> Configuration:
     knobs, origins = configuration.settings, dict(configuration.origins)
     if origins["devices"] != "default" or torch.cuda.is_available():
         return configuration
-    origins["devices"] = "demo: no GPU is here"
+    origins["devices"] = "demo: no GPU found"
     return replace(configuration, settings=replace(knobs, devices=REHEARSAL), origins=origins)
 
 

@@ -25,7 +25,9 @@ PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pya
 def examine(configuration: Configuration) -> list[Check]:
     """Every check: whether it is good, its name, what was found."""
     settings = configuration.settings
-    network = "forbidden by the environment" if assets.is_offline() else "not tried: missing models would be fetched"
+    network = (
+        "offline (set in the environment)" if assets.is_offline() else "not tried (missing models would be downloaded)"
+    )
     return [
         (sys.version_info >= (3, 11), "python", sys.version.split()[0]),
         *_packages(),
@@ -71,9 +73,9 @@ def _device(device: Device, ceiling: int) -> Check:
     run, room = holder(device), min(ceiling, device.room(ceiling))
     found = [
         f"{device.label}, {human_bytes(device.total)}",
-        f"{human_bytes(room)} free for a run under a ceiling of {human_bytes(ceiling)}",
+        f"{human_bytes(room)} available to a run (ceiling {human_bytes(ceiling)})",
         *_others(device),
-        *([f"held by {run}: wait for it, or choose other --devices"] if run else []),
+        *([f"in use by {run}: wait for it, or choose other --devices"] if run else []),
     ]
     return run is None and room > RESERVE, f"device {device.name}", "; ".join(found)
 
@@ -84,7 +86,7 @@ def _others(device: Device) -> list[str]:
     if driver and device.key:
         return [str(process) for process in driver.others(device.key) or ()]
     readings = device.readings()
-    return [f"{human_bytes(readings.others)} held by other processes"] if readings and readings.others else []
+    return [f"{human_bytes(readings.others)} used by other processes"] if readings and readings.others else []
 
 
 def _writable(out: Path) -> Check:
@@ -93,7 +95,7 @@ def _writable(out: Path) -> Check:
         with tempfile.TemporaryFile(dir=place):
             return True, "runs", f"{out}: {human_bytes(shutil.disk_usage(place).free)} free"
     except OSError as error:
-        return False, "runs", f"{place} cannot be written ({error.strerror}): choose another --out"
+        return False, "runs", f"cannot write to {place} ({error.strerror}): choose another --out"
 
 
 def _models(configuration: Configuration) -> Iterator[Check]:

@@ -46,7 +46,7 @@ def look_of(configuration: Configuration) -> Look:
     settings = configuration.settings
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
     if settings.theme not in known:
-        raise UsageError(f"no theme is called {settings.theme!r}; there are: {', '.join(sorted(known))}")
+        raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
     return Look(
         refresh=settings.refresh,
         theme=SLOW if settings.slow_link else settings.theme,

@@ -34,7 +34,7 @@ def test_GIVEN_keys_in_a_file_WHEN_they_are_good_THEN_they_are_taken():
 
 @pytest.mark.parametrize(
     ("keys", "said"),
-    [({"explode": "x"}, "explode is no action"), ({"stop": "x"}, "x is the key of exclusive and of stop")],
+    [({"explode": "x"}, "unknown action 'explode'"), ({"stop": "x"}, "'x' is assigned to both exclusive and stop")],
 )
 def test_GIVEN_keys_in_a_file_WHEN_they_cannot_be_THEN_it_is_said(keys, said):
     with pytest.raises(UsageError, match=said):

@@ -110,10 +110,10 @@ def test_fused_vectors_are_wider_than_each_models_own(run):
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (lambda run: run.vectors("Docs"), "no collection 'Docs'; there are: Docs, all"),
-        (lambda run: run.vectors("Docs, all", "other"), "by 'other'; there are: tiny-a, tiny-b, fused"),
-        (lambda run: interlock.open_run("other", out=run.path.parent), "the runs in"),
-        (lambda run: interlock.watch("no/such/run"), "is not there"),
+        (lambda run: run.vectors("Docs"), "no collection 'Docs': available Docs, all"),
+        (lambda run: run.vectors("Docs, all", "other"), "by 'other': available tiny-a, tiny-b, fused"),
+        (lambda run: interlock.open_run("other", out=run.path.parent), "runs in"),
+        (lambda run: interlock.watch("no/such/run"), "does not exist"),
         (lambda run: interlock.Settings(threads=-1).configuration(), "python Settings.threads"),
     ],
 )

@@ -189,7 +189,7 @@ def test_GIVEN_events_and_summary_both_on_stdout_WHEN_run_THEN_it_is_refused_bef
 ):
     code, out, err = call(name, *([root] if name == "run" else []), "--events", "-", "--summary", "-")
     assert (code, out) == (ExitCode.USAGE, "")
-    assert "both want stdout" in err
+    assert "both write to stdout" in err
     assert not (tmp_path / "runs").exists()
 
 

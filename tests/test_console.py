@@ -148,7 +148,7 @@ async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(
         assert "PAUSING" in text_of(app)[0]
         scripted.play_until(lambda now: now.paused)
         assert "PAUSED" in (await seen(app, pilot))[0]
-        assert "P Go on" in text_of(app)[-1]
+        assert "P Resume" in text_of(app)[-1]
 
 
 async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_the_reason(scripted):
@@ -337,6 +337,6 @@ async def test_a_switch_that_would_change_nothing_says_so_and_cannot_be_confirme
     scripted.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
     async with shown(scripted) as (app, pilot):
         await pilot.press("x")
-        assert "Nothing would change" in "\n".join(text_of(app))
+        assert "Nothing to change" in "\n".join(text_of(app))
         await pilot.press("y")
         assert scripted.controls.pending() == []

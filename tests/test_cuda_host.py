@@ -400,7 +400,7 @@ def test_GIVEN_a_card_that_others_use_WHEN_the_doctor_looks_THEN_it_says_what_is
     two_cards.others = 3 * GIB
     settings = load({"devices": "cuda:0"}, {}).settings
     (free,) = doctor._devices(settings)
-    said = "11.7 GiB free for a run under a ceiling of 12.0 GiB; 3.0 GiB held by pid 4711 (python)"
+    said = "11.7 GiB available to a run (ceiling 12.0 GiB); 3.0 GiB held by pid 4711 (python)"
     assert free == (True, "device cuda:0", f"Tesla T4, 15.0 GiB; {said}")
     with holding(choose("cuda:0"), "run-7"):
         (held,) = doctor._devices(settings)

@@ -207,7 +207,7 @@ def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(em
     compare = files.compare
     monkeypatch.setattr(files, "compare", changing)
     reason = refused(*embed())
-    assert "points.parquet does not hold what was written to it" in reason and told in reason
+    assert "points.parquet differs from what was written" in reason and told in reason
 
 
 def flip_bit(array):
@@ -231,7 +231,7 @@ def test_an_array_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(e
     compare = files.compare
     monkeypatch.setattr(files, "compare", changing)
     reason = refused(*embed())
-    assert "fused.npy does not hold what was written to it" in reason and told in reason
+    assert "fused.npy differs from what was written" in reason and told in reason
 
 
 def ids_of(store):
@@ -328,7 +328,7 @@ def test_damage_in_any_window_is_seen_when_a_file_is_read_back(embed, monkeypatc
         compare(found, checks)
 
     monkeypatch.setattr(files, "compare", changing)
-    assert "the vector of row 43" in refused(*embed(export="npy", qdrant=""))
+    assert "first in row 43" in refused(*embed(export="npy", qdrant=""))
 
 
 def checks_path(checks, name):

@@ -209,7 +209,7 @@ def test_GIVEN_lines_that_are_missing_WHEN_watched_THEN_the_failure_says_so(tmp_
     path.write_bytes(lines(3) + lines(3, first=4))
     source = closing(Watched(path))
     until(lambda: source.failure)
-    assert "line 4 is not the next one" in str(source.failure)
+    assert "line 4 is out of order" in str(source.failure)
 
 
 @pytest.mark.parametrize("kind", [Watched, Replayed])
@@ -233,7 +233,7 @@ def test_GIVEN_a_file_that_is_no_journal_WHEN_opened_THEN_it_is_refused_at_once(
 
 def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_directory_of_runs_is_refused(whole):
     assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
-    with pytest.raises(UsageError, match=f"new is not there: .*the runs in {whole.parent} are {whole.name}"):
+    with pytest.raises(UsageError, match=f"new does not exist: .*runs in {whole.parent}: {whole.name}"):
         journal_at(whole.parent / "new")
     with pytest.raises(UsageError, match=f"holds 1 run,.*{whole.name}"):
         journal_at(whole.parent)
@@ -245,15 +245,15 @@ def test_the_runs_below_the_directory_of_a_project_are_named_the_latest_first(tm
         (run / "journal.jsonl").touch()
         os.utime(run / "journal.jsonl", (1000 - age, 1000 - age))
     runs = tmp_path / "runs"
-    with pytest.raises(UsageError, match=f"holds 2 runs, the latest first: name one of {runs}/new; {runs}/old"):
+    with pytest.raises(UsageError, match=f"has 2 runs: name one .latest first.: {runs}/new; {runs}/old"):
         journal_at(tmp_path)
 
 
 def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         Replayed(tmp_path / "nowhere")
     (tmp_path / "journal.jsonl").touch()
-    with pytest.raises(UsageError, match="nothing to replay"):
+    with pytest.raises(UsageError, match="no entry to replay"):
         Replayed(tmp_path)
     for speed in (0.0, -1.0, math.nan):
         with pytest.raises(UsageError, match="--speed"):

@@ -286,25 +286,24 @@ def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_
     [
         (
             short(rows=64, longest=512, tokens=32_768, allowed=9000),
-            "out of memory (64 rows of at most 512 tokens: needs 1.5 GiB, 1.0 GiB free); "
-            "now at most 9,000 of its 32,768 tokens at a time",
+            "out of memory (64 texts, at most 512 tokens each: needs 1.5 GiB, 1.0 GiB free); "
+            "retrying with at most 9,000 of its 32,768 tokens at a time",
         ),
         (
             short(rows=1, longest=8192, tokens=8192),
-            "out of memory (1 row of 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); nothing is left to try",
+            "out of memory (1 text, 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); nothing left to try",
         ),
         (
             replace(short(rows=1, longest=8192, tokens=8192), foreseen=True),
-            "too large for the free memory (1 row of 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); "
-            "nothing is left to try",
+            "too large for the free memory (1 text, 8,192 tokens: needs 1.5 GiB, 1.0 GiB free); nothing left to try",
         ),
         (
             seen(Cause.LOST, [10] * 3, padded=True),
-            "the device was lost under 3 rows of at most 10 tokens; nothing is left to try",
+            "device lost (3 texts, at most 10 tokens each); nothing left to try",
         ),
         (
             seen(Cause.NOT_FINITE, [10], padded=True),
-            "1 row of 10 tokens came out zero or not finite; now once more, alone",
+            "vectors zero or not finite (1 text, 10 tokens); retrying alone",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_sa
     event = ev.Mitigated(
         model_pass=1,
         batch_index=118,
-        cause="out of memory at 64 rows",
+        cause="out of memory",
         action="the batch is halved",
         rows=64,
         cost_seconds=0.412,
@@ -114,7 +114,7 @@ def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_sa
         free_bytes=GIB,
     )
     text = (
-        "split in pass 2 batch 119 on cuda:0: out of memory at 64 rows; the batch is halved "
+        "split in pass 2 batch 119 on cuda:0: out of memory; the batch is halved "
         "(64 texts, needs 2.0 GiB, 1.0 GiB free, cost 0.41 s)"
     )
     assert texts(event) == [f"warning mitigation {text}"]

@@ -56,7 +56,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_steered_and_its_link_dies_THEN_it_comple
         terminal.press("P")
         terminal.wait_for("PAUSED", PATIENCE)
         terminal.press("x")
-        terminal.wait_for("Models side by side?", PATIENCE)
+        terminal.wait_for("Keep models resident side by side?", PATIENCE)
         terminal.press("y")
         terminal.wait_for("EXCL off*", PATIENCE)
         terminal.press("P")
@@ -88,7 +88,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_stopped_THEN_it_exits_4_and_headless_res
     with run(place) as terminal:
         terminal.wait_for("running", PATIENCE)
         terminal.press("q")
-        terminal.wait_for("stop after the batch", PATIENCE)
+        terminal.wait_for("stop after the current batch", PATIENCE)
         terminal.press("S")
         assert terminal.wait(PATIENCE) == 4
         assert b"\x1b[?1049l" in terminal.output  # the screen is given back
@@ -121,7 +121,7 @@ def test_GIVEN_no_terminal_WHEN_run_THEN_lines_are_written_and_not_one_escape(pl
         stdin=subprocess.DEVNULL, capture_output=True, env=environment(), cwd=place, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0
-    assert b"no console, stdin is no terminal" in done.stderr
+    assert b"stdin is not a terminal: plain log output" in done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
 
 

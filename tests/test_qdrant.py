@@ -145,7 +145,7 @@ def test_GIVEN_a_payload_that_is_not_json_WHEN_upserted_THEN_the_point_is_named(
 
 
 def test_GIVEN_an_id_that_is_no_uuid_WHEN_upserted_THEN_it_is_refused(tmp_path):
-    with open_store(tmp_path) as store, pytest.raises(InterlockError, match="point 12 cannot"):
+    with open_store(tmp_path) as store, pytest.raises(InterlockError, match="cannot store point 12"):
         store.upsert([Point("12", {}, {})])
 
 

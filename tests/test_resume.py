@@ -255,7 +255,7 @@ NAMES = (("one", "b"), ("two", "a"))
 
 def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_run_is_left(fresh):
     said = interlock(*fresh.command("--run-id", "one", "--reuse", fresh.home / "chunks"), check=2).stderr
-    assert "is not a run directory" in said
+    assert "not a run directory" in said
     assert not fresh.one.exists()
 
 
@@ -266,7 +266,7 @@ def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_
         ("run.json", lambda path: path.write_text("[1]"), "is damaged"),
         ("run.json", lambda path: path.write_text('{"threads": 1}'), "missing required field"),
         ("passes/texts.npy", lambda path: os.truncate(path, 20), "is damaged"),
-        ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "not 16 bytes a text"),
+        ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "expected 16 bytes per text"),
         ("passes/0_a/vectors.npy", lambda path: os.truncate(path, 4096), "is damaged"),
         ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), "400 texts of 32"),
     ],

@@ -126,7 +126,7 @@ def test_GIVEN_every_gpu_lost_WHEN_run_THEN_the_cpu_finishes_unless_it_may_not(d
     else:
         assert code == ExitCode.FAILED
         assert "cpu" not in {batch.device for batch in events_of(run, ev.BatchCommitted)}
-        assert "may not go to the CPU" in summary_of(run)["reason"]
+        assert "CPU fallback is off" in summary_of(run)["reason"]
 
 
 @pytest.mark.parametrize(

@@ -279,23 +279,23 @@ def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_the
         (
             [gpu(0, 4 * MIB), gpu(1, -MIB), host(6 * MIB)],
             True,
-            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0, 0 B available on cuda:1 "
+            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0, 0 B available on cuda:1, "
             "and needs 7.0 MiB, 6.0 MiB available on cpu",
         ),
         (
             [gpu(0, 4 * MIB), host(9 * MIB)],
             False,
-            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0 and may not go to the CPU",
+            "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0, and CPU fallback is off",
         ),
         ([host(6 * MIB)], True, "model needs 7.0 MiB, 6.0 MiB available on cpu"),
-        ([], True, "model has no GPU and may not go to the CPU"),
+        ([], True, "model has no GPU, and CPU fallback is off"),
     ],
 )
 def test_GIVEN_a_refused_model_WHEN_told_THEN_the_reason_names_what_it_needs_and_what_there_is(
     places, fallback, reason
 ):
     found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB, 5 * MIB, 7 * MIB)], places, cpu_fallback=fallback)
-    assert found.refused[0] == f"{reason}: raise --ceiling, free memory, or leave it out of --roster"
+    assert found.refused[0] == f"{reason}: raise --ceiling, free memory, or drop it from --roster"
 
 
 @pytest.mark.parametrize(

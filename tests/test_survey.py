@@ -36,7 +36,7 @@ def test_an_unreached_hub_is_told_in_one_line_and_nothing_is_retried_when_planni
         said, errors = planned(tmp_path, f"http://127.0.0.1:{port}", 3)
     missing = [line for line in said.splitlines() if line.rstrip().endswith("hub not reached")]
     assert {line.split()[0] for line in missing} >= {"m0", "m1", "m2", "bge-m3"}
-    assert errors == f"hub not reached: configurations of {len(missing)} models not available\n"
+    assert errors == f"hub not reached: no configuration for {len(missing)} models\n"
 
 
 def test_a_configuration_is_asked_of_the_hub_and_kept_when_planning_without_chunks(tiny_a, tmp_path):
@@ -57,7 +57,7 @@ def test_what_the_hub_answers_is_told_as_what_it_is_when_planning_without_chunks
     lines = {line.split()[0]: line.rstrip() for line in said.splitlines() if line.strip()}
     assert [lines[f"m{number}"].endswith("  not found") for number in range(6)] == [True] * 3 + [False] * 3
     assert [lines[f"m{number}"].endswith("  hub not reached") for number in range(6)] == [False] * 3 + [True] * 3
-    assert errors == "hub not reached: configurations of 3 models not available\n"
+    assert errors == "hub not reached: no configuration for 3 models\n"
 
 
 def test_a_configuration_that_cannot_be_read_is_told_with_its_reason_when_planning_without_chunks(tmp_path):
@@ -72,7 +72,7 @@ def test_a_configuration_that_cannot_be_read_is_told_with_its_reason_when_planni
         done = interlock("plan", "--config", toml(tmp_path / "m.toml", tables), env=env)
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     for name in tables:
-        assert "config.json cannot be read: Expecting property name" in lines[name]
+        assert "config.json: Expecting property name" in lines[name]
     assert done.stderr == ""
 
 

@@ -83,7 +83,7 @@ def test_GIVEN_a_process_WHEN_its_streams_lead_elsewhere_or_it_is_in_the_backgro
     with OnTerminal(["sh", "-mc", f'{sys.executable} -c "{WHY}" & wait'], cwd=ROOT) as terminal:
         terminal.wait_for("started in the background")
     piped = subprocess.run(python, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
-    assert piped.stdout == "stdin is no terminal\n"
+    assert piped.stdout == "stdin is not a terminal\n"
 
 
 @pytest.mark.parametrize("seen", ["redirected", "terminal"])
@@ -115,7 +115,7 @@ def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_af
     assert "after typed" in told
     assert sorted((tmp_path / "deep/log").read_text().split()) == ["a", "child", "native", "printed"]
     assert "native" not in painted
-    assert f"behind the screen: {tmp_path / 'deep/log'}"[:60] in painted
+    assert f"while the console was open: {tmp_path / 'deep/log'}"[:60] in painted
 
 
 def test_GIVEN_a_held_terminal_WHEN_nothing_was_printed_THEN_no_file_is_left_and_signals_are_as_before(
@@ -138,7 +138,7 @@ def test_GIVEN_a_held_terminal_WHEN_its_holder_fails_THEN_it_is_given_back(
         os.write(2, b"unseen")
         raise ZeroDivisionError
     os.write(2, b"seen")
-    assert capfd.readouterr().err == f"printed behind the screen: {tmp_path / 'log'}\nseen"
+    assert capfd.readouterr().err == f"output captured while the console was open: {tmp_path / 'log'}\nseen"
 
 
 def _steers(text: str) -> bool:

@@ -73,7 +73,7 @@ def test_an_error_that_nobody_knew_is_one_line_and_a_crash_file(bug, capfd, monk
     out, err = capfd.readouterr()
     (kept,) = temporary.iterdir()
     assert (out, len(err.splitlines())) == ("", 1)
-    assert type(bug).__name__ in err and "a bug of interlock or a broken machine" in err and str(kept) in err
+    assert type(bug).__name__ in err and "a bug in interlock or a faulty machine" in err and str(kept) in err
     told = kept.read_text()
     assert "Traceback" in told and "test_top.py" in told and "Python 3" in told
     assert "geheim" not in told + err

@@ -804,7 +804,7 @@ async def test_GIVEN_help_theme_and_palette_WHEN_asked_for_THEN_they_come():
         await pilot.press("t")
         assert app.theme != theme
         await pilot.press("question_mark")
-        assert any("copy the value in the summary" in line for line in await shown(pilot))
+        assert any("copy the value" in line for line in await shown(pilot))
         await pilot.press("escape", "colon")
         await pilot.pause()
         await pilot.press(*"Fold", "enter")

@@ -67,14 +67,14 @@ def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_re
     said = summary_of(spoilt)
     (docs,) = said["collections"]
     assert (said["status"], said["exit_code"], docs["status"]) == ("incomplete", 1, "incomplete")
-    assert docs["parked"] == [{"model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "it is not finite"}]
-    assert docs["reason"] == "1 text has no tiny-a vector: it is not finite"
+    assert docs["parked"] == [{"model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "not finite"}]
+    assert docs["reason"] == "1 text has no tiny-a vector: not finite"
 
 
 def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigation_with_cause_and_cost(spoilt):
     (step,) = summary_of(spoilt)["collections"][0]["mitigations"]
-    assert step["cause"] == "a vector was refused: it is not finite"
-    assert (step["rung"], step["action"]) == ("replan", "now once more, alone")
+    assert step["cause"] == "invalid vector (not finite)"
+    assert (step["rung"], step["action"]) == ("replan", "retrying alone")
     assert (step["model_pass"], step["rows"]) == (0, 1)
     assert step["cost_seconds"] > 0
 
@@ -168,13 +168,13 @@ def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alon
 def test_GIVEN_vectors_WHEN_gated_THEN_what_is_not_finite_or_zero_is_named_by_its_place():
     vectors = np.ones((5, 3), np.float32)
     vectors[1, 2], vectors[2], vectors[4, 0] = np.nan, 0, np.inf
-    assert gate(vectors, 3) == {1: "it is not finite", 2: "its norm is zero", 4: "it is not finite"}
+    assert gate(vectors, 3) == {1: "not finite", 2: "zero vector", 4: "not finite"}
     assert gate(vectors[:1], 3) == {}
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 3, 1)])
 def test_GIVEN_vectors_of_another_shape_WHEN_gated_THEN_the_pass_ends(shape):
-    with pytest.raises(InterlockError, match="3 dimensions were planned"):
+    with pytest.raises(InterlockError, match="expected 3 dimensions"):
         gate(np.ones(shape, np.float32), 3)
 
 

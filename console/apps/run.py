@@ -22,6 +22,7 @@ from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.terminal.notify import ended
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 
@@ -86,7 +87,7 @@ class Console(Frame[Leave]):
 
         try:
             if path is None:
-                raise InterlockError("there is no summary before the run has begun to work")
+                raise InterlockError("no summary yet: the run has not started work")
             self.push_screen(SummaryScreen(load(path), None, self.look))
         except InterlockError as error:
             self.main.say(str(error))
@@ -98,8 +99,8 @@ class Console(Frame[Leave]):
         try:
             atomic.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
         except (InterlockError, OSError) as error:
-            return f"not written: {error}"
-        return f"{len(lines)} lines written to {target}"
+            return f"not saved: {error}"
+        return f"saved {several(len(lines), 'event')} to {target}"
 
     @property
     def skipped(self) -> int:

@@ -84,7 +84,7 @@ def _attended(session: Session, configuration: Configuration, outputs: Outputs) 
     reason = why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary)
     if reason:
         if not outputs.no_ui and not outputs.quiet:
-            say(f"interlock: no console, {reason}; lines instead (--no-ui)")
+            say(f"interlock: {reason}: plain log output")
         session.start()
         seen = -1
     else:
@@ -100,23 +100,23 @@ def _console(session: Session, configuration: Configuration) -> int:
 
     look = look_of(configuration)
     app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
-    left, failure = None, "it ended by itself"
+    left, failure = None, "it exited"
     try:
         with quiet_descriptors(), _heeding(session):
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
         failure = safe(error)
     if left is Leave.ABORT:
-        sys.stderr.write("aborted; --resume continues\n")
+        sys.stderr.write("aborted: --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
     session.start()  # where the screen was gone before it was painted
     session.detach()
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
         session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
     elif session.alive and left is None:
-        say(f"the console failed ({failure}), and the run goes on: ^C stops it at the next batch")
+        say(f"the console failed ({failure}), the run continues: ^C stops it after the current batch")
     elif session.alive:
-        say("the console is detached, the run goes on: ^C stops it at the next batch")
+        say("console detached, the run continues: ^C stops it after the current batch")
     return app.seen_seq
 
 
@@ -135,7 +135,7 @@ def _heeding(session: Session) -> Iterator[None]:
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
     if reason := why_headless(no_ui=False, events=False, summary=None):
-        raise UsageError(f"watch needs a terminal, and {reason}{_instead(journal_at(run).with_name(SUMMARY))}")
+        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched

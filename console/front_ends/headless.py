@@ -76,7 +76,7 @@ class Headless:
             self._refusals += 1
             if self._refusals > REFUSALS_TOLD:
                 if self._refusals == REFUSALS_TOLD + 1:
-                    self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection)")
+                    self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection shown)")
                 return
         if text := line_of(entry.body, entry.device_kind):
             self._say(text)
@@ -152,4 +152,4 @@ def silence(stream: TextIO) -> None:
 def check_outputs(events: str | None, summary: str | None) -> None:
     """Raises UsageError where both events and summary want stdout."""
     if events and summary == "-":
-        raise UsageError("--events - and --summary - both want stdout: give --summary a path")
+        raise UsageError("--events - and --summary - both write to stdout: give --summary a path")

@@ -57,4 +57,4 @@ class Ask(ModalScreen[str]):
             text.append(f" {choice.keys.partition(',')[0]} ", "bold reverse")
             text.append(f" {choice.label}\n")
         text.append(" esc ", "bold reverse")
-        return text.append(" back, nothing changes")
+        return text.append(" cancel")

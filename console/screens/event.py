@@ -17,6 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from interlock.console.actions import EVENT, actions_of, bindings_of, shown_keys
+from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
@@ -118,7 +119,7 @@ def _fields(depth: int, name: str, value: object) -> Iterator[tuple[int, str, st
         case dict():
             yield depth, name, ", ".join(f"{key} = {_text(str(key), each)}" for key, each in value.items()) or "none"
         case list() if any(_deep(each) for each in value):
-            yield depth, name, f"{len(value)} of them"
+            yield depth, name, several(len(value), "item")
             for number, each in enumerate(value, 1):
                 yield from _fields(depth + 1, str(number), each)
         case list():

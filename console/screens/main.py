@@ -22,6 +22,7 @@ from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets import header
@@ -229,12 +230,14 @@ class Main(Steering):
             self.action_zoom()
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("find in the events"), self._find)
+        self.app.push_screen(Find("search events"), self._find)
 
     def _find(self, pattern: str | None) -> None:
         if pattern is not None:
             count = self._events.find(pattern)
-            self.say(f"{count} found; n and N walk through them" if count else f"no event says {pattern!r}")
+            self.say(
+                f"{several(count, 'match', 'matches')}: n next, N previous" if count else f"no match for {pattern!r}"
+            )
 
     def action_find_next(self) -> None:
         self._events.find_next()
@@ -275,7 +278,7 @@ class Main(Steering):
         if isinstance(self.source, Reel):
             self.source.go_at(self.source.speed * 2.0**step)
         else:
-            self.say(f"{self.host.change_rate(step):g} times a second")
+            self.say(f"{self.host.change_rate(step):g} refreshes per second")
 
     def action_theme(self) -> None:
         self.say(f"theme {self.host.next_theme()}")

@@ -75,7 +75,7 @@ class Setup(Screen[None]):
         yield from self._line("ceiling", Input("12GiB", id="ceiling", compact=True))
         yield from self._line("fusion", Select.from_values(FUSIONS, value="concat", id="fusion", compact=True))
         yield from self._line(
-            "store", Input(placeholder="directory of a Qdrant store, or nothing", id="qdrant", compact=True)
+            "store", Input(placeholder="Qdrant store directory (optional)", id="qdrant", compact=True)
         )
         yield Static(id="command")
         yield Pane("plan", id="plan")
@@ -87,7 +87,7 @@ class Setup(Screen[None]):
 
     def on_resize(self) -> None:
         shown = [Key("^p", "Plan"), Key("^r", "Run"), Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]
-        about = "what flags can do too: the command stands below"
+        about = "use the command below to set anything else"
         self.query_one("#title", Bar).show([row((" A NEW RUN  ", "bold"), (about, "dim"))])
         self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
 
@@ -113,7 +113,7 @@ class Setup(Screen[None]):
     def action_run(self) -> None:
         chunks = Path(self.form["chunks"].strip() or ".")
         if not chunks.is_dir():
-            self._say([f"{chunks} is not a directory: choose the one that holds your collections"])
+            self._say([f"{chunks} is not a directory: name the one that holds your collections"])
             return
         self.app.exit(command_of(self.form))
 

@@ -53,39 +53,37 @@ class Steering(Screen[None]):
             return ""
         if self.readonly:
             live = self.source.kind == "live"
-            return (
-                "--readonly: nothing can be changed from here" if live else "a run of another process is only watched"
-            )
+            return "--readonly: controls are off" if live else "another process's run can only be watched"
         if self.snapshot.over or self.source.over:
             return "the run is over"
         controls, control = self.source.controls, CONTROLS.get(action.name, "")
         refusal = controls.refusal(control) if controls else ""
-        return f"{action.label} cannot be changed: {refusal}" if refusal else ""
+        return f"cannot change {action.label}: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
         """One model at a time, or models side by side; what that does to the cells that are left is shown first."""
         if not (controls := self._controls("exclusive")):
             return
         if why := wording.no_other(self.snapshot):
-            self.app.push_screen(Ask("Nothing would change", [why], []))
+            self.app.push_screen(Ask("Nothing to change", [why], []))
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
         then = controls.preview(wanted) if controls.preview else None
         unaffected_by = then is not None and controls.unaffected_by(wanted)
         lines = wording.staying(self.snapshot) if unaffected_by else wording.foreseen(wanted, then, self.snapshot)
-        title = "Models side by side?" if exclusive else "One model at a time?"
-        self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch on", wanted), "schedule")
+        title = "Keep models resident side by side?" if exclusive else "Run one model at a time?"
+        self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch", wanted), "schedule")
 
     def action_fallback(self) -> None:
         """Whether models and batches may go to the CPU: allowed it costs time, forbidden it may cost rows."""
         if not self._controls("fallback"):
             return
         if self.pending.get("cpu_fallback", _word(self.snapshot.cpu_fallback)) == YES:
-            title, lines = "No CPU fallback?", wording.no_fallback(self.snapshot)
+            title, lines = "Forbid CPU fallback?", wording.no_fallback(self.snapshot)
             choice = Choice("y,enter,c", "yes, forbid it", NO)
         else:
-            title, lines = "CPU fallback?", wording.fallback(self.snapshot)
+            title, lines = "Allow CPU fallback?", wording.fallback(self.snapshot)
             choice = Choice("y,enter,c", "yes, allow it", YES)
         self._confirm(title, lines, choice, "cpu_fallback")
 
@@ -100,7 +98,7 @@ class Steering(Screen[None]):
 
     def action_stop(self) -> None:
         if self._controls(STOP):
-            choices = [Choice("S,y,enter", "stop after the batch; --resume continues", STOP)]
+            choices = [Choice("S,y,enter", "stop after the current batch (resumable)", STOP)]
             self.app.push_screen(Ask("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
 
     def action_quit(self) -> None:
@@ -113,16 +111,16 @@ class Steering(Screen[None]):
             self.app.push_screen(Ask("The run is live", wording.stopping(self.snapshot), self._ways_out()), self._leave)
 
     def _ways_out(self) -> list[Choice]:
-        detach = Choice("d,D", "detach: the run goes on, with lines on stderr", Leave.DETACH)
-        stop = Choice("S,s,ctrl+c", "stop after the batch; --resume continues", STOP)
-        abort = Choice("A", "abort now: the batch in flight is lost; --resume continues", Leave.ABORT)
+        detach = Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)
+        stop = Choice("S,s,ctrl+c", "stop after the current batch (resumable)", STOP)
+        abort = Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT)
         return [detach] if self.readonly else [detach, stop, abort]
 
     def _leave(self, how: str | None) -> None:
         if how == STOP:
             self.stopping = True
             self.host.stop_run()
-            self.say("stopping after the batch in flight; q or ^c once more aborts")
+            self.say("stopping after the current batch; press q or ^c again to abort")
             self.asked()
         elif how:
             self.host.exit(Leave(how))

@@ -116,8 +116,8 @@ class Watched(_Told):
         if self.failure:
             return str(self.failure)
         if self.gone:
-            return f"{GONE}: its process is gone; interlock run --resume continues it"
-        return "" if self._seq >= 0 else f"waiting for {self.path}, which holds no whole entry yet"
+            return f"{GONE}: its process is gone; continue it with interlock run --resume"
+        return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     def snapshot(self) -> Snapshot:
         """The run as it was written so far; its phase says so where nobody writes it any more."""
@@ -164,11 +164,11 @@ class Replayed(_Told):
         try:
             self._load(1)
         except FileNotFoundError:
-            raise UsageError(f"{self.path} is not there: give the directory of a run") from None
+            raise UsageError(f"{self.path} does not exist: name a run directory") from None
         except OSError as error:
-            raise InterlockError(f"{self.path} cannot be read: {error.strerror}") from error
+            raise InterlockError(f"cannot read {self.path}: {error.strerror}") from error
         if not self._entries:
-            raise UsageError(f"{self.path} holds no whole entry: there is nothing to replay")
+            raise UsageError(f"{self.path} has no entry to replay")
         self._thread.start()
 
     @property

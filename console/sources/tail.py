@@ -32,14 +32,12 @@ def journal_at(path: Path) -> Path:
         if found.exists():
             return found
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if runs := runs_in(path) or runs_in(path / "runs"):
         told = few([str(run) for run in runs], LISTED)
-        raise UsageError(
-            f"{path} is no run, it holds {several(len(runs), 'run')}, the latest first: name one of {told}"
-        )
-    wrong = "holds no journal" if path.is_dir() else "is not there"
-    raise UsageError(f"{path} {wrong}: give the directory of a run; {beside(path)}")
+        raise UsageError(f"{path} has {several(len(runs), 'run')}: name one (latest first): {told}")
+    wrong = "has no journal" if path.is_dir() else "does not exist"
+    raise UsageError(f"{path} {wrong}: name a run directory ({beside(path)})")
 
 
 class Tail:
@@ -61,7 +59,7 @@ class Tail:
         except FileNotFoundError:
             return False, []
         except OSError as error:
-            raise InterlockError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise InterlockError(f"cannot read {self._path}: {error.strerror}") from error
 
     def _added(self, handle: BinaryIO) -> tuple[bool, list[Entry]]:
         handle.seek(self._end - len(self._mark))
@@ -93,8 +91,8 @@ class Tail:
         if self._suspect != self._end:
             self._suspect = self._end
             return
-        wrong = "is damaged" if entry is None else "is not the next one"
-        raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}; the run cannot be trusted beyond it")
+        wrong = "is damaged" if entry is None else "is out of order"
+        raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}, so nothing after it can be trusted")
 
 
 def held(path: Path) -> bool:

@@ -46,14 +46,14 @@ def why_headless(
     terminal = around.environment.get("TERM", "")
     refusals = {
         "--no-ui was given": no_ui,
-        "the events go to stdout": events,
+        "events go to stdout": events,
         "the summary goes to stdout": summary == "-",
-        "stdin is no terminal": not around.stdin,
-        "stderr is no terminal": not around.stderr,
-        "it was started in the background": not around.foreground,
+        "stdin is not a terminal": not around.stdin,
+        "stderr is not a terminal": not around.stderr,
+        "started in the background": not around.foreground,
         f"TERM is {safe(terminal) or 'not set'}": terminal in ("", "dumb", "unknown"),
         "CI is set": around.environment.get("CI", "").lower() not in NO,
-        "this is a notebook's cell": _in_cell(around.environment),
+        "running in a notebook cell": _in_cell(around.environment),
     }
     return next((words for words, applies in refusals.items() if applies), "")
 
@@ -185,7 +185,7 @@ def _log(path: Path | None) -> tuple[Path, int]:
 def _tell(path: Path, size: int, *, keep: bool) -> None:
     if size:
         with suppress(OSError):
-            os.write(2, f"printed behind the screen: {safe(path)}\n".encode())
+            os.write(2, f"output captured while the console was open: {safe(path)}\n".encode())
     elif not keep:
         path.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ import time
 
 from interlock.console.actions import Action
 from interlock.engine.passes.schedule import Placement, Schedule
+from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets.events import Line
@@ -11,24 +12,27 @@ from interlock.widgets.events import Line
 
 def label(action: Action, snapshot: Snapshot) -> str:
     """What a key would do now."""
-    return "Go on" if action.name == "pause" and snapshot.paused else action.label
+    return "Resume" if action.name == "pause" and snapshot.paused else action.label
 
 
 def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> list[str]:
     """What another schedule would do to the cells that are left, as the engine foresees it."""
     if not snapshot.passes:
-        return ["The batches are not planned yet: it counts from the first lease on."]
+        return ["Batches are not planned yet; the change takes effect with the first lease."]
     if then is None or not then.assignments:
-        return ["Nothing is left to compute: no cell would change its place."]
+        return ["Nothing is left to compute, so nothing would move."]
     names = {each.model_pass: each.model for each in snapshot.passes}
-    lines = ["The leases that are held end after their batches; then:"]
+    lines = ["Current leases end after their batches, then:"]
     for assignment in then.assignments:
-        model, batches = names.get(assignment.model_pass, f"pass {assignment.model_pass}"), len(assignment.batches)
+        model = names.get(assignment.model_pass, f"pass {assignment.model_pass + 1}")
         streamed = ", layers streamed" if assignment.streamed else ""
-        lines.append(f"  {model}: {batches:,} batches on {', '.join(assignment.devices)}{streamed}")
+        lines.append(
+            f"  {model}: {several(len(assignment.batches), 'batch', 'batches')} on "
+            f"{', '.join(assignment.devices)}{streamed}"
+        )
     if wanted is Schedule.SHARED and len(then.assignments) == 1:
         lines.append("No other model fits beside it now.")
-    lines.append("Models that move are attached anew; no committed batch is redone.")
+    lines.append("Models that move are attached again; no committed batch is recomputed.")
     return lines
 
 
@@ -36,8 +40,8 @@ def staying(snapshot: Snapshot) -> list[str]:
     """What another schedule does for which everything that is leased stays where it is."""
     held = {lease.model_pass: lease.model for lease in snapshot.leases if lease.held}
     return [
-        f"Nothing changes now: {' and '.join(held.values()) or 'what is leased'} would stay where it is,",
-        "and no lease ends. It counts from the next lease on.",
+        f"Nothing changes now: {' and '.join(held.values()) or 'the leased model'} stays in place",
+        "and no lease ends. The change takes effect with the next lease.",
     ]
 
 
@@ -46,28 +50,31 @@ def no_other(snapshot: Snapshot) -> str:
     left = [each for each in snapshot.passes if each.batches_done < each.batches and not each.failure]
     if len(left) != 1:
         return ""
-    return f"{left[0].model} is the only model that has anything left to compute: it goes on as it is."
+    return f"Only {left[0].model} has work left, so nothing would change."
 
 
 def no_fallback(snapshot: Snapshot) -> list[str]:
     """What forbidding the CPU means."""
     lines = [
-        "A model that fits on no GPU is then refused, a row that does not",
-        "is parked, and the run will be incomplete (exit code 1).",
+        "A model that fits on no GPU is refused and a text that does not fit is",
+        "parked, so the run may end incomplete (exit code 1).",
     ]
     if any(lease.held and "cpu" in lease.devices for lease in snapshot.leases):
-        lines.append("What is on the CPU now ends its turn there.")
-    return [*lines, f"{snapshot.batches - snapshot.batches_done:,} of {snapshot.batches:,} batches are left."]
+        lines.append("The lease on the CPU ends after its batch.")
+    return [
+        *lines,
+        f"{snapshot.batches - snapshot.batches_done:,} of {several(snapshot.batches, 'batch', 'batches')} left.",
+    ]
 
 
 def fallback(snapshot: Snapshot) -> list[str]:
     """What allowing the CPU means."""
     lines = [
-        "A model or a batch that finds no room on a GPU is computed on the CPU in float32",
-        "instead of being refused or parked. That takes many times longer.",
+        "Models and batches that fit on no GPU are computed on the CPU (float32)",
+        "instead of being refused or parked. This is many times slower.",
     ]
     left = snapshot.seconds_left()
-    return [*lines, f"As it goes now, {duration(left)} are left."] if left else lines
+    return [*lines, f"{duration(left)} left at the current pace."] if left else lines
 
 
 def stopping(snapshot: Snapshot) -> list[str]:
@@ -75,7 +82,10 @@ def stopping(snapshot: Snapshot) -> list[str]:
     done, of = snapshot.batches_done, snapshot.batches
     left = snapshot.seconds_left()
     time = f", about {duration(left)} left" if left else ""
-    return [f"{done:,} of {of:,} batches are committed{time}.", "What is committed stays, whatever you choose."]
+    return [
+        f"{done:,} of {several(of, 'batch', 'batches')} committed{time}.",
+        "Committed batches are kept, whatever you choose.",
+    ]
 
 
 def exported(line: Line) -> str:

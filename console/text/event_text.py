@@ -217,14 +217,15 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
     place = "" if event.batch_index is None else f" {batch_of(event.batch_index)}"
     where = f" on {event.device}" if event.device else ""
-    evidence = [several(event.rows, "text")]
+    texts = several(event.rows, "text")
+    evidence = [texts] * (texts not in event.cause)
     if event.predicted_bytes is not None and event.free is not None:
         sizes = "needs {}, {} free".format(*distinct_sizes(event.predicted_bytes, event.free))
         evidence += [sizes] * (sizes not in event.cause)
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
     begin = f"{event.rung or 'step'} in {pass_of(event.model_pass)}{place}{where}"
-    return f"{begin}: {event.cause}; {event.action} ({', '.join(evidence)})"
+    return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
 
 
 def _released(event: ev.LeaseReleased, timed: bool) -> str:

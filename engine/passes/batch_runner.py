@@ -20,6 +20,7 @@ from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
+from interlock.engine.record.counting import several
 from interlock.engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
 from interlock.engine.record.units import distinct_sizes
 
@@ -123,8 +124,11 @@ class BatchRunner:
             self._pressed = True
             predicted, room = self._foreseen(tokens, max(lengths)), max(0, self.instance.room())
             needs, free = distinct_sizes(predicted, room)
-            cause = f"too large for the free memory ({tokens:,} tokens: needs {needs}, {free} free)"
-            action = f"computed in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
+            cause = (
+                f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs "
+                f"{needs}, {free} free)"
+            )
+            action = f"computing in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
             self._mitigated(Rung.REPLAN, cause, action, self.instance, len(lengths), short, 0.0)
         return pieces
@@ -175,7 +179,7 @@ class BatchRunner:
         self._pressed = self._pressed or cause is Cause.MEMORY
         what, _, action = step.reason.partition("; ")
         if cause is Cause.NOT_FINITE:
-            what = f"a vector was refused: {short.message}"
+            what = f"invalid vector ({short.message})"
         self._mitigated(step.rung, what, action, instance, len(lengths), short, time.monotonic() - began)
         cuts = step.pieces(lengths, instance.encoder.padded)
         return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
@@ -207,7 +211,7 @@ class BatchRunner:
             case Rung.CPU:
                 instance = self._fallbacks.host(self._lengths(piece))
         if instance is None:
-            raise InterlockError(f"{self._cells.card.key} has nowhere to go from {piece.instance.device.name}")
+            raise InterlockError(f"{self._cells.card.key} has no device left after {piece.instance.device.name}")
         return instance
 
     def _grow_back(self, calm: bool) -> None:

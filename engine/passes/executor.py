@@ -52,7 +52,7 @@ class PassExecutor:
         while any(self._left):
             controls.apply_pending(emit)
             if controls.stop_requested:
-                raise Stopped("stopped by the operator between two batches; --resume continues")
+                raise Stopped("stopped by the operator between batches: --resume continues")
             self._free = self._rooms()
             now = self._next(controls.schedule, self._left, self._free)
             assert now is not None, "there are batches left"

@@ -154,30 +154,30 @@ def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
     """Fewer tokens while there is more than one row; then less of the model at a time; then another place."""
     allowed, tokens = evidence.allowed_tokens, evidence.tokens
     if _may_replan(effort) and evidence.rows > 1 and evidence.longest <= allowed < tokens:
-        action = f"now at most {allowed:,} of its {tokens:,} tokens at a time"
+        action = f"retrying with at most {allowed:,} of its {tokens:,} tokens at a time"
         return _step(Rung.REPLAN, action, effort, evidence, allowed)
     if _may_replan(effort) and allowed >= tokens and evidence.cause not in effort.again:
-        return _again("it should have fitted, so now the same once more", effort, evidence)
+        return _again("retrying unchanged, because it should have fitted", effort, evidence)
     if evidence.rows > 1:
-        return _step(Rung.SPLIT, "now each half by itself", effort, evidence)
+        return _step(Rung.SPLIT, "computing each half separately", effort, evidence)
     return _onward((Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
 
 
 def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
     """Alone, lest a row's overflow is its neighbour's; then once more as it is, unless being alone was that."""
     if evidence.rows > 1:
-        return _step(Rung.SPLIT, "now every row alone", effort, evidence, ALONE)
+        return _step(Rung.SPLIT, "computing every text alone", effort, evidence, ALONE)
     if _may_replan(effort) and evidence.cause not in effort.again:
-        return _again("now once more, alone", effort, evidence)
+        return _again("retrying alone", effort, evidence)
     return _onward((Rung.CPU,), effort, evidence, means)
 
 
 _ACTIONS = {
-    Rung.STREAM: "now with its layers streamed from the host",
-    Rung.SLICE_MLP: "now with the MLP in slices of the sequence",
-    Rung.RELOCATE: "now on another device",
-    Rung.CPU: "now on the CPU in float32",
-    Rung.PARK: "nothing is left to try",
+    Rung.STREAM: "streaming layers from the host",
+    Rung.SLICE_MLP: "computing the feed-forward in slices",
+    Rung.RELOCATE: "moving to another device",
+    Rung.CPU: "computing on the CPU in float32",
+    Rung.PARK: "nothing left to try",
 }
 
 
@@ -221,13 +221,13 @@ def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: i
 
 def _what_happened(evidence: Evidence) -> str:
     longest = f"{evidence.longest:,} tokens"
-    rows = f"1 row of {longest}" if evidence.rows == 1 else f"{evidence.rows:,} rows of at most {longest}"
+    texts = f"1 text, {longest}" if evidence.rows == 1 else f"{evidence.rows:,} texts, at most {longest} each"
     match evidence.cause:
         case Cause.MEMORY:
             needs, free = distinct_sizes(evidence.predicted, evidence.room)
             what = "too large for the free memory" if evidence.foreseen else "out of memory"
-            return f"{what} ({rows}: needs {needs}, {free} free)"
+            return f"{what} ({texts}: needs {needs}, {free} free)"
         case Cause.LOST:
-            return f"the device was lost under {rows}"
+            return f"device lost ({texts})"
         case Cause.NOT_FINITE:
-            return f"{rows} came out zero or not finite"
+            return f"vectors zero or not finite ({texts})"

@@ -103,7 +103,7 @@ class ResidentModel:
         devices = list({device.name: device for device in devices}.values())
         devices = self._still_roomy(devices)
         if not devices:
-            self._load_on_host(f"no room is left on {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"does not fit on {', '.join(self._assignment.devices)}")
             return
         self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._assignment.streamed)
         if devices[0] is context.host:
@@ -113,7 +113,7 @@ class ResidentModel:
         self._stack.callback(context.masters.give_back, cells.card, master)
         self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
         if not self.instances:
-            self._load_on_host(f"it could not be attached to {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"could not be attached to {', '.join(self._assignment.devices)}")
 
     def runners(self) -> list[BatchRunner]:
         """What computes the queue, on each device where the model is loaded."""
@@ -128,10 +128,8 @@ class ResidentModel:
     def report_lost(self, device: Device, reason: str) -> None:
         """A device of this assignment was lost in the middle of it."""
         if device.name in self._assignment.devices:
-            action = "what it had not committed is computed on what is left"
-            self._mitigated(
-                Rung.RELOCATE, f"{device.name} was lost: {reason}", action, device, None, self.queue.returned
-            )
+            action = "recomputing its uncommitted batches elsewhere"
+            self._mitigated(Rung.RELOCATE, f"{device.name} lost: {reason}", action, device, None, self.queue.returned)
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
         """A device was lost under a piece that had come there from another one."""
@@ -168,7 +166,7 @@ class ResidentModel:
             return list(devices)  # the lease says what it lacks
         for device in short:
             needs, free = distinct_sizes(needed[device.name], max(0, room[device.name]))
-            action = f"{device.name} is left out of this lease"
+            action = f"leaving {device.name} out of this lease"
             self._mitigated(Rung.RELOCATE, f"needs {needs}, {free} free on {device.name}", action, device, None)
         return [device for device in devices if device not in short]
 
@@ -177,8 +175,10 @@ class ResidentModel:
         instance = self._on_host(self._whole(self._context.host)) if self.host_possible() else None
         if instance is None:
             key = self._cells.card.key
-            raise UnavailableError(f"{key}: {cause}, and not on the CPU: free memory, or leave it out of --roster")
-        self._mitigated(Rung.CPU, cause, "computed on the CPU in float32", instance.device, None)
+            raise UnavailableError(
+                f"{key} {cause}, and CPU fallback is off or short of memory: free memory, or drop it from --roster"
+            )
+        self._mitigated(Rung.CPU, cause, "computing on the CPU in float32", instance.device, None)
         self.instances = [instance]
 
     def _whole(self, device: Device) -> _Work:
@@ -250,17 +250,17 @@ class ResidentModel:
         began, message = time.monotonic(), ""
         for streamed in [self._assignment.streamed] * TRIES + [True]:
             if streamed and not self._may_stream(device):
-                message = message or f"no room is left on {device.name}"
+                message = message or f"no memory left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
             if attached:
                 if message:
                     rung = Rung.REPLAN if streamed == self._assignment.streamed else Rung.STREAM
-                    action = "attached at the next try" if rung is Rung.REPLAN else "its layers are streamed instead"
+                    action = "attached on retry" if rung is Rung.REPLAN else "streaming its layers instead"
                     self._mitigated(rung, message, action, device, began)
                 return self._ready(device, attached, self.lease, time.monotonic() - began, warm)
             message = failure
-        self._mitigated(Rung.RELOCATE, message, f"{device.name} is left out of this lease", device, began)
+        self._mitigated(Rung.RELOCATE, message, f"leaving {device.name} out of this lease", device, began)
         return None
 
     def _may_stream(self, device: Device) -> bool:

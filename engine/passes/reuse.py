@@ -47,7 +47,7 @@ def check(run: Path) -> Earlier:
     directory = RunDirectory(run)
     with _damage_of(directory.path / RUN):
         if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
-            raise UsageError(f"--reuse {run} is not a run directory with vectors in it")
+            raise UsageError(f"--reuse {run}: not a run directory with vectors")
     state = RunState()
     with _damage_of(directory.journal):
         for entry in journal.read(directory.journal):
@@ -71,8 +71,8 @@ def take_over(
     for rows, vectors in available(earlier, entry, digests, tell):
         if earlier and vectors.shape[1] != (dim := file.array.shape[1]):
             raise UsageError(
-                f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: "
-                "leave out --reuse"
+                f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: drop "
+                "--reuse"
             )
         file.put(rows, vectors)
         taken[rows] = True
@@ -165,14 +165,14 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
     """The rows of each batch of an earlier run's pass, once they are known to be those that its journal speaks of."""
     if not path.exists():
         raise UsageError(
-            f"{path} is missing, without which the vectors of {earlier.directory.path} cannot be checked (runs of "
-            "older versions lack it until they are resumed): leave out --reuse, or reuse another run"
+            f"cannot check the vectors of {earlier.directory.path} without {path} (older versions lack it "
+            "until resumed): drop --reuse, or reuse another run"
         )
     with _damage_of(path):
         with atomic.opened(path) as handle:
             order = np.lib.format.read_array(handle)
         if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
-            raise ValueError(f"it holds {order.dtype} {order.shape}, not a row order")
+            raise ValueError(f"found {order.dtype} {order.shape}, expected a row order")
         rows = np.where(order < 0, ~order, order).astype(np.int64)
         batches = np.split(rows, np.flatnonzero(order < 0)[1:])
         for collection in earlier.state.collections.values():
@@ -180,7 +180,7 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
             if share and share.batches:
                 told = batches[share.first_batch : share.first_batch + share.batches]
                 if digest_of(told) != earlier.state.plans[model_pass, collection.name]:
-                    raise ValueError("its rows differ from the journal's")
+                    raise ValueError("rows differ from the journal's")
     return batches
 
 
@@ -188,16 +188,16 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
     """What the rows of an earlier run's vectors are the vectors of, as its journal knows them."""
     if not state.texts_digest:
         raise UsageError(
-            f"the journal of {earlier.path} does not say which texts it has (those of older versions do "
-            "not until they are resumed): leave out --reuse, or reuse another run"
+            f"the journal of {earlier.path} does not list its texts (older versions do not until resumed): "
+            "drop --reuse, or reuse another run"
         )
     with _damage_of(earlier.digests), atomic.opened(earlier.digests) as handle:
         found = np.lib.format.read_array(handle)
         if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
-            raise ValueError(f"it holds {found.dtype} {found.shape}, not {DIGEST.itemsize} bytes a text")
+            raise ValueError(f"found {found.dtype} {found.shape}, expected {DIGEST.itemsize} bytes per text")
         digests: Digests = np.ascontiguousarray(found).reshape(-1).view(DIGEST)
         if digest_of_texts(digests) != state.texts_digest:
-            raise ValueError("its texts differ from the journal's")
+            raise ValueError("texts differ from the journal's")
         return digests
 
 
@@ -206,7 +206,7 @@ def _load(path: Path, texts: int, least: int) -> Vectors:
     with _damage_of(path):
         dtype, shape, _ = header_of(path)
         if dtype != np.float32 or len(shape) != 2 or shape[0] != texts or shape[1] < least:
-            raise ValueError(f"it holds {dtype} {shape}, the run has {texts} texts of {least} dimensions")
+            raise ValueError(f"found {dtype} {shape}, expected {texts:,} texts of {least} dimensions")
         vectors: Vectors = np.lib.format.open_memmap(path, mode="r")
         return vectors
 
@@ -219,10 +219,10 @@ def _damage_of(path: Path) -> Iterator[None]:
     except UsageError:
         raise
     except OSError as error:
-        what = f"cannot be read ({error.strerror or error}): mend that"
-        raise UsageError(f"{path} {what}, leave out --reuse, or reuse another run") from error
+        what = f"cannot be read ({error.strerror or error}): fix the cause"
+        raise UsageError(f"{path} {what}, drop --reuse, or reuse another run") from error
     except (InterlockError, *NOT_AN_ARRAY) as error:
-        raise UsageError(f"{path} is damaged ({error}): leave out --reuse, or reuse another run") from error
+        raise UsageError(f"{path} is damaged ({error}): drop --reuse, or reuse another run") from error
 
 
 def _are_unit(window: Vectors) -> Mask:

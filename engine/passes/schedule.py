@@ -163,9 +163,9 @@ def _refusal(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> str:
     gpus = [place for place in usable if _is_gpu(place)]
     hosts = [place for place in usable if not _is_gpu(place)]
     on_gpu = _lack(need.whole, need.streamed, gpus) if gpus else "has no GPU"
-    on_host = _lack(need.host, 0, hosts) if hosts else "may not go to the CPU"
-    lacks = on_host if hosts and not gpus else f"{on_gpu} and {on_host}"
-    return f"{need.model} {lacks}: raise --ceiling, free memory, or leave it out of --roster"
+    on_host = _lack(need.host, 0, hosts) if hosts else "CPU fallback is off"
+    lacks = on_host if hosts and not gpus else f"{on_gpu}, and {on_host}"
+    return f"{need.model} {lacks}: raise --ceiling, free memory, or drop it from --roster"
 
 
 def _lack(size: int, streamed: int, places: Sequence[DeviceRoom]) -> str:

@@ -31,9 +31,9 @@ NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, Overflow
 def gate(vectors: Vectors, dim: int) -> dict[int, str]:
     """The places of rows that must not be written, with the reason. Raises InterlockError for a wrong dimension."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise InterlockError(f"the model gave vectors of shape {vectors.shape}, {dim} dimensions were planned")
-    reasons = {int(place): "its norm is zero" for place in np.flatnonzero(~vectors.any(axis=1))}
-    reasons |= {int(place): "it is not finite" for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
+        raise InterlockError(f"the model gave vectors of shape {vectors.shape}, expected {dim} dimensions")
+    reasons = {int(place): "zero vector" for place in np.flatnonzero(~vectors.any(axis=1))}
+    reasons |= {int(place): "not finite" for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
     return reasons
 
 
@@ -49,11 +49,11 @@ def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], 
     """
     with atomic.opened(path) as handle:
         if np.lib.format.read_magic(handle) != (1, 0):
-            raise ValueError("it is of another version of the format")
+            raise ValueError("another version of the format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
         size = handle.tell() + math.prod(shape) * dtype.itemsize
         if fortran or dtype.hasobject or (whole and os.fstat(handle.fileno()).st_size < size):
-            raise ValueError("it is not as long as its header says" if whole else "its header is not ours")
+            raise ValueError("shorter than its header says" if whole else "unexpected header")
     return dtype, shape, size
 
 
@@ -68,15 +68,13 @@ class VectorFile:
         try:
             dtype, shape, size = header_of(path, whole=False)
             if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
-                raise InterlockError(f"{path} holds {shape} vectors of {dtype}, the run has {(texts, dim)}")
+                raise InterlockError(f"{path} has {shape} vectors of {dtype}, expected {(texts, dim)}")
             atomic.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
             self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
         except NOT_AN_ARRAY as error:
-            raise InterlockError(
-                f"{path} is damaged ({error}): remove it and --resume, which computes it anew"
-            ) from error
+            raise InterlockError(f"{path} is damaged ({error}): delete it and --resume, which recomputes it") from error
         except OSError as error:
-            raise InterlockError(f"{path} cannot be opened: {error.strerror or error}; {_advice(error)}") from error
+            raise InterlockError(f"cannot open {path}: {error.strerror or error}; {_advice(error)}") from error
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
         """Write the vectors of `rows`; the CRC-32 of their bytes."""
@@ -97,8 +95,8 @@ class VectorFile:
 def _advice(error: OSError) -> str:
     """What to do about a file that is there and cannot be opened."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "raise the limit of open files (ulimit -n) and --resume"
-    return "mend that and --resume"
+        return "raise the open file limit (ulimit -n) and --resume"
+    return "fix the cause and --resume"
 
 
 def _create(path: Path, texts: int, dim: int) -> None:

@@ -134,11 +134,11 @@ class DeliveredVectors:
         try:
             column: list[str] = pq.read_table(self.points, columns=[name])[name].to_pylist()
         except FileNotFoundError:
-            raise UsageError(f'{self.points} is not there: ids need a run with "parquet" in its exports') from None
+            raise UsageError(f'{self.points} does not exist: ids need "parquet" in the run\'s exports') from None
         except (OSError, pa.ArrowException) as error:
-            raise InterlockError(f"{self.points} cannot be read ({error})") from error
+            raise InterlockError(f"cannot read {self.points} ({error})") from error
         if len(column) != len(self.array):
-            raise InterlockError(f"{self.points} holds {len(column):,} rows, the vectors {len(self.array):,}")
+            raise InterlockError(f"{self.points} has {len(column):,} rows, the vectors {len(self.array):,}")
         return column
 
 
@@ -165,7 +165,7 @@ class RecordedRun:
             for entry in self.events():
                 fold(state, entry)
         if state.started is None:
-            raise UsageError(f"{self.path / JOURNAL} holds no whole entry: the run has not begun")
+            raise UsageError(f"{self.path / JOURNAL} has no entry yet: the run has not started")
         return summarise(state)
 
     def events(self) -> Iterator[Entry]:
@@ -182,23 +182,23 @@ class RecordedRun:
         found = self._collection(collection)
         made = {Path(each.path).stem: each for each in found.exports if each.path.endswith(".npy")}
         if model not in made:
-            there = f"there are: {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
-            raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}; {there}")
+            there = f"available {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
+            raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}: {there}")
         directory = RunDirectory(self.path).exports(collection)
         path = directory / f"{model}.npy"
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise InterlockError(f"{path} cannot be read ({error}); --resume of the run writes it anew") from error
+            raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
         if array.ndim != 2 or len(array) != made[model].rows or array.dtype != np.float32:
-            raise InterlockError(f"{path} holds {array.dtype} {array.shape}, not {made[model].rows:,} vectors")
+            raise InterlockError(f"{path} has {array.dtype} {array.shape}, expected {made[model].rows:,} vectors")
         return DeliveredVectors(collection, model, array, directory / "points.parquet")
 
     def _collection(self, name: str) -> "CollectionSummary":
         collections = {each.name: each for each in self.summary.collections}
         if name not in collections:
             there = ", ".join(collections) or "none yet"
-            raise UsageError(f"run {self.id} has no collection {name!r}; there are: {there}")
+            raise UsageError(f"run {self.id} has no collection {name!r}: available {there}")
         return collections[name]
 
     def __repr__(self) -> str:
@@ -263,10 +263,10 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
     why = f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}"
     if code == ExitCode.MITIGATED:
-        why = f"run {run.id} completed with mitigations, which Settings(strict=True) takes for a failure"
+        why = f"run {run.id} needed mitigations, a failure under Settings(strict=True)"
     if summary.status == "stopped":
-        kind, why = Stopped, f"run {run.id} was stopped; Settings(run_id={run.id!r}, resume=True) continues it"
-    error = kind(f"{why}; open_run({str(run.path)!r}) has what was done")
+        kind, why = Stopped, f"run {run.id} was stopped: continue it with Settings(run_id={run.id!r}, resume=True)"
+    error = kind(f"{why}: open_run({str(run.path)!r}) has what was done")
     error.exit_code = code
     return error
 
@@ -333,5 +333,5 @@ def _store_of(store: RecordedRun | AnyPath) -> Path:
         return Path(store).expanduser()
     written = store.summary.configuration["qdrant"].value
     if not written:
-        raise UsageError(f"run {store.id} wrote no store: give it Settings(qdrant=...)")
+        raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
     return Path(str(written))

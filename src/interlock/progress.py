@@ -87,7 +87,7 @@ def _kept_up(show: Show) -> Show:
         except Exception as error:
             failed = True
             warnings.warn(
-                f"progress is no longer shown ({type(error).__name__}: {error}); the run goes on", stacklevel=2
+                f"progress display stopped ({type(error).__name__}: {error}); the run continues", stacklevel=2
             )
 
     return shown
