@@ -126,14 +126,14 @@ def test_a_file_cut_short_is_refused_when_its_vectors_are_asked_for(run, tmp_pat
     copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
     file = copy.path / "exports" / "Docs, all" / "fused.npy"
     file.write_bytes(file.read_bytes()[:500])
-    with pytest.raises(interlock.InterlockError, match="cannot be read"):
+    with pytest.raises(interlock.InterlockError, match=r"cannot read .*fused\.npy"):
         copy.vectors("Docs, all")
 
 
 def test_ids_need_the_parquet_file(run, tmp_path):
     copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
     (copy.path / "exports" / "Docs, all" / "points.parquet").unlink()
-    with pytest.raises(interlock.UsageError, match='"parquet" in its exports'):
+    with pytest.raises(interlock.UsageError, match=r"in the run.s exports"):
         _ = copy.vectors("Docs, all").ids
 
 
@@ -208,7 +208,7 @@ def test_a_run_with_mitigations_raises_under_strict_and_can_be_opened(place, tin
     settings = interlock.Settings(
         roster=[tiny_a], out=place / "runs", run_id="strict", devices="sim:T4", faults=["oom:9"], strict=True
     )
-    with pytest.raises(interlock.InterlockError, match="run strict completed with mitigations") as raised:
+    with pytest.raises(interlock.InterlockError, match="run strict needed mitigations") as raised:
         interlock.embed(place / "in", settings, progress="none")
     assert raised.value.exit_code == interlock.ExitCode.MITIGATED
     assert interlock.open_run("strict", out=place / "runs").summary.collections[0].mitigations
@@ -246,7 +246,7 @@ def test_an_interrupt_stops_after_the_batch_and_the_same_cell_resumes(tmp_path, 
         env=environment(), capture_output=True, text=True,
     )  # fmt: skip
     stopped, resumed = done.stdout.splitlines()
-    assert stopped.startswith("130 run r was stopped; Settings(run_id='r', resume=True) continues it"), done.stderr
+    assert stopped.startswith("130 run r was stopped: continue it with Settings(run_id='r', resume=True)"), done.stderr
     assert resumed == "completed 2"
 
 
@@ -320,7 +320,7 @@ def test_progress_that_cannot_be_shown_does_not_end_the_run(small, monkeypatch):
     monkeypatch.setattr(sys, "stderr", TerminalText())
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("rich.live.Live.update", lambda *_, **__: 1 / 0)
-    with pytest.warns(UserWarning, match="progress is no longer shown .*; the run goes on"):
+    with pytest.warns(UserWarning, match="progress display stopped .*; the run continues"):
         run = small()
     assert run.summary.status == "completed"
 

@@ -75,7 +75,7 @@ def test_GIVEN_a_missing_collection_WHEN_read_THEN_those_there_are_named(tmp_pat
     for name in ("b", "a"):
         open_store(tmp_path, name=name).close()
     assert collections(tmp_path) == ["a", "b"]
-    with pytest.raises(UsageError, match="it holds: a, b"):
+    with pytest.raises(UsageError, match="available a, b"):
         Store.open_for_read(tmp_path, "docs")
 
 
