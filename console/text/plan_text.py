@@ -15,7 +15,7 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "dtype": lambda _, each: each.layout.card.dtype,
     "dim": lambda _, each: str(each.layout.card.dim),
     "batches": lambda _, each: f"{each.batches:,}",
-    "rows": lambda _, each: f"{each.rows:,}",
+    "texts": lambda _, each: f"{each.rows:,}",
     "reused": lambda _, each: f"{sum(share.reused for share in each.layout.shares):,}",
     "tokens": lambda _, each: f"{each.tokens:,}",
     "truncated": lambda _, each: f"{each.truncated:,}",
@@ -45,9 +45,9 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     passes = [[PASSES[name](number, each) for name in columns] for number, each in enumerate(seen.passes, 1)]
     titles = {"on": f"of {human_bytes(seen.budget_bytes)} on"}
     heads = [titles.get(name, name) for name in columns]
-    found = ["collection", "files", "chunks", "distinct", "duplicates", "refused", "Qdrant collection"]
+    found = ["collection", "files", "chunks", "texts", "duplicates", "refused", "Qdrant collection"]
     told = [render(found, collections), "", render(heads, passes), ""]
-    told.append(f"fused vectors: {seen.fused_dim or 'none, one named vector a model'}")
+    told.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
     if any(each.seconds is None for each in seen.passes):
-        told.append("time: known after a first run of a model on this kind of device")
+        told.append("time: unknown until each model has run once on this kind of device")
     return "\n".join(told)
