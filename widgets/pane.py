@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -44,6 +45,7 @@ class Pane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or None
         self._rows: list[Row] = []
+        self._titles = title, ""
 
     @property
     def inner_width(self) -> int:
@@ -54,6 +56,12 @@ class Pane(ScrollView, can_focus=True):
     def inner_height(self) -> int:
         """Lines that are visible at once."""
         return self.scrollable_content_region.height
+
+    def entitle(self, above: str = "", below: str = "") -> None:
+        """Write on the border, above and below; it is painted again, and all inside it, only where that changes."""
+        if (above, below) != self._titles:
+            self._titles = above, below
+            self.border_title, self.border_subtitle = Content(above), Content(below)
 
     def show(self, rows: Sequence[Row]) -> None:
         """Draw these rows; lines that are as they were cost nothing."""

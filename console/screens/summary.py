@@ -10,7 +10,6 @@ from typing import ClassVar, cast
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Container
-from textual.content import Content
 from textual.screen import Screen
 
 from interlock.console.actions import VIEW, Action, actions_of, bindings_of, shown_keys
@@ -147,10 +146,10 @@ class SummaryScreen(Screen[None]):
     def _draw_detail(self) -> None:
         node, pane = self._outline.node, self._detail
         made = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
-        pane.border_title = Content(_ending(node.path, pane.inner_width - 4, "~" if self._ascii else "…"))
+        pane.entitle(_ending(node.path, pane.inner_width - 4, "~" if self._ascii else "…"))
         pane.show(made)
         pane.scroll_to(0, 0, animate=False)
-        self._tree.border_subtitle = Content(self._status())
+        self._tree.entitle(below=self._status())
 
     def _siblings(self) -> list[Node]:
         """The items of the list that the chosen field's object is in."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from interlock.console.summary.tables import Table, overview
 from interlock.console.text.columns import render
@@ -192,41 +192,20 @@ def _compared(document: Document, other: Document) -> Iterator[str]:
 
 def meaning(steps: tuple[Step, ...]) -> str:
     """What the schema says of a field; empty where it says nothing."""
-    schema = _schema()
-    place: object = schema
+    place = schema = _schema()
     for step in steps:
-        place = _below(schema, place, step)
-    found = place.get("description", "") if isinstance(place, dict) else ""
-    return " ".join(str(found).split())
-
-
-def _below(schema: Mapping[str, object], place: object, step: Step) -> object:
-    """The part of the schema for a child; references are followed, and of choices the one that is not null is taken."""
-    place = _followed(schema, place)
-    if isinstance(step, int):
-        return place.get("items", {})
-    fields = place.get("properties")
-    return fields[step] if isinstance(fields, dict) and step in fields else place.get("additionalProperties", {})
-
-
-def _followed(schema: Mapping[str, object], place: object) -> Mapping[str, object]:
-    if not isinstance(place, dict):
-        return {}
-    for choice in place.get("anyOf", []):
-        if choice.get("type") != "null":
-            return _followed(schema, choice)
-    if "$ref" in place:
-        named = schema["$defs"]
-        return named[place["$ref"].rpartition("/")[2]] if isinstance(named, dict) else {}
-    return place
+        chosen: dict[str, Any] = next((each for each in place.get("anyOf", [place]) if each.get("type") != "null"), {})
+        place = schema["$defs"][chosen["$ref"].rpartition("/")[2]] if "$ref" in chosen else chosen
+        below = place.get("items") if isinstance(step, int) else place.get("properties", {}).get(step)
+        place = below or place.get("additionalProperties") or {}
+    return " ".join(place.get("description", "").split()) if steps else ""
 
 
 @cache
-def _schema() -> Mapping[str, object]:
-    """Read as a file: the models it is generated from cost more to import than the viewer to start."""
+def _schema() -> dict[str, Any]:
+    """Read as a file: what it is generated from costs more to import than the viewer to start."""
     text = resources.files("interlock.engine.record").joinpath(f"summary-{VERSION}.schema.json").read_text()
-    found: Mapping[str, object] = json.loads(text)
-    return found
+    return dict(json.loads(text))
 
 
 def _list(value: object) -> list[object]:

@@ -1,20 +1,20 @@
 """The lists of a summary as tables: which columns, called what, in which form. Pure.
 
-What is missing is shown as `-`, and a column of nothing else is not shown. A list that is not known here gets the
-fields of its items as columns.
+The form of a cell comes of the name of its field. What is missing is shown as `-`, and a column of nothing else is not
+shown. A list that is not known here gets the fields of its items as columns.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from interlock.engine.record.units import duration, human_bytes
-from interlock.widgets.nodes import Step, written
+from interlock.widgets.nodes import MEMORY, Step, written
 
 NOTHING = "-"
 MOST = 1e15
 """A rate beyond it was damaged, not measured."""
 Item = Mapping[str, object]
-Form = Callable[[object], str]
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,39 @@ def _warnings(value: object, most: int | None) -> Table | None:
 
 def _table(name: str, items: Sequence[tuple[Item, str]], most: int | None) -> Table:
     shown = items[:most]
-    columns = COLUMNS.get(name) or _columns([item for item, _ in items[:50]])
-    heads, rows = tuple(columns), tuple(tuple(cell(item) for cell in columns.values()) for item, _ in shown)
-    if any(where for _, where in shown):
-        heads, rows = ("collection", *heads), tuple((where, *row) for (_, where), row in zip(shown, rows, strict=True))
+    known = [_column(each) for each in COLUMNS.get(name, "").split()]
+    columns = known or [(field, field) for field in dict.fromkeys(field for item, _ in items[:50] for field in item)]
+    heads = ["collection", *(head for head, _ in columns)]
+    rows = [[where or NOTHING, *(_cell(item, field) for _, field in columns)] for item, where in shown]
     kept = [place for place in range(len(heads)) if any(row[place] != NOTHING for row in rows)]
-    return Table(name, _chosen(heads, kept), tuple(_chosen(row, kept) for row in rows), len(items))
+    cells = tuple(tuple(row[place] for place in kept) for row in rows)
+    return Table(name, tuple(heads[place] for place in kept), cells, len(items))
 
 
-def _chosen(cells: tuple[str, ...], places: Sequence[int]) -> tuple[str, ...]:
-    return tuple(cells[place] for place in places)
+def _column(column: str) -> tuple[str, str]:
+    """The head and the field of `rows`, `dup=duplicates` or `cost_s=cost_seconds`, whose head has a blank."""
+    head, _, field = column.partition("=")
+    return (head.replace("_", " "), field) if field else (head, head)
 
 
-def _columns(items: Sequence[Item]) -> dict[str, Callable[[Item], str]]:
-    """The fields of items of a kind that is not known here."""
-    names = dict.fromkeys(name for item in items for name in item)
-    return {name: _field(name) for name in names}
+def _cell(item: Item, field: str) -> str:
+    made = MADE.get(field)
+    return made(item) if made and field not in item else _form(field, item.get(field))
 
 
-def _field(name: str, form: "Form | None" = None) -> Callable[[Item], str]:
-    return lambda item: (form or _text)(item.get(name))
+def _form(field: str, value: object) -> str:
+    """A value as people read it, by the name of its field."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _text(value)
+    if field == "rows_per_second":
+        return f"{value:,.1f}" if abs(value) < MOST else "?"
+    if field.endswith("seconds"):  # short times to the tenth, longer ones as a clock shows them
+        return f"{value:.1f}" if 0 <= value < 60 else duration(value)
+    if isinstance(value, float):
+        return _text(value)
+    if re.search(r"(^|_)bytes$", field) or field in MEMORY:
+        return human_bytes(value)
+    return f"{value + (field in COUNTED):,}"
 
 
 def _text(value: object) -> str:
@@ -103,56 +116,22 @@ def _text(value: object) -> str:
     return written(value)
 
 
-def _count(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _text(value)
-
-
-def _bytes(value: object) -> str:
-    return human_bytes(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
-
-
-def _seconds(value: object) -> str:
-    """Short times to the tenth, longer ones as a clock shows them."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return _text(value)
-    return f"{value:.1f}" if 0 <= value < 60 else duration(value)
-
-
-def _rate(value: object) -> str:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return _text(value)
-    return f"{value:,.1f}" if abs(value) < MOST else "?"
-
-
-def _pass(item: Item) -> str:
-    """Passes are counted from 1 for people."""
-    number = item.get("model_pass")
-    return str(number + 1) if isinstance(number, int) else _text(number)
-
-
-def _batch(item: Item) -> str:
-    """Batches too."""
-    index = item.get("batch_index")
-    return str(index + 1) if isinstance(index, int) else _text(index)
-
-
 def _size(name: str) -> Callable[[Item], str]:
     return lambda item: f"{len(_list(item.get(name))):,}"
 
 
-def _verified(item: Item) -> str:
-    found = item.get("verification")
-    return _text(found.get("ok")) if isinstance(found, dict) else NOTHING
+def _occupied(moment: str) -> Callable[[Item], str]:
+    return lambda item: _form("occupied", _get(item.get(moment), "occupied"))
 
 
-def _receipts(item: Item, *names: str) -> Iterator[int]:
-    """A number of each receipt of a lease."""
-    for each in _list(item.get("receipts")):
-        found: object = each
-        for name in names:
-            found = _get(found, name)
-        if isinstance(found, int):
-            yield found
+def _most_occupied(lease: Item) -> str:
+    peaks = [_get(_get(each, "peak"), "occupied") for each in _list(lease.get("receipts"))]
+    return _form("occupied", max((peak for peak in peaks if isinstance(peak, int)), default=None))
+
+
+def _left_behind(lease: Item) -> str:
+    left = [_get(each, "residue_bytes") for each in _list(lease.get("receipts"))]
+    return _form("bytes", sum(each for each in left if isinstance(each, int)) if left else None)
 
 
 def _get(value: object, name: str) -> object:
@@ -161,10 +140,6 @@ def _get(value: object, name: str) -> object:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
-
-
-def _occupied(moment: str) -> Callable[[Item], str]:
-    return lambda item: _bytes(_get(item.get(moment), "occupied"))
 
 
 SHARED = ("leases", "cache")
@@ -184,118 +159,36 @@ OVERVIEW = (
     "controls",
     "warnings",
 )
-COLUMNS: Mapping[str, Mapping[str, Callable[[Item], str]]] = {
-    "collections": {
-        "collection": _field("name"),
-        "status": _field("status"),
-        "files": _field("files", _count),
-        "chunks": _field("chunks", _count),
-        "dup": _field("duplicates", _count),
-        "refused": _field("refused", _count),
-        "passes": _size("passes"),
-        "mitig": _size("mitigations"),
-        "verified": _verified,
-        "reason": _field("reason"),
-    },
-    "passes": {
-        "pass": _pass,
-        "model": _field("model"),
-        "status": _field("status"),
-        "batches": _field("batches", _count),
-        "rows": _field("rows", _count),
-        "reused": _field("rows_reused", _count),
-        "tokens": _field("tokens", _count),
-        "seconds": _field("seconds", _seconds),
-        "rows/s": _field("rows_per_second", _rate),
-        "device": _field("device"),
-        "truncated": _field("truncated_rows", _count),
-        "dtype": _field("dtype"),
-        "weight": _field("weight"),
-        "reason": _field("reason"),
-    },
-    "leases": {
-        "lease": _field("lease"),
-        "pass": _pass,
-        "model": _field("model"),
-        "devices": _field("devices"),
-        "held": _field("held_seconds", _seconds),
-        "peak": lambda item: _bytes(max(_receipts(item, "peak", "occupied"), default=None)),
-        "budget": _field("budget_bytes", _bytes),
-        "residue": lambda item: _bytes(sum(_receipts(item, "residue_bytes")) if item.get("receipts") else None),
-        "predicted": _field("predicted_bytes", _bytes),
-        "weights": _field("weights_bytes", _bytes),
-        "attach": _field("attach_seconds", _seconds),
-        "streamed": _field("streamed"),
-        "warm": _field("warm"),
-        "schedule": _field("schedule"),
-    },
-    "receipts": {
-        "device": _field("device"),
-        "before": _occupied("before"),
-        "peak": _occupied("peak"),
-        "after": _occupied("after"),
-        "residue": _field("residue_bytes", _bytes),
-        "retries": _field("retries", _count),
-        "lost": _field("lost"),
-    },
-    "mitigations": {
-        "pass": _pass,
-        "batch": _batch,
-        "rung": _field("rung"),
-        "device": _field("device"),
-        "cause": _field("cause"),
-        "action": _field("action"),
-        "rows": _field("rows", _count),
-        "cost s": _field("cost_seconds", _seconds),
-    },
-    "exports": {
-        "path": _field("path"),
-        "rows": _field("rows", _count),
-        "bytes": _field("bytes", _bytes),
-        "sha256": _field("sha256"),
-    },
-    "refusals": {"file": _field("file"), "record": _field("record"), "reason": _field("reason")},
-    "verification": {
-        "store": _field("store"),
-        "ok": _field("ok"),
-        "points": _field("points", _count),
-        "expected": _field("expected", _count),
-        "stale": _field("stale", _count),
-        "sampled": _field("sampled", _count),
-        "worst cosine": _field("worst_cosine"),
-        "detail": _field("detail"),
-    },
-    "parked": {"pass": _pass, "model": _field("model"), "row": _field("row"), "reason": _field("reason")},
-    "cache": {
-        "model": _field("model"),
-        "outcome": _field("outcome"),
-        "bytes": _field("bytes", _bytes),
-        "seconds": _field("seconds", _seconds),
-        "retries": _field("retries", _count),
-        "source": _field("source"),
-        "commit": _field("commit"),
-    },
-    "devices": {
-        "device": _field("name"),
-        "label": _field("label"),
-        "total": _field("total_bytes", _bytes),
-        "ceiling": _field("ceiling_bytes", _bytes),
-        "peak": _field("peak_occupied_bytes", _bytes),
-        "lost": _field("lost"),
-    },
-    "residues": {
-        "lease": _field("lease"),
-        "device": _field("device"),
-        "bytes": _field("bytes", _bytes),
-        "left": _field("left_bytes", _bytes),
-        "action": _field("action"),
-    },
-    "calibrations": {
-        "pass": _pass,
-        "device": _field("device"),
-        "batches": _field("batches", _count),
-        "scale": _field("scale"),
-        "margin": _field("margin"),
-        "worst": _field("worst"),
-    },
+COUNTED = ("model_pass", "batch_index")
+"""Places that are counted from 1 for people."""
+MADE: Mapping[str, Callable[[Item], str]] = {
+    "passes.count": _size("passes"),
+    "mitigations.count": _size("mitigations"),
+    "verification.ok": lambda item: _text(_get(item.get("verification"), "ok")),
+    "receipts.peak": _most_occupied,
+    "receipts.residue": _left_behind,
+    "before.occupied": _occupied("before"),
+    "peak.occupied": _occupied("peak"),
+    "after.occupied": _occupied("after"),
+}
+"""Columns that are no field of an item."""
+COLUMNS: Mapping[str, str] = {
+    "collections": "collection=name status files chunks dup=duplicates refused passes=passes.count "
+    "mitig=mitigations.count verified=verification.ok reason",
+    "passes": "pass=model_pass model status batches rows reused=rows_reused tokens seconds rows/s=rows_per_second "
+    "device truncated=truncated_rows dtype weight reason",
+    "leases": "lease pass=model_pass model devices held=held_seconds peak=receipts.peak budget=budget_bytes "
+    "residue=receipts.residue predicted=predicted_bytes weights=weights_bytes attach=attach_seconds streamed warm "
+    "schedule",
+    "receipts": "device before=before.occupied peak=peak.occupied after=after.occupied residue=residue_bytes retries "
+    "lost",
+    "mitigations": "pass=model_pass batch=batch_index rung device cause action rows cost_s=cost_seconds",
+    "exports": "path rows bytes sha256",
+    "refusals": "file record reason",
+    "verification": "store ok points expected stale sampled worst_cosine=worst_cosine detail",
+    "parked": "pass=model_pass model row reason",
+    "cache": "model outcome bytes seconds retries source commit",
+    "devices": "device=name label total=total_bytes ceiling=ceiling_bytes peak=peak_occupied_bytes lost",
+    "residues": "lease device bytes left=left_bytes action",
+    "calibrations": "pass=model_pass device batches scale margin worst",
 }
