@@ -5,9 +5,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 """
 
 import gc
-import importlib.metadata
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,55 +14,35 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from interlock.engine.config import FROM_RUN, Configuration, RunSettings, continued, recorded
+from interlock.engine.config import FROM_RUN, Configuration, RunSettings, continued
+from interlock.engine.continuing import Continuation
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
-from interlock.engine.gpu.devices import describe_host
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts
+from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
-from interlock.engine.intake.tokens import TokenStore
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters, hydrated_for
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.opening import announce, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor, completed
-from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.resident import RunContext
-from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.vectors import VectorFile, lost
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
-from interlock.engine.record.counting import several
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
-
-PACKAGES = (
-    "torch",
-    "transformers",
-    "sentence-transformers",
-    "tokenizers",
-    "numpy",
-    "qdrant-edge-py",
-    "pyarrow",
-)
-
-
-def _schedule(settings: RunSettings) -> Schedule:
-    """What the flags ask for."""
-    if not settings.exclusive:
-        return Schedule.SHARED
-    return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
 
 
 @contextmanager
@@ -107,17 +85,18 @@ class Run:
             self._configuration = continued(begun.kept, configuration) if begun else configuration
             self.settings = self._configuration.settings
             _refuse(self.settings, chunks)
-            controls.begin(_schedule(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
+            controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
             self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
             self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
             self._collections = discover(chunks, self.settings.collections)
             self._devices = self._choose_devices()
-            self._earlier = reuse.check(self.settings.reuse) if self.settings.reuse else None
+            source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
             self.recorder = Recorder(self._journal, self._devices[0].kind)
             self._fresh = not there and self.recorder.first == 0
             undo.callback(self._leave_no_trace)
+            self._earlier = Continuation(self.recorder, self.directory, self.settings, source)
             self._emit = self.recorder.emit
             leases_before = self.recorder.look(lambda state: len(state.leases))
             self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
@@ -189,16 +168,17 @@ class Run:
         settings = self.settings
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
-        self._announce()
+        announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._passed_over)
         policy = Policy(settings.offline, settings.refresh_models)
         cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)
         corpus, stores = read_and_tokenise(
             self._collections, tokenisings(cards), scratch, self._emit, lambda: self.controls.stop_requested
         )
-        self._bind(roster, corpus, threads)
-        grid = [self._plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
-        done = [self._survived(cells) for cells in grid]
+        self._journal.sync()  # what the run is tied to is never there without what began it
+        self._earlier.bind(self._inputs(roster, corpus, threads), corpus)
+        grid = [self._earlier.plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
+        done = [self._earlier.survived(cells) for cells in grid]
         executor = PassExecutor(grid, done, self._weights, self._context())
         executor.check()
         self._check_store(roster)
@@ -207,70 +187,11 @@ class Run:
         with Sampler(self._devices, self._sampled), _imports_left_alone():
             executor.run()
         for cells in grid:
-            self._check_vectors(cells)
+            self._earlier.check(cells)
         self._complete_without_a_turn(grid)
         for rows in corpus.rows:
             self._close_collection(rows, corpus, grid, roster)
         return self.recorder.look(verdict.of_run)
-
-    def _announce(self) -> None:
-        versions = {name: importlib.metadata.version(name) for name in ("interlock", *PACKAGES)}
-        versions["python"] = platform.python_version()
-        begun = self.recorder.look(lambda state: dict(state.versions) if state.started else None)
-        if begun is None:
-            self._emit(self._started(versions))
-            self._emit(self._found())
-            self._warn(self._passed_over)
-            return
-        started = self._started(versions)
-        before = self.recorder.look(lambda state: state.started.config if state.started else {})
-        self._emit(
-            ev.RunResumed(
-                versions=versions,
-                chunks=started.chunks,
-                config=started.config,
-                environment=started.environment,
-                schedule=started.schedule,
-                run_id=self.directory.id,
-                committed=self.recorder.look(lambda state: sum(len(done) for done in state.committed.values())),
-            )
-        )
-        self._emit(self._found())
-        self._warn(self._passed_over)
-        for name in sorted(name for name in versions if begun.get(name) != versions[name]):
-            self._warn([f"{name} was {begun.get(name)}, is now {versions[name]}: the last bits of vectors may differ"])
-        for name in ("devices", "ceiling"):
-            was, now = before.get(name), started.config[name]
-            if was and was.value != now.value and now.origin != FROM_RUN:
-                self._warn([f"{name} was {was.value}, is now {now.value} ({now.origin})"])
-
-    def _warn(self, messages: Sequence[str]) -> None:
-        for message in messages:
-            self._emit(ev.Warned(message=message))
-
-    def _found(self) -> ev.DevicesFound:
-        facts = [
-            ev.DeviceFacts(
-                name=device.name,
-                kind=device.kind,
-                label=device.label,
-                total_bytes=device.total,
-                ceiling_bytes=min(device.total, self.settings.ceiling),
-            )
-            for device in self._devices
-        ]
-        return ev.DevicesFound(devices=facts)
-
-    def _started(self, versions: Mapping[str, str]) -> ev.RunStarted:
-        return ev.RunStarted(
-            run_id=self.directory.id,
-            chunks=str(self._chunks),
-            config=recorded(self._configuration),
-            fusion=self.settings.fusion,
-            schedule=_schedule(self.settings),
-            versions=dict(versions),
-            environment=describe_host(self._devices),
-        )
 
     def _roster(self, cards: list[ModelCard]) -> list[ev.RosterEntry]:
         """The resolved roster, once it is known that its vectors can be fused."""
@@ -289,9 +210,9 @@ class Run:
             self._emit(ev.Warned(message=message))
         return roster
 
-    def _bind(self, roster: list[ev.RosterEntry], corpus: Corpus, threads: int) -> None:
-        """Tie the run to its inputs, or refuse to continue it with others."""
-        inputs = {
+    def _inputs(self, roster: list[ev.RosterEntry], corpus: Corpus, threads: int) -> dict[str, object]:
+        """What the run is tied to."""
+        return {
             "schema_version": "1",
             "chunks": str(self._chunks.resolve()),
             "fusion": self.settings.fusion,
@@ -299,93 +220,6 @@ class Run:
             "roster": [as_input(entry) for entry in roster],
             "files": corpus.fingerprint(),
         }
-        self._journal.sync()  # what is bound is never there without what began it
-        rundir.bind(self.directory, inputs)
-        if digest_of_texts(corpus.digests) != self.recorder.look(lambda state: state.texts_digest):
-            raise UsageError(
-                f"run {self.directory.id} was started with other texts, though its files are the same: start a "
-                f"new run with --reuse {self.directory.path}"
-            )
-        with atomic.replacing(self.directory.digests) as partial, partial.open("wb") as handle:
-            np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
-
-    def _plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
-        """The cells of one pass, without what is taken over from an earlier run."""
-        path = self.directory.vectors(model_pass, card.key)
-        kept, begun = self.recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
-        if kept and not path.exists():
-            raise self._not_reused(kept, kept.rows)
-        file = VectorFile(path, len(corpus.digests), card.dim)
-        if kept and (damaged := reuse.damaged(kept, file)):
-            raise self._not_reused(kept, damaged)
-        if not kept and all(planned != model_pass for planned, _ in begun):
-            kept = self._take_over(model_pass, corpus, file)
-        layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
-        if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.shares):
-            raise UsageError(
-                f"run {self.directory.id} was planned by another version of interlock: start a new run with "
-                f"--reuse {self.directory.path}"
-            )
-        reuse.keep_order(path, layout.batches)
-        for share in layout.shares:
-            self._emit(share)
-            self._warn_of_truncation(share, card)
-        return Cells(model_pass, layout, tokens, file)
-
-    def _warn_of_truncation(self, share: ev.PassPlanned, card: ModelCard) -> None:
-        """Say once in a run what a model does not see of a collection."""
-        if not share.truncated:
-            return
-        exceed, are = ("exceeds", "is") if share.truncated == 1 else ("exceed", "are")
-        message = (
-            f"{card.key}: {share.truncated:,} of {several(share.rows + share.reused, 'text')} of "
-            f"{share.collection} {exceed} its limit of {card.max_tokens:,} tokens and {are} truncated "
-            f"({several(share.truncated_tokens, 'token')} not embedded)"
-        )
-        if message not in self.recorder.look(lambda state: state.collections[share.collection].warnings):
-            self._emit(ev.Warned(message=message, collection=share.collection))
-
-    def _take_over(self, model_pass: int, corpus: Corpus, file: VectorFile) -> ev.RowsReused | None:
-        """What an earlier run has of one pass, told with its checksums; and what is damaged there."""
-        entry, damaged = self.directory.inputs()["roster"][model_pass], list[int]()
-        found = reuse.take_over(self._earlier, entry, model_pass, corpus.digests, file, damaged.append)
-        if found:
-            self._emit(found)
-        if damaged:
-            message = (
-                f"--reuse {self.settings.reuse}: {several(sum(damaged), 'vector')} of {entry['model']} damaged there"
-            )
-            self._emit(ev.Warned(message=f"{message}, recomputing"))
-        return found
-
-    def _not_reused(self, kept: ev.RowsReused, damaged: int) -> UsageError:
-        """What was taken over cannot be computed by this run, whose plan is without it."""
-        return UsageError(
-            f"run {self.directory.id}: up to {damaged:,} of the {several(kept.rows, 'vector')} of "
-            f"{kept.model} reused from {kept.source} are damaged: start a new run with --reuse "
-            f"{self.directory.path} (intact vectors cost nothing)"
-        )
-
-    def _survived(self, cells: Cells) -> list[ev.BatchCommitted]:
-        """The batches that earlier sessions committed and whose vectors are still what was committed."""
-        committed = self._committed(cells)
-        gone = _lost(cells, committed)
-        if gone:
-            self._emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
-        missing = set(gone)
-        return [batch for batch in committed if batch.batch_index not in missing]
-
-    def _committed(self, cells: Cells) -> list[ev.BatchCommitted]:
-        return self.recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
-
-    def _check_vectors(self, cells: Cells) -> None:
-        """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
-        reused = self.recorder.look(lambda state: state.reused.get(cells.model_pass))
-        if _lost(cells, self._committed(cells)) or (reused and reuse.damaged(reused, cells.file)):
-            raise InterlockError(
-                f"the vectors of {cells.card.key} in {cells.file.path} changed after they were computed: check "
-                "for another writer, then --resume"
-            )
 
     def _context(self) -> RunContext:
         return RunContext(
@@ -406,7 +240,7 @@ class Run:
         closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
         for cells in grid:
             if cells.model_pass not in closed:
-                self._emit(completed(cells, self._weights[cells.model_pass], self._committed(cells)))
+                self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
 
     def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
@@ -459,9 +293,3 @@ class Run:
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
         return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED
-
-
-def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
-    """The batches whose vectors are not those that were committed."""
-    crcs = {batch.batch_index: batch.crc for batch in committed}
-    return lost(cells.file, [batch.rows for batch in cells.batches], crcs)
