@@ -1,5 +1,6 @@
 """Numbers and names as every pane says them: sizes, shares, paces, devices, and the one word for how a run stands."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -7,8 +8,14 @@ from itertools import islice
 from interlock.engine.record.snapshot import Snapshot
 
 GIB = 2**30
+NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
 RECENT = 10
 """Seconds over which a pace is told."""
+
+
+def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
+    """Which columns of a table hold numbers only, and stand to the right."""
+    return [bool(cells) and all(NUMBER.fullmatch(line[place]) for line in cells) for place in range(columns)]
 
 
 def gib(size: float) -> str:

@@ -3,16 +3,15 @@
 Pure. Columns that cannot be shown even so are left out from the right, and a last line names them.
 """
 
-import re
 from collections.abc import Sequence
 
 from interlock.engine.record.safe import safe
+from interlock.widgets.formats import numeric
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 
 GAP = 2
 LEAST_TEXT = 14
 """Cells that a column of texts keeps, where it needs as many."""
-NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
 
 
 def rows(
@@ -25,11 +24,11 @@ def rows(
 ) -> list[Row]:
     """The head and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
     shown = [[safe(cell) for cell in line] for line in cells]
-    numeric = [all(NUMBER.fullmatch(line[place]) for line in shown) for place in range(len(heads))]
+    right = numeric(shown, len(heads))
     needs = [max([width_of(heads[place]), *(width_of(line[place]) for line in shown)]) for place in range(len(heads))]
-    widths = _widths(needs, numeric, width)
-    made = [fitted([Span(_line(heads, widths, numeric, ascii), "title")], width, ascii=ascii)]
-    made += [fitted([Span(_line(line, widths, numeric, ascii))], width, ascii=ascii) for line in shown]
+    widths = _widths(needs, right, width)
+    made = [fitted([Span(_line(heads, widths, right, ascii), "title")], width, ascii=ascii)]
+    made += [fitted([Span(_line(line, widths, right, ascii))], width, ascii=ascii) for line in shown]
     notes = []
     if of and of > len(cells):
         notes.append(f"and {of - len(cells):,} more: open them in the tree")
@@ -39,12 +38,12 @@ def rows(
     return ascii_only(made) if ascii else made
 
 
-def _widths(needs: Sequence[int], numeric: Sequence[bool], width: int) -> list[int]:
+def _widths(needs: Sequence[int], right: Sequence[bool], width: int) -> list[int]:
     """Widths of the columns that are shown: texts give way first, the widest most; then columns from the right."""
     for count in range(len(needs), 0, -1):
         widths = list(needs[:count])
         over = sum(widths) + GAP * (count - 1) - width
-        texts = [place for place in range(count) if not numeric[place]]
+        texts = [place for place in range(count) if not right[place]]
         if over <= sum(max(0, widths[place] - LEAST_TEXT) for place in texts):
             return _shrunk(widths, texts, over)
     return [max(0, min(needs[0], width))] if needs else []
@@ -58,8 +57,8 @@ def _shrunk(widths: list[int], texts: Sequence[int], over: int) -> list[int]:
     return widths
 
 
-def _line(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], ascii: bool) -> str:
+def _line(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool], ascii: bool) -> str:
     cells = (
-        fit(text, width, right=right, ascii=ascii) for text, width, right in zip(texts, widths, numeric, strict=False)
+        fit(text, width, right=number, ascii=ascii) for text, width, number in zip(texts, widths, right, strict=False)
     )
     return (" " * GAP).join(cells)

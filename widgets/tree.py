@@ -10,6 +10,7 @@ from typing import ClassVar
 from textual import events
 from textual.message import Message
 
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.widgets.nodes import No, Node, Steps, human, title, written
 from interlock.widgets.outline import Outline
@@ -99,7 +100,7 @@ def _inside(node: Node, differing: Mapping[Steps, int] | None) -> list[Span]:
     count = (differing or {}).get(node.steps, 0)
     if not count or node.there in (No.OTHER, No.VALUE):
         return []
-    return [Span(f"  {count:,} {'difference' if count == 1 else 'differences'}", "warn")]
+    return [Span(f"  {several(count, 'difference')}", "warn")]
 
 
 class TreePane(Pane, inherit_bindings=False):

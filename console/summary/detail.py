@@ -11,7 +11,7 @@ from itertools import islice
 from rich.cells import chop_cells
 
 from interlock.console.summary.document import Document, legend, meaning, told
-from interlock.console.summary.tables import Table, overview, table_of
+from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.safe import safe
 from interlock.widgets import table
 from interlock.widgets.nodes import No, Node, children, human, title, written
@@ -137,7 +137,7 @@ def _table(found: Table, width: int, ascii: bool) -> list[Row]:
 def _fields(node: Node, width: int) -> Iterator[Row]:
     """An object or a list, a line for each thing in it."""
     value = node.value
-    pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(_list(value)), MOST))
+    pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(listed(value)), MOST))
     longest = min(max((len(safe(key, 30)) for key, _ in pairs), default=0), width // 2)
     for key, each in pairs:
         extra = human((*node.steps, key), each)
@@ -191,7 +191,3 @@ def _pieces(line: str, width: int) -> list[str]:
     if line.isascii():
         return textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=True) or [""]
     return chop_cells(line, width) or [""]
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []

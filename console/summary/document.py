@@ -13,9 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-from interlock.console.summary.tables import Table, overview
+from interlock.console.summary.tables import Table, listed, objects, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
+from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import beside
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
@@ -115,7 +116,7 @@ def _of_directory(path: Path) -> Path:
     if (path / "journal.jsonl").exists():
         raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
     if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
-        raise UsageError(f"{path}: a directory of {_counted(len(runs), 'run', 'runs')}; name one, as {runs[-1].parent}")
+        raise UsageError(f"{path}: a directory of {several(len(runs), 'run')}; name one, as {runs[-1].parent}")
     raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run; {beside(path)}")
 
 
@@ -128,10 +129,11 @@ def header(document: Document) -> list[Fact]:
     """Who, how it ended, how long it took, how much was done."""
     data = document.data
     status = str(data.get("status", "?"))
-    collections = [each for each in _list(data.get("collections")) if isinstance(each, dict)]
-    passes = [each for one in collections for each in _list(one.get("passes")) if isinstance(each, dict)]
-    batches = sum(_whole(each.get("batches")) for each in passes)
-    mitigations = sum(len(_list(each.get("mitigations"))) for each in collections)
+    collections = objects(data.get("collections"))
+    passes = [each for one in collections for each in objects(one.get("passes"))]
+    batches = sum(each["batches"] for each in passes if type(each.get("batches")) is int)
+    mitigations = sum(len(listed(each.get("mitigations"))) for each in collections)
+    seconds = data.get("seconds")
     models = len({str(each.get("model_pass")) for each in passes})
     kind, code = data.get("device_kind"), data.get("exit_code")
     facts = [
@@ -140,10 +142,10 @@ def header(document: Document) -> list[Fact]:
         Fact(safe(status, 16), ENDS.get(status, ""), 0),
         Fact(f"exit {safe('-' if code is None else code, 6)}", "", 1),
         Fact("SIMULATED", "warn", 0) if kind == "sim" else Fact("SCRIPTED", "warn", 0) if kind == "scripted" else None,
-        Fact(_elapsed(data.get("seconds")), "", 2),
-        Fact(_counted(models, "pass", "passes"), "", 3),
-        Fact(_counted(batches, "batch", "batches"), "", 4),
-        Fact(_counted(mitigations, "mitigation", "mitigations"), "warn" if mitigations else "", 2),
+        Fact(duration(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else "", "", 2),
+        Fact(several(models, "pass", "passes"), "", 3),
+        Fact(several(batches, "batch", "batches"), "", 4),
+        Fact(several(mitigations, "mitigation"), "warn" if mitigations else "", 2),
         Fact(safe(str(data.get("started_at", ""))[:19]).replace("T", " "), "dim", 7),
     ]
     return [fact for fact in facts if fact and fact.text]
@@ -177,9 +179,7 @@ def legend(count: int) -> str:
     """What the signs of a comparison mean."""
     if not count:
         return "no difference"
-    return (
-        f"{_counted(count, 'difference', 'differences')}: - only in the first, + only in the second, ~ first -> second"
-    )
+    return f"{several(count, 'difference')}: - only in the first, + only in the second, ~ first -> second"
 
 
 def _compared(document: Document, other: Document) -> Iterator[str]:
@@ -206,19 +206,3 @@ def _schema() -> dict[str, Any]:
     """Read as a file: what it is generated from costs more to import than the viewer to start."""
     text = resources.files("interlock.engine.record").joinpath(f"summary-{VERSION}.schema.json").read_text()
     return dict(json.loads(text))
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def _elapsed(seconds: object) -> str:
-    return duration(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else ""
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"

@@ -7,6 +7,7 @@ shown. A list that is not known here gets the fields of its items as columns.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import MEMORY, Step, written
@@ -25,6 +26,16 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     count: int
+
+
+def listed(value: object) -> list[object]:
+    """A list, or nothing where it is none."""
+    return value if isinstance(value, list) else []
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects of a list."""
+    return [each for each in listed(value) if isinstance(each, dict)]
 
 
 def table_of(steps: tuple[Step, ...], value: object, most: int | None = None) -> Table | None:
@@ -49,11 +60,11 @@ def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | No
     """One list; where it stands in every collection, the collection's name comes first when there are several."""
     if name in data:
         return _warnings(data[name], most) if name == "warnings" else table_of((name,), data[name], most)
-    collections = [each for each in _list(data.get("collections")) if isinstance(each, dict)]
     items: list[tuple[Item, str]] = []
+    collections = objects(data.get("collections"))
     for collection in collections:
         found = collection.get(name)
-        each = [found] if isinstance(found, dict) else _list(found)
+        each = [found] if isinstance(found, dict) else listed(found)
         items += [(item, _text(collection.get("name"))) for item in each if isinstance(item, dict)]
     if name == "leases":
         items = list({_text(item.get("lease")): (item, where) for item, where in items}.values())
@@ -62,7 +73,7 @@ def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | No
 
 
 def _warnings(value: object, most: int | None) -> Table | None:
-    rows = tuple((str(each),) for each in _list(value))
+    rows = tuple((str(each),) for each in listed(value))
     return Table("warnings", ("warning",), rows[:most], len(rows)) if rows else None
 
 
@@ -117,7 +128,7 @@ def _text(value: object) -> str:
 
 
 def _size(name: str) -> Callable[[Item], str]:
-    return lambda item: f"{len(_list(item.get(name))):,}"
+    return lambda item: f"{len(listed(item.get(name))):,}"
 
 
 def _occupied(moment: str) -> Callable[[Item], str]:
@@ -125,21 +136,17 @@ def _occupied(moment: str) -> Callable[[Item], str]:
 
 
 def _most_occupied(lease: Item) -> str:
-    peaks = [_get(_get(each, "peak"), "occupied") for each in _list(lease.get("receipts"))]
+    peaks = [_get(_get(each, "peak"), "occupied") for each in listed(lease.get("receipts"))]
     return _form("occupied", max((peak for peak in peaks if isinstance(peak, int)), default=None))
 
 
 def _left_behind(lease: Item) -> str:
-    left = [_get(each, "residue_bytes") for each in _list(lease.get("receipts"))]
+    left = [_get(each, "residue_bytes") for each in listed(lease.get("receipts"))]
     return _form("bytes", sum(each for each in left if isinstance(each, int)) if left else None)
 
 
 def _get(value: object, name: str) -> object:
     return value.get(name) if isinstance(value, dict) else None
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 SHARED = ("leases", "cache")

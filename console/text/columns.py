@@ -1,23 +1,21 @@
 """Plain text tables: columns as wide as they need to be, numbers to the right."""
 
-import re
 from collections.abc import Sequence
 
 from interlock.engine.record.safe import safe
-
-_NUMBER = re.compile(r"[-+]?[\d.,]+%?( (B|KiB|MiB|GiB|TiB))?|\?")
+from interlock.widgets.formats import numeric
 
 
 def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The table as text without a final newline."""
     cells = [[safe(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
-    right = [bool(cells) and all(_NUMBER.fullmatch(row[place]) for row in cells) for place in range(len(heads))]
+    right = numeric(cells, len(heads))
     lines = [list(heads), ["-" * width for width in widths], *cells]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if numeric else cell.ljust(width)
-            for cell, width, numeric in zip(line, widths, right, strict=True)
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in lines
     )
