@@ -73,7 +73,7 @@ def test_GIVEN_several_with_commas_WHEN_parsed_THEN_they_come_in_order_and_nothi
         ("leak:much", "expected a size such as"),
         ("leak:0MiB", "expected SIZE above 0"),
         ("other:1GiB", r"expected SIZE:K\[:M\]"),
-        ("other:1GiB:5:4", "expected K up to M"),
+        ("other:1GiB:5:4", "expected M of K or more"),
         ("other:1GiB:5:6:7", r"expected SIZE:K\[:M\]"),
         ("lag:soon", "expected a number for SECONDS, got 'soon'"),
     ],

@@ -435,17 +435,17 @@ def test_GIVEN_two_collections_WHEN_tabled_THEN_each_row_says_whose_it_is_and_a_
 # Bad input
 
 BAD = {
-    "empty": (b"", "the file is empty"),
-    "blank": (b" \n\n", "the file is empty"),
+    "empty": (b"", "empty file"),
+    "blank": (b" \n\n", "empty file"),
     "cut": (b'{"schema_version": "1", "run_id": ', "line 1 column"),
     "text": (b"hello", "not JSON"),
-    "NaN": (b'{"schema_version": "1", "seconds": NaN}', "holds NaN"),
-    "infinity": (b'{"schema_version": "1", "seconds": -Infinity}', "holds -Infinity"),
+    "NaN": (b'{"schema_version": "1", "seconds": NaN}', "contains NaN"),
+    "infinity": (b'{"schema_version": "1", "seconds": -Infinity}', "contains -Infinity"),
     "later": (b'{"schema_version": "2"}', 'schema_version is "2"'),
     "number": (b'{"schema_version": 1}', "schema_version is 1"),
     "foreign": (b'{"a": 1}', "without a schema_version"),
     "list": (b"[1, 2]", "without a schema_version"),
-    "binary": (b"\x80\x81\xff\xfe{", "not text in UTF-8"),
+    "binary": (b"\x80\x81\xff\xfe{", "not UTF-8 text"),
     "deep": (b'{"schema_version": "1", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
     "digits": (b'{"schema_version": "1", "a": ' + b"1" * 5000 + b"}", "digits"),
 }
@@ -488,12 +488,12 @@ def test_GIVEN_paths_without_a_summary_WHEN_viewed_THEN_each_says_what_to_do_and
     (whole / "summary.json").write_text(json.dumps(a_summary()))
     (empty := tmp_path / "nothing").mkdir()
     cases = {
-        tmp_path / "missing.json": "no such file or directory",
-        tmp_path / "missing\x1b[2J": "no such file or directory",
-        loop: "no such file or directory",
+        tmp_path / "missing.json": "does not exist",
+        tmp_path / "missing\x1b[2J": "does not exist",
+        loop: "does not exist",
         run: "interlock watch",
-        whole.parent: f"a directory of 1 run; name one, as {whole}",
-        empty: "give the directory of a run",
+        whole.parent: f"has 1 run: name one, such as {whole}",
+        empty: "name a run directory",
         Path("/dev/null"): "not a file",
         whole / "summary.json" / "x": "",
     }

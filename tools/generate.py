@@ -16,10 +16,12 @@ from interlock.engine.config import flag_of, knobs, variable_of
 from interlock.engine.errors import MEANINGS
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
+from tools import messages
 
 ROOT = Path(__file__).parent.parent
 PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "bench" / "README.md")
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
+MESSAGES = ROOT / "docs" / "messages.md"
 
 
 def models() -> str:
@@ -95,7 +97,8 @@ def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
 
 def main() -> int:
     """Rewrite what has drifted; with `--check` only say so."""
-    wanted = {page: generated(page.read_text()) for page in PAGES} | {SCHEMA: summary.schema_text()}
+    wanted = {page: generated(page.read_text()) for page in PAGES}
+    wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page()}
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in drifted:
         print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if '--check' in sys.argv else 'written'}")

@@ -47,7 +47,7 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
     newest = list(reversed(snapshot.leases))
     leases = sorted(newest, key=lambda lease: not _held(lease, snapshot))
     if not leases:
-        return [fitted([Span("no lease was granted yet", "dim")], width, ascii=ascii)]
+        return [fitted([Span("no lease yet", "dim")], width, ascii=ascii)]
     texts = [[column.text(lease, snapshot) for column in COLUMNS] for lease in leases]
     titles = [column.title if height > 1 else "" for column in COLUMNS]
     gap = 2 if width >= ROOMY else 1
@@ -59,7 +59,7 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
         styles = [_style(column, lease, snapshot) for column in COLUMNS]
         made.append(fitted(_spans(line, styles, sizes, gap, ascii), width, ascii=ascii))
     if earlier := snapshot.leases_in_all - len(leases):
-        made.append(fitted([Span(f"and {earlier} earlier: the summary has them", "dim")], width, ascii=ascii))
+        made.append(fitted([Span(f"and {earlier} earlier (all are in the summary)", "dim")], width, ascii=ascii))
     return made
 
 
@@ -157,7 +157,7 @@ def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
     """What was unusual."""
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
     retries = sum(receipt.retries for receipt in lease.receipts)
-    notes = [f"lost {devices_of(lost)}"] * bool(lost) + ["its session ended"] * lease.left
+    notes = [f"lost {devices_of(lost)}"] * bool(lost) + ["session ended"] * lease.left
     notes += ["streamed"] * lease.streamed + ["warm"] * lease.warm + [f"retries {retries}"] * bool(retries)
     return " ".join(notes)
 

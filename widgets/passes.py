@@ -54,11 +54,11 @@ def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = Fals
 def _before(snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
     """What is done while there are no passes yet."""
     told = {
-        "starting": "starting: looking for devices and models",
+        "starting": "starting: finding devices and models",
         "resolving": f"resolving models: {len(snapshot.models)} so far",
         "reading": f"reading and tokenising {several(len(snapshot.collections), 'collection')}",
     }
-    text = told.get(snapshot.phase, f"{snapshot.phase}, no pass was planned")
+    text = told.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
     if snapshot.over and snapshot.reason:
         text += f": {snapshot.reason}"
     return [fitted([Span(text, STYLES.get(snapshot.phase, "dim"))], width, ascii=ascii)]
@@ -202,7 +202,7 @@ def _collection(each: CollectionView, name: int, word: int, width: int, ascii: b
         each.refused
     )
     facts += [several(each.artefacts, "file")] * bool(each.artefacts)
-    facts += [] if each.verified is None else ["verified" if each.verified else "NOT AS WRITTEN"]
+    facts += [] if each.verified is None else ["verified" if each.verified else "DIFFERS"]
     told = ", ".join([*([each.reason] if each.reason else []), *facts])
     spans = [
         Span(fit(each.name, name, ascii=ascii)),

@@ -40,7 +40,7 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
     """At most `height` rows of `width` cells."""
     devices = snapshot.devices
     if not devices:
-        return [fitted([Span("no device is known yet", "dim")], width, ascii=ascii)]
+        return [fitted([Span("no device yet", "dim")], width, ascii=ascii)]
     if len(devices) * 2 <= height:
         return [row for device in devices for row in _double(device, devices, width, ascii)]
     if len(devices) <= height:
@@ -108,7 +108,7 @@ def _silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int, asc
         spans += [Span("LOST", "error"), Span(f" {device.facts.label}: {device.lost}", "warn")]
     else:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
-        spans += [Span(f"{device.facts.label}, may use {size}; no reading yet", "dim")]
+        spans += [Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")]
     return fitted(spans, width, ascii=ascii)
 
 

@@ -54,30 +54,31 @@ def load(path: Path) -> Document:
     try:
         facts = file.stat()
         if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{file}: not a file; give a {FILE} or the directory of a run")
+            raise UsageError(f"{file}: not a file: name a {FILE} or a run directory")
         if facts.st_size > LARGEST:
-            raise UsageError(f"{file}: {human_bytes(facts.st_size)} are no summary of a run; is it another file?")
+            raise UsageError(
+                f"{file}: too large to be a summary ({human_bytes(facts.st_size)}): name a {FILE} or a run directory"
+            )
         data = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}; check the path and its permissions") from None
+        raise UsageError(f"cannot read {file}: {error.strerror or error}; check the path and its permissions") from None
     return Document(parse(data, str(file)), str(file), len(data))
 
 
 def parse(data: bytes, name: str) -> Mapping[str, object]:
     """The summary in these bytes. Raises UsageError, whose text begins with `name`."""
     if not data.strip():
-        raise UsageError(f"{name}: the file is empty; a run writes its summary whole, so copy it again from the run")
+        raise UsageError(f"{name}: empty file: copy it again from the run")
     try:
         found = json.loads(data, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise UsageError(
-            f"{name} line {error.lineno} column {error.colno}: not JSON ({error.msg}); "
-            "it was cut or edited: copy it again from the run"
+            f"{name} line {error.lineno} column {error.colno}: not JSON ({error.msg}): copy it again from the run"
         ) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{name}: not text in UTF-8; give a {FILE} or the directory of a run") from None
+        raise UsageError(f"{name}: not UTF-8 text: name a {FILE} or a run directory") from None
     except RecursionError:
-        raise UsageError(f"{name}: nested too deeply to be a summary of a run; is it another file?") from None
+        raise UsageError(f"{name}: nested too deeply to be a summary: name a {FILE} or a run directory") from None
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from None
     return _checked(found, name)
@@ -85,7 +86,7 @@ def parse(data: bytes, name: str) -> Mapping[str, object]:
 
 def _checked(found: object, name: str) -> Mapping[str, object]:
     if not isinstance(found, dict) or "schema_version" not in found:
-        raise UsageError(f"{name}: JSON without a schema_version, so no summary of a run; is it another file?")
+        raise UsageError(f"{name}: JSON without a schema_version, so not a summary: name a {FILE} or a run directory")
     if found["schema_version"] != VERSION:
         raise UsageError(
             f"{name}: schema_version is {written(found['schema_version'], 40)}, and this interlock reads "
@@ -95,7 +96,7 @@ def _checked(found: object, name: str) -> Mapping[str, object]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"it holds {text}, which is no JSON; a program other than interlock wrote it: make it null there")
+    raise ValueError(f"it contains {text}, which is not JSON: replace it with null")
 
 
 def _file(path: Path) -> Path:
@@ -104,9 +105,9 @@ def _file(path: Path) -> Path:
         if path.is_dir():
             return _of_directory(path)
         if not path.exists():
-            raise UsageError(f"{path}: there is no such file or directory; {beside(path)}")
+            raise UsageError(f"{path} does not exist: name a {FILE} or a run directory ({beside(path)})")
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
     return path
 
 
@@ -114,10 +115,10 @@ def _of_directory(path: Path) -> Path:
     if (path / FILE).exists():
         return path / FILE
     if (path / "journal.jsonl").exists():
-        raise UsageError(f"{path}: no {FILE} yet: `interlock watch` shows how far it is; `run --resume` ends it")
+        raise UsageError(f"{path}: no {FILE} yet: watch it with `interlock watch`, or finish it with `run --resume`")
     if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
-        raise UsageError(f"{path}: a directory of {several(len(runs), 'run')}; name one, as {runs[-1].parent}")
-    raise UsageError(f"{path}: no {FILE} in this directory; give the directory of a run; {beside(path)}")
+        raise UsageError(f"{path} has {several(len(runs), 'run')}: name one, such as {runs[-1].parent}")
+    raise UsageError(f"{path}: no {FILE} in this directory: name a run directory ({beside(path)})")
 
 
 def top(document: Document, other: Document | None = None) -> Node:

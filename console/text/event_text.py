@@ -71,9 +71,9 @@ def describe(
             text = f"download attempt {event.attempt} failed ({event.reason}), retrying in {event.wait_seconds:g} s"
             return Description("warning", "cache", True, f"model {event.model}: {text}")
         case ev.RosterResolved():
-            models = ", ".join(f"{entry.model} {entry.weight:g}" for entry in event.roster)
-            text = f"{several(len(event.roster), 'model')}, primary first, with weights: {models}"
-            return Description("note", "roster", True, text)
+            models = ", ".join(f"{entry.model} (weight {entry.weight:g})" for entry in event.roster)
+            order = ", primary first" * (len(event.roster) > 1)
+            return Description("note", "roster", True, f"{several(len(event.roster), 'model')}{order}: {models}")
         case ev.RecordRefused():
             record = "" if event.record is None else f" record {event.record}"
             text = f"{event.collection}/{event.file}{record} refused: {event.reason}"

@@ -111,7 +111,7 @@ def _values(pattern: str, arguments: Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"expected {pattern}")
     values = dict(_value(name, text) for name, text in zip(names, arguments, strict=False))
     if values.get("last", math.inf) < values.get("first", 0):
-        raise ValueError("expected K up to M")
+        raise ValueError("expected M of K or more")
     return values
 
 

@@ -73,7 +73,7 @@ def shares(weights: Sequence[float]) -> NDArray[np.float64]:
     if given.size == 0 or not np.all(np.isfinite(given) & (given > 0)):
         raise UsageError(
             f"fusion weights: expected positive numbers, got {list(weights)} (drop a model from the roster to "
-            "leave it out)"
+            "exclude it)"
         )
     scaled = given / given.max()  # first to at most 1, so that the sum of huge weights stays finite
     return np.asarray(scaled / scaled.sum(), dtype=np.float64)

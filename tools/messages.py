@@ -1,0 +1,334 @@
+"""Collects every message of the program, with its cause and its remedy, for `docs/messages.md`.
+
+Errors, warnings and refusals are read from the source: each place that raises or returns one of the errors, emits a
+warning, refuses a record or a control, or takes a step of the ladder. What stands in braces is filled in at run time.
+Event lines are rendered by the table that writes them, once with one of each and once with several.
+
+`messages.toml` says when the messages of a folder appear and what to do about those that do not say so themselves; a
+folder or a message that it lacks is an error, so that nobody adds one without thinking of who reads it.
+"""
+
+import ast
+import re
+import tomllib
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from interlock.console.text.event_text import describe, line_of
+from interlock.engine import errors
+from interlock.engine.record import events as ev
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("engine", "console", "src/interlock")
+ADVICE = Path(__file__).with_name("messages.toml")
+ERRORS = {
+    name: int(kind.exit_code)
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.InterlockError)
+}
+KINDS = {"Warned": "warning", "_warn": "warning", "refuse": "control", "Refusal": "record", "_Refused": "record"}
+KINDS |= {
+    "_NoList": "record",
+    "ValueError": "value",
+    "_step": "step",
+    "_again": "step",
+    "_told": "step",
+    "_mitigated": "step",
+}
+TITLES = {
+    "error": "Errors",
+    "warning": "Warnings",
+    "record": "Refused records and files",
+    "step": "Mitigations",
+    "control": "Refused controls",
+    "value": "Values",
+    "status": "Incomplete and failed collections",
+}
+VALUES = ("engine/config.py", "engine/gpu/faults.py", "engine/record/units.py")
+"""Files whose ValueErrors are a person's values; others are a caller's mistakes."""
+_REMEDY = re.compile(
+    r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|continue|copy|delete|drop|fix|free|give|install|merge|"
+    r"name|pass|raise|remove|rename|replace|restore|resume|set|start|use|view|wait|watch|`interlock)\b.*)$",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: `kind` as in TITLES, the exit code of an error, and its text with names in braces."""
+
+    kind: str
+    exit_code: int | None
+    file: str
+    text: str
+
+
+def collect() -> list[Message]:
+    """Every message in the source, each once, by folder and text."""
+    found = {
+        message: None
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.is_relative_to(ROOT / "src/interlock/engine") and not path.is_symlink()
+        for message in _in_file(path)
+    }
+    return sorted(found, key=lambda each: (each.kind, _folder(each.file), each.text.lower()))
+
+
+def page() -> str:
+    """The whole of `docs/messages.md`."""
+    advice = tomllib.loads(ADVICE.read_text())
+    messages = collect()
+    lines = [_HEAD]
+    for kind, title in TITLES.items():
+        lines.append(f"\n## {title}\n\n{advice['kinds'][kind]}")
+        own = [each for each in messages if each.kind == kind]
+        for folder in sorted({_folder(each.file) for each in own}):
+            when = advice["when"].get(folder)
+            if when is None:
+                raise SystemExit(f"{ADVICE.name}: [when] lacks {folder!r}: say when its messages appear")
+            lines.append(f"\n### {when}\n")
+            lines += _table(kind, [each for each in own if _folder(each.file) == folder], advice["do"])
+    lines += ["\n## Event lines\n", advice["kinds"]["event"], "", *_events()]
+    return "\n".join(lines) + "\n"
+
+
+def _table(kind: str, messages: Sequence[Message], advice: Mapping[str, str]) -> Iterator[str]:
+    """A row for each error, with its exit code and what to do; a line for anything else."""
+    if kind == "error":
+        yield "| message | exit | what to do |\n| --- | --- | --- |"
+    for text, code in dict.fromkeys((each.text, each.exit_code) for each in messages):
+        told = _remedy(kind, text, advice)
+        yield (
+            f"| `{_cell(text)}` | {code} | {told} |"
+            if kind == "error"
+            else f"- `{_cell(text)}`" + (told and f": {told}")
+        )
+
+
+def _remedy(kind: str, text: str, advice: Mapping[str, str]) -> str:
+    """What a message says itself, else what the table says of it; empty where its section says it of all."""
+    if kind == "error" and (found := _REMEDY.search(text)):
+        said = found[1].removesuffix(")") if found[1].count(")") > found[1].count("(") else found[1]
+        return f"{said[0].upper()}{said[1:]}.".replace("|", "\\|")
+    if told := next((told for part, told in advice.items() if part in text), ""):
+        return told
+    if kind in ("error", "warning"):
+        raise SystemExit(f"{ADVICE.name}: [do] lacks this message, which does not say what to do: {text}")
+    return ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+
+
+def _folder(file: str) -> str:
+    """A folder of the engine, or a file beside them; the console and the package are one each."""
+    parts = file.split("/")
+    return "/".join(parts[:2]).removesuffix(".py") if parts[0] == "engine" else parts[0]
+
+
+def _in_file(path: Path) -> Iterator[Message]:
+    tree, file = ast.parse(path.read_text()), str(path.relative_to(ROOT))
+    known = _assigned(tree.body)
+    for scope in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        values = known | _assigned(ast.walk(scope))
+        for node in ast.walk(scope):
+            kind, code, given = _said(node, file, scope.name)
+            yield from (Message(kind, code, file, text) for each in given for text in _texts(each, values))
+    if path.name == "ladder.py":
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict) and all(isinstance(key, ast.Attribute) for key in node.keys):
+                yield from (Message("step", None, file, text) for each in node.values for text in _texts(each, {}))
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
+    return {
+        target.id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequence[ast.expr]]:
+    """The kind, the exit code and the texts of a place that says something."""
+    match node:
+        case ast.Call(func=func, args=args, keywords=keywords):
+            name = ast.unparse(func).rpartition(".")[2]
+            kind, code = ("error", ERRORS[name]) if name in ERRORS else (KINDS.get(name, ""), None)
+            if not kind or (kind == "value" and file not in VALUES):
+                return "", None, ()
+            return kind, code, [*args, *(each.value for each in keywords if each.arg in ("message", "reason"))]
+        case ast.Yield(value=ast.Tuple(elts=[_, text])) if file.startswith("engine/intake/"):
+            return "record", None, [text]
+        case ast.Return(value=ast.expr() as text) if file.startswith("engine/intake/") and scope in _REFUSING:
+            return "record", None, [text]
+        case ast.Return(value=ast.Tuple(elts=[_, text])) if file.endswith("record/verdict.py"):
+            return "status", None, [text]
+    return "", None, ()
+
+
+_REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
+
+
+def _texts(node: ast.expr, values: Mapping[str, ast.expr]) -> Iterator[str]:
+    """The templates that an argument may become; nothing for what is no text of our own."""
+    match node:
+        case ast.Name(id=name) if name in values and not isinstance(values[name], ast.Name):
+            yield from _texts(values[name], {})
+        case ast.IfExp(body=body, orelse=orelse):
+            yield from (*_texts(body, values), *_texts(orelse, values))
+        case ast.List(elts=elts):
+            yield from (text for each in elts for text in _texts(each, values))
+        case ast.JoinedStr() | ast.Constant() | ast.BinOp():
+            text = _template(node, values)
+            if re.search(r"[a-z]{2,} ", re.sub(r"\{.*?\}", "", text)) or re.fullmatch("[a-z ]+ [a-z ]+", text):
+                yield text
+
+
+def _template(node: ast.expr, values: Mapping[str, ast.expr]) -> str:
+    """A text with what is filled in by its last name in braces."""
+    match node:
+        case ast.Constant(value=value):
+            return f"{value:,}" if isinstance(value, int) else str(value)
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part, values) for part in parts)
+        case ast.BinOp(left=left, right=right):
+            return _template(left, values) + _template(right, values)
+        case ast.FormattedValue(value=ast.Name(id=name)) if isinstance(values.get(name), ast.JoinedStr | ast.Constant):
+            return _template(values[name], {})
+        case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(value=str(text)))):
+            return text
+        case ast.FormattedValue(value=value):
+            return "{" + _named(value) + "}"
+    return "{" + _named(node) + "}"
+
+
+_UNWRAPPED = [
+    "str",
+    "repr",
+    "sorted",
+    "list",
+    "map",
+    "human_bytes",
+    "safe",
+    "printable",
+    "written",
+    "len",
+    "sum",
+    "int",
+    "label",
+]
+"""Functions that only write what they are given."""
+
+
+def _named(node: ast.expr) -> str:
+    """What a reader would call an expression: its last name, or what a helper counts."""
+    match node:
+        case ast.Call(func=ast.Name(id="several"), args=[_, ast.Constant(value=str(thing)), *_]):
+            return f"n {thing}s"
+        case (
+            ast.Call(func=ast.Attribute(attr="join"), args=[only]) | ast.Starred(value=only) | ast.Subscript(value=only)
+        ):
+            return _named(only)
+        case ast.Call(func=ast.Name(id=name), args=[*_, only]) if name in _UNWRAPPED:
+            return _named(only)
+        case ast.Call(func=ast.Attribute(value=only, attr=name)) if name in ("get", "removeprefix", "replace", "strip"):
+            return _named(only)
+        case (
+            ast.Call(func=only) | ast.GeneratorExp(elt=only) | ast.BoolOp(values=[only, *_]) | ast.NamedExpr(value=only)
+        ):
+            return _named(only)
+        case ast.BinOp(left=left, right=ast.Name(id=name)):
+            return name if isinstance(left, ast.Constant) else _named(left)
+        case ast.BinOp(left=left):
+            return _named(left)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name.strip("_").replace("_", " ")
+        case ast.Constant(value=str(value)):
+            return value
+    return "..."
+
+
+SAMPLES: dict[str, Any] = {
+    "model": "bge-m3", "models": "bge-m3", "collection": "Handbook", "qdrant_collection": "handbook",
+    "device": "cuda:0", "devices": "cuda:0", "name": "cuda:0", "label": "Tesla T4",
+    "kind": "cuda", "device_kind": "cuda", "attempt": 1,
+    "run_id": "20261122-120000", "chunks": "chunks", "lease": "L001", "schedule": "exclusive", "model_pass": 1,
+    "batch_index": 13, "row": 41, "source": "hf:BAAI/bge-m3", "commit": "5617a9f61b028005a4858fdac845db406aefb181",
+    "file": "2021/q3_chunks.json", "record": 17, "path": "exports/Handbook/fused.npy", "store": "store",
+    "who": "kim", "control": "schedule", "value": "shared", "rung": "split", "dtype": "float16", "weight": 0.6,
+    "cause": "out of memory (2 texts, at most 512 tokens each: needs 1.1 GiB, 1.0 GiB free)",
+    "action": "computing each half separately", "predicted_bytes": 1088 << 20, "free_bytes": 1 << 30,
+    "measured_bytes": None, "budget_bytes": 4 << 30, "total_bytes": 15 << 30, "ceiling_bytes": 12 << 30,
+    "bytes": 46 << 20, "left_bytes": 2 << 20, "allocated": 2 << 30, "occupied": 3 << 30, "residue_bytes": 0,
+    "scale": 0.982, "margin": 0.046, "worst": 1.013, "held_seconds": 72.4, "seconds": 7.1, "cost_seconds": 0.412,
+    "wait_seconds": 1.4, "message": "torch was 2.12, is now 2.13: the last bits of vectors may differ",
+    "detail": "321 points (321 expected, 0 stale)", "worst_cosine": 1.0, "exit_code": 0, "lost": False,
+    "fingerprint": "", "plan": "", "digest": "", "sha256": "",
+}  # fmt: skip
+"""What fields hold in the samples; numbers that are not here are counts."""
+REASONS = {
+    ev.RecordRefused: "the text is empty",
+    ev.DeviceLost: "unspecified launch failure",
+    ev.DownloadRetried: "read timed out",
+    ev.ControlRefused: "the roster has only one model",
+    ev.RowParked: "not finite",
+    ev.PassFailed: "cannot read vectors.npy: Input/output error",
+    ev.CollectionClosed: "",
+    ev.RunClosed: "",
+}
+
+
+def sample(kind: type[Struct], count: int) -> Any:
+    """An event with plausible values, `count` of everything that is counted."""
+    hints = get_type_hints(kind)
+    return kind(**{item.name: _value(kind, item.name, hints[item.name], count) for item in fields(kind)})
+
+
+def _value(kind: type[Struct], name: str, hint: Any, count: int) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if name == "reason":
+        return REASONS.get(kind, "why")
+    if origin is list and isinstance(args[0], type) and issubclass(args[0], Struct):
+        return [sample(args[0], count)] * min(count, 2)
+    if origin is list:
+        return [SAMPLES.get(name, number) for number in range(min(count, 3))] if count else []
+    if origin is dict:
+        return {}
+    if name in SAMPLES and (hint not in (int, float, str) or isinstance(SAMPLES[name], hint)):
+        return SAMPLES[name]
+    if origin in (Union, types.UnionType):
+        return _value(kind, name, args[0], count)
+    if origin is Literal:
+        return args[0]
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return sample(hint, count)
+    return {str: "", int: count, float: 1.5, bool: True, bytes: b""}.get(hint, "")
+
+
+def _events() -> Iterator[str]:
+    yield "| event | severity | word | printed | text |\n| --- | --- | --- | --- | --- |"
+    for kind in get_args(ev.AnyEvent):
+        for count in (1, 260):
+            said = describe(sample(kind, count), "cuda")
+            printed = "yes" if line_of(sample(kind, count), "cuda") else ""
+            if count > 1 and said == describe(sample(kind, 1), "cuda"):
+                continue
+            tag = kind.__struct_config__.tag
+            yield f"| `{tag}` | {said.severity or ''} | {said.word} | {printed} | {_cell(said.text)} |"
+
+
+_HEAD = """# Messages
+
+Made from the source by `make generate`; do not edit. Names in braces are filled in when a message appears. Plain output
+(`--no-ui`) prints `error:` or `warning:` before an event line of that severity, and `interlock:` before an error that
+ends the command. The exit codes are explained in [reference.md](reference.md)."""
