@@ -129,9 +129,11 @@ def _cell(text: str) -> str:
 
 
 def _folder(file: str) -> str:
-    """A folder of the engine, or a file beside them; the console and the package are one each."""
-    parts = file.split("/")
-    return "/".join(parts[:2]).removesuffix(".py") if parts[0] == "engine" else parts[0]
+    """A folder of the engine; its settings; the files of a whole run beside them; the console; the package."""
+    top, *rest = file.split("/")
+    if top != "engine" or file == "engine/config.py":
+        return file.removesuffix(".py") if top == "engine" else top
+    return f"engine/{rest[0]}" if len(rest) > 1 else "engine/run"
 
 
 def _in_file(path: Path) -> Iterator[Message]:
@@ -167,6 +169,8 @@ def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequen
             if not kind or (kind == "value" and file not in VALUES):
                 return "", None, ()
             return kind, code, [*args, *(each.value for each in keywords if each.arg in ("message", "reason"))]
+        case ast.Yield(value=ast.JoinedStr() as text) if _folder(file) == "engine/run":
+            return "warning", None, [text]
         case ast.Yield(value=ast.Tuple(elts=[_, text])) if file.startswith("engine/intake/"):
             return "record", None, [text]
         case ast.Return(value=ast.expr() as text) if file.startswith("engine/intake/") and scope in _REFUSING:
