@@ -35,7 +35,7 @@ check: install  ## format, lint, types, floors, and what is generated
 generate: install  ## the parts of the documentation and the schema that are made from code
 	$(BIN)/python -m tools.generate
 
-screenshots: install  ## the pictures of every screen, from a scripted run; the PNGs need cairosvg
+screenshots: install  ## the pictures of every screen, from a recorded run; the PNGs need cairosvg
 	$(BIN)/python -m tools.screenshots
 
 bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## the figures of docs/measurements.md, ten minutes

@@ -9,21 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from interlock.console.scripted import Scripted
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import journal
 from interlock.engine.record.recorder import Recorder
-from interlock.engine.record.rundir import RunDirectory
+from tools.recorded import RECORDED
 
 POLL_HZ = 4
 
 
 def emit_cost(events: int) -> dict[str, float]:
-    """Microseconds to emit the events of a scripted run, while a front end looks as often as the console does."""
-    with tempfile.TemporaryDirectory() as made:
-        run = RunDirectory(Path(made) / "script")
-        Scripted(run, Controls(), speed=float("inf")).go()
-        bodies = [entry.body for entry in journal.read(run.journal)]
+    """Microseconds to emit the events of a recorded run, while a front end looks as often as the console does."""
+    bodies = [entry.body for entry in journal.read(RECORDED / "two-devices.jsonl")]
     took: list[int] = []
     while len(took) < events:
         with tempfile.TemporaryDirectory() as made, polled(Path(made)) as recorder:
@@ -37,7 +32,7 @@ def emit_cost(events: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def polled(directory: Path) -> Iterator[Recorder]:
-    recorder, over = Recorder(journal.Journal(directory / "journal.jsonl"), "scripted"), threading.Event()
+    recorder, over = Recorder(journal.Journal(directory / "journal.jsonl"), "sim"), threading.Event()
 
     def look() -> None:
         seen = -1

@@ -1,6 +1,6 @@
 """What the console costs a run and its terminal, on real terminals: bytes, first paint, keys, a stall, throughput.
 
-Two commands are measured. The screen's is a scripted run, which always does the same; the work's is a real run, whose
+Two commands are measured. The screen's is a rehearsal, which always does much the same; the work's is a real run, whose
 engine has something to lose. Both get `--out` and `--run-id`; the engine's progress is read from the journal.
 """
 
@@ -167,7 +167,7 @@ def share_changed(before: str, after: str) -> float:
 
 def stall_of(stage: Stage) -> dict[str, Any]:
     """The engine's rate while nobody reads the terminal, against the seconds around it; and what it cost in memory,
-    beside a scripted run, because a real engine's own memory breathes more than that."""
+    beside a rehearsal, because a real engine's own memory breathes more than that."""
     with stage.show(stage.work) as shown:
         began, ended, _ = stalled(shown)
         time.sleep(STALL)
@@ -300,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     interlock = f"{shlex.quote(sys.executable)} -m interlock"
     parser.add_argument("--interlock", default=interlock, help="how it is called")
-    parser.add_argument("--screen", help="command whose screen is measured; default: a scripted demo")
+    parser.add_argument("--screen", help="command whose screen is measured; default: the rehearsal")
     parser.add_argument("--work", help="command whose engine is measured; default: a run of cut docstrings")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long bytes are counted at each size")
     parser.add_argument("--presses", type=int, default=30)

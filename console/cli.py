@@ -126,7 +126,7 @@ def _demo(commands: Any) -> None:
     command.add_argument(
         "--scripted",
         action="store_true",
-        help="compute nothing: a scripted run that shows every trouble",
+        help="rehearse with every trouble: the real engine, models without weights, simulated GPUs",
     )
     command.add_argument("--speed", type=float, default=1.0, metavar="N", help="of --scripted: N times as fast")
     _front_end(command)

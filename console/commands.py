@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,9 +171,9 @@ def demo(options: argparse.Namespace) -> int:
     from interlock.console.front_ends.dispatch import run_with_front_end
 
     headless.check_outputs(options.events, options.summary)
-    chunks = Path("scripted" if options.scripted else "demo")
+    chunks = Path("rehearsal" if options.scripted else "demo")
     if options.scripted:
-        return _scripted(_settings(options, chunks), options)
+        return _rehearsed(_settings(options, chunks), options)
     settings = corpus.with_store(_settings(options, chunks))
     limit_threads(settings)
 
@@ -188,18 +187,16 @@ def demo(options: argparse.Namespace) -> int:
     return code
 
 
-def _scripted(settings: Configuration, options: argparse.Namespace) -> int:
-    """A run that is told and never computed."""
+def _rehearsed(settings: Configuration, options: argparse.Namespace) -> int:
+    """The real engine over models without weights on simulated GPUs."""
     from interlock.console.front_ends.dispatch import run_with_front_end
-    from interlock.engine.record import rundir
 
     def make(controls: "Controls") -> "Work":
-        from interlock.console.scripted import Scripted
+        from interlock.console import rehearsal
 
-        directory = rundir.choose(settings.settings.out, settings.settings.run_id, Path("scripted"), resume=False)
-        return Scripted(directory, controls, began=time.time(), speed=options.speed)
+        return rehearsal.run(settings, controls, options.speed)
 
-    return run_with_front_end(make, Path("scripted"), settings, _outputs(options))
+    return run_with_front_end(make, Path("rehearsal"), settings, _outputs(options))
 
 
 def search(options: argparse.Namespace) -> int:

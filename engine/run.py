@@ -17,9 +17,7 @@ from msgspec.structs import replace
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, continued
 from interlock.engine.continuing import Continuation
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
-from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
@@ -28,13 +26,14 @@ from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.masters import Masters, hydrated_for
+from interlock.engine.models.masters import Masters
 from interlock.engine.models.registry import extended, find
-from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.models.roster import as_input, delivered_dim, entry_of, token_key, tokenisings
 from interlock.engine.opening import announce, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
+from interlock.engine.passes.backend import REAL, Backend
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
@@ -70,13 +69,14 @@ def _refuse(settings: RunSettings, chunks: Path) -> None:
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
-    def __init__(self, chunks: Path, configuration: Configuration, controls: Controls) -> None:
+    def __init__(self, chunks: Path, configuration: Configuration, controls: Controls, backend: Backend = REAL) -> None:
         """Find the run's directory, the collections and the devices. Raises before anything is computed."""
         asked = configuration.settings
         _refuse(asked, chunks)
         self._chunks = chunks
         self.controls = controls
         self._working = False
+        self._backend = backend
         self._passed_over: list[str] = []
         self.directory = rundir.choose(asked.out, asked.run_id, chunks, asked.resume, self._passed_over.append)
         with ExitStack() as undo:
@@ -99,7 +99,7 @@ class Run:
             self._earlier = Continuation(self.recorder, self.directory, self.settings, source)
             self._emit = self.recorder.emit
             leases_before = self.recorder.look(lambda state: len(state.leases))
-            self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else CpuDevice()
+            self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else backend.host()
             gpus = [device for device in self._devices if device is not self._host]
             self._lessor = Lessor([*gpus, self._host], self.settings.ceiling, leases_before)
             if not gpus:
@@ -110,7 +110,7 @@ class Run:
 
     def _choose_devices(self) -> list[Device]:
         try:
-            return choose_devices(self.settings.devices, self.settings.faults)
+            return self._backend.devices(self.settings.devices, self.settings.faults)
         except UnavailableError as error:
             if self._configuration.origins["devices"] != FROM_RUN:
                 raise
@@ -170,7 +170,7 @@ class Run:
         torch.set_num_threads(threads)
         announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._passed_over)
         policy = Policy(settings.offline, settings.refresh_models)
-        cards = cards_of(self._specs, policy, self._devices[0].kind, self._emit)
+        cards = self._backend.cards(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)
         corpus, stores = read_and_tokenise(
             self._collections, tokenisings(cards), scratch, self._emit, lambda: self.controls.stop_requested
@@ -226,10 +226,13 @@ class Run:
             devices=self._devices,
             host=self._host,
             lessor=self._lessor,
-            masters=Masters(self.settings.warm, hydrated_for(self._devices[0])),
+            masters=Masters(self.settings.warm, self._backend.hydrate(self._devices[0])),
             controls=self.controls,
             emit=self._emit,
             sync=self._journal.sync,
+            laws=self._backend.laws,
+            encoders=self._backend.encoders,
+            load=self._backend.load,
         )
 
     def _sampled(self, device: str, memory: ev.Memory, readings: ev.Readings | None) -> None:

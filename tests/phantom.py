@@ -26,7 +26,7 @@ from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Rows
-from interlock.engine.models.assets import Snapshot
+from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.network import PackedEncoder
@@ -58,7 +58,7 @@ _COMPUTING = threading.RLock()  # what torch keeps of fake tensors is not made f
 def card_of(name: str, *, packed: bool = False, attention: str = "sdpa") -> ModelCard:
     """The card of a published configuration, with the engine's own batches for a GPU."""
     config = ARCHITECTURES[name]
-    snapshot = Snapshot(Path(name), name, None, "hit", (), name, 0, 0.0)
+    snapshot = ModelSnapshot(Path(name), name, None, "hit", (), name, 0, 0.0)
     return ModelCard(
         key=name,
         snapshot=snapshot,
@@ -221,6 +221,7 @@ class Desk:
             sync=lambda: None,
             laws=law,
             encoders=lambda card, network, _: Encoder(card, network),
+            load=load,
         )
         PassExecutor(cells, [[] for _ in cells], [1.0] * len(cells), context).run()
         return summarise(self.state)

@@ -1,8 +1,9 @@
-"""The main screen on a scripted run: what it shows at every size, and what an operator's keys do to it."""
+"""The main screen on a recorded run: what it shows at every size, and what an operator's keys do to it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,39 +18,39 @@ from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
-from interlock.console.scripted import Scripted, Staged
 from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
+from tools.recorded import Recorded
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
-FAR = 0.637
+FAR = 0.65
 """Of the cost: one pass is done, the next has climbed the ladder."""
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Scripted]:
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
     run = script(tmp_path)
     yield run
     run.close()
 
 
-def script(place: Path, devices: int = 2) -> Scripted:
-    return Scripted(rundir.choose(place, "r", place, resume=False), Controls(), devices=devices)
+def script(place: Path, name: str = "two-devices") -> Recorded:
+    return Recorded(rundir.choose(place, "r", place, resume=False), name=name)
 
 
 @asynccontextmanager
 async def shown(
-    run: Scripted, size: tuple[int, int] = (80, 24), *, readonly: bool = False, **look: object
+    run: Recorded, size: tuple[int, int] = (80, 24), *, readonly: bool = False, **look: object
 ) -> AsyncIterator[tuple[Console, Pilot]]:
     """The console on a moment of a run; it looks at it when it is told to, and not by the clock."""
     session = Session(lambda _: run)
     session.work = run
-    source = Staged(run)
+    source = copy(run)
     if readonly:
         source.controls = None
-    app = Console(source, Look(refresh=0.5, **look), session=session, driver=None)
+    app = Console(source if readonly else run, Look(refresh=0.5, **look), session=session, driver=None)
     async with app.run_test(size=size) as pilot:
         await seen(app, pilot)
         yield app, pilot
@@ -73,13 +74,14 @@ def text_of(app: Console) -> list[str]:
 async def test_GIVEN_any_size_and_devices_WHEN_shown_THEN_state_progress_devices_and_keys_are_there(
     tmp_path, size, devices
 ):
-    run = script(tmp_path, devices)
-    run.play_to(FAR)
+    run = script(tmp_path, "eight-devices")
+    far = run.play_to(FAR)
+    run.snapshot = lambda: replace(far, devices=far.devices[:devices])
     async with shown(run, size) as (app, pilot):
         lines = await seen(app, pilot)
         assert [len(line) for line in lines] == [size[0]] * size[1]
         header, *panes, footer = lines
-        for word in ("RUN", "SCRIPTED", "%", "EXCL on", "CPU-FB on"):
+        for word in ("RUN", "SIMULATED", "%", "EXCL on", "CPU-FB on"):
             assert word in header
         text = "\n".join(panes)
         named = sum(f"cuda:{number}" in text for number in range(devices))
@@ -91,9 +93,9 @@ async def test_GIVEN_any_size_and_devices_WHEN_shown_THEN_state_progress_devices
     run.close()
 
 
-async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_how_far_it_is(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, (39, 9)) as (app, pilot):
+async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_how_far_it_is(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (39, 9)) as (app, pilot):
         first, *rest = await seen(app, pilot)
         assert "RUN" in first
         assert "%" in first
@@ -101,72 +103,72 @@ async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_GIVEN_ascii_WHEN_shown_THEN_no_other_sign_is_on_the_screen(scripted, size):
-    scripted.play_to(FAR)
-    async with shown(scripted, size, ascii=True) as (app, pilot):
+async def test_GIVEN_ascii_WHEN_shown_THEN_no_other_sign_is_on_the_screen(recorded, size):
+    recorded.play_to(FAR)
+    async with shown(recorded, size, ascii=True) as (app, pilot):
         text = "".join(await seen(app, pilot))
         assert {sign for sign in text if ord(sign) > 0x7F} == set()
         assert all(word in text for word in ("RUN", "HELD", "RELEASED", "running", "done"))
 
 
-async def test_GIVEN_a_slow_link_WHEN_shown_THEN_it_looks_once_a_second_and_draws_no_curves(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, (120, 40), slow_link=True) as (app, pilot):
+async def test_GIVEN_a_slow_link_WHEN_shown_THEN_it_looks_once_a_second_and_draws_no_curves(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40), slow_link=True) as (app, pilot):
         text = "".join(await seen(app, pilot))
         assert app.look.rate <= 1
         assert not set("▂▃▄▅▆▇") & set(text)
 
 
-async def test_GIVEN_exclusive_WHEN_switched_off_THEN_what_follows_is_shown_and_it_is_pending_until_answered(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_exclusive_WHEN_switched_off_THEN_what_follows_is_shown_and_it_is_pending_until_answered(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("x")
         assert isinstance(app.screen, Ask)
         assert "batches on cuda:" in "\n".join(text_of(app))
         await pilot.press("y")
         assert "EXCL off*" in text_of(app)[0]
-        assert [each.who for each in scripted.controls.pending()] == [app.who]
-        done = scripted.recorder.snapshot().batches_done
-        scripted.play_until(lambda now: now.batches_done > done + 4)
+        assert [each.who for each in recorded.controls.pending()] == [app.who]
+        done = recorded.snapshot().batches_done
+        recorded.play_until(lambda now: now.batches_done > done + 4)
         header = (await seen(app, pilot))[0]
         assert "EXCL off" in header
         assert "off*" not in header
 
 
-async def test_GIVEN_a_question_WHEN_left_with_escape_THEN_nothing_is_asked(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_a_question_WHEN_left_with_escape_THEN_nothing_is_asked(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("x", "escape")
         assert isinstance(app.screen, Main)
-        assert scripted.controls.pending() == []
+        assert recorded.controls.pending() == []
 
 
-async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("P")
         assert "PAUSING" in text_of(app)[0]
-        scripted.play_until(lambda now: now.paused)
+        recorded.play_until(lambda now: now.paused)
         assert "PAUSED" in (await seen(app, pilot))[0]
         assert "P Resume" in text_of(app)[-1]
 
 
-async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_the_reason(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, readonly=True) as (app, pilot):
+async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_the_reason(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, readonly=True) as (app, pilot):
         for key in "xcPS":
             await pilot.press(key)
             assert isinstance(app.screen, Main)
             assert "--readonly" in text_of(app)[-1]
-        assert scripted.controls.pending() == []
+        assert recorded.controls.pending() == []
 
 
-async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_until_it_is_let_go(scripted):
-    scripted.play_to(0.1)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_until_it_is_let_go(recorded):
+    recorded.play_to(0.1)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("space")
         before = text_of(app)
-        scripted.play_to(FAR)
+        recorded.play_to(FAR)
         assert await seen(app, pilot) == before
         assert "FROZEN" in before[0]
         await pilot.press("space")
@@ -175,33 +177,33 @@ async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_
         assert after[1:] != before[1:]
 
 
-async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         app._session._thread = type("Thread", (), {"ident": 1})()
-        app._session.controls = scripted.controls
+        app._session.controls = recorded.controls
         await pilot.press("q")
         assert "detach" in "\n".join(text_of(app))
         await pilot.press("S")
-        assert scripted.controls.code == ExitCode.STOPPED
+        assert recorded.controls.code == ExitCode.STOPPED
         assert "STOPPING" in text_of(app)[0]
-        scripted.play_to(1)
+        recorded.play_to(1)
         await seen(app, pilot)
     assert app.return_value is Leave.STOP
 
 
-async def test_GIVEN_a_live_run_WHEN_detached_THEN_the_console_ends_and_the_run_is_not_asked_anything(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_GIVEN_a_live_run_WHEN_detached_THEN_the_console_ends_and_the_run_is_not_asked_anything(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("q", "d")
     assert app.return_value is Leave.DETACH
-    assert scripted.controls.code is None
+    assert recorded.controls.code is None
 
 
-async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_quitting_asks_nothing(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, (120, 40)) as (app, pilot):
-        scripted.play_to(1)
+async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_quitting_asks_nothing(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        recorded.play_to(1)
         await seen(app, pilot)
         assert isinstance(app.screen, SummaryScreen)
         await pilot.press("escape")
@@ -210,24 +212,24 @@ async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_qu
     assert app.return_value is Leave.OVER
 
 
-async def test_GIVEN_events_WHEN_found_opened_filtered_and_exported_THEN_each_does_what_it_says(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, (120, 40)) as (app, pilot):
+async def test_GIVEN_events_WHEN_found_opened_filtered_and_exported_THEN_each_does_what_it_says(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
         await pilot.press("slash", *"replan", "enter")
-        assert "found" in text_of(app)[-1]
+        assert "matches" in text_of(app)[-1]
         await pilot.press("enter")
         assert isinstance(app.screen, EventScreen)
         assert "rung" in "\n".join(text_of(app))
         await pilot.press("escape", "f", "f")
         assert "warnings" in text_of(app)[-1]
         await pilot.press("e")
-        (file,) = scripted.directory.path.glob("events-*.txt")
+        (file,) = recorded.directory.path.glob("events-*.txt")
         assert file.read_text().count("\n") == len(app.main._events.listed()) > 3
 
 
-async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_and_go(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted, (120, 40)) as (app, pilot):
+async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_and_go(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
         await pilot.press("question_mark")
         assert isinstance(app.screen, Help)
         assert "one model at a time" in "\n".join(text_of(app))
@@ -240,11 +242,11 @@ async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_an
         assert "2 Passes" in "\n".join(await seen(app, pilot))
 
 
-async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_them_does(scripted):
-    scripted.play_to(FAR)
+async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_them_does(recorded):
+    recorded.play_to(FAR)
     hostile = "[/b]\x1b[31m\u202e\u200d中文😀" + "x" * 10_000
-    held = Staged(scripted)
-    snapshot = scripted.recorder.snapshot()
+    held = copy(recorded)
+    snapshot = recorded.snapshot()
     passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
     spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))
     held.snapshot = lambda: spoilt
@@ -256,7 +258,7 @@ async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_t
 
 
 async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends_by_itself(tmp_path):
-    def make(controls: Controls) -> Scripted:
+    def make(controls: Controls) -> Recorded:
         raise RuntimeError("no such thing")
 
     session = Session(make)
@@ -274,24 +276,24 @@ async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends
         session.result()
 
 
-async def test_switching_the_cpu_fallback_off_says_what_will_happen_and_asks_as_switching_it_on_does(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
-        now = scripted.recorder.snapshot()
+async def test_switching_the_cpu_fallback_off_says_what_will_happen_and_asks_as_switching_it_on_does(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        now = recorded.snapshot()
         await pilot.press("c")
         assert isinstance(app.screen, Ask)
         told = "\n".join(text_of(app))
         for word in ("parked", "incomplete", f"{now.batches - now.batches_done} of {now.batches} batches"):
             assert word in told
         await pilot.press("escape")
-        assert scripted.controls.pending() == []
+        assert recorded.controls.pending() == []
         await pilot.press("c", "y")
-        assert [(each.control, each.value) for each in scripted.controls.pending()] == [("cpu_fallback", "no")]
+        assert [(each.control, each.value) for each in recorded.controls.pending()] == [("cpu_fallback", "no")]
 
 
-async def test_the_palette_and_enter_change_nothing_whatever_was_not_looked_for(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_the_palette_and_enter_change_nothing_whatever_was_not_looked_for(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         for typed in ((), ("p",), ("e",), ("s",)):
             await pilot.press("colon")
             await pilot.pause(0.3)
@@ -299,16 +301,16 @@ async def test_the_palette_and_enter_change_nothing_whatever_was_not_looked_for(
             await pilot.pause(0.6)
             await pilot.press("enter")
             await pilot.pause(0.3)
-            assert scripted.controls.pending() == []
-            assert scripted.controls.code is None
+            assert recorded.controls.pending() == []
+            assert recorded.controls.code is None
             assert not isinstance(app.screen, Ask)
             while not isinstance(app.screen, Main):
                 await pilot.press("escape")
 
 
-async def test_what_steers_is_offered_last_in_the_palette_and_found_by_its_name(scripted):
-    scripted.play_to(FAR)
-    async with shown(scripted) as (app, pilot):
+async def test_what_steers_is_offered_last_in_the_palette_and_found_by_its_name(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("colon")
         await pilot.pause(0.6)
         labels = [option.hit.text for option in app.screen.query_one(CommandList).options]
@@ -317,26 +319,26 @@ async def test_what_steers_is_offered_last_in_the_palette_and_found_by_its_name(
         await pilot.pause(0.6)
         await pilot.press("enter")
         await pilot.pause(0.3)
-        assert [(each.control, each.value) for each in scripted.controls.pending()] == [("pause", "yes")]
+        assert [(each.control, each.value) for each in recorded.controls.pending()] == [("pause", "yes")]
 
 
-async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is_pending(scripted):
-    scripted.play_to(FAR)
-    scripted.controls.refuse("cpu_fallback", "this run has no GPU")
-    scripted.controls.refuse("schedule", "there is one model only")
-    async with shown(scripted, (120, 40)) as (app, pilot):
+async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is_pending(recorded):
+    recorded.play_to(FAR)
+    recorded.controls.refuse("cpu_fallback", "this run has no GPU")
+    recorded.controls.refuse("schedule", "there is one model only")
+    async with shown(recorded, (120, 40)) as (app, pilot):
         for key, reason in (("c", "this run has no GPU"), ("x", "there is one model only")):
             await pilot.press(key)
             assert isinstance(app.screen, Main)
             assert reason in text_of(app)[-1]
-            assert scripted.controls.pending() == []
+            assert recorded.controls.pending() == []
             assert "*" not in text_of(app)[0]
 
 
-async def test_a_switch_that_would_change_nothing_says_so_and_cannot_be_confirmed(scripted):
-    scripted.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
-    async with shown(scripted) as (app, pilot):
+async def test_a_switch_that_would_change_nothing_says_so_and_cannot_be_confirmed(recorded):
+    recorded.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
+    async with shown(recorded) as (app, pilot):
         await pilot.press("x")
         assert "Nothing to change" in "\n".join(text_of(app))
         await pilot.press("y")
-        assert scripted.controls.pending() == []
+        assert recorded.controls.pending() == []

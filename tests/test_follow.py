@@ -10,14 +10,12 @@ import time
 
 import pytest
 
-from interlock.console.scripted import Scripted
 from interlock.console.sources import journal as follow
 from interlock.console.sources import tail
 from interlock.console.sources.journal import GONE, Replayed, Watched
 from interlock.console.sources.live import Source
 from interlock.console.sources.tail import held, journal_at
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.events import Entry
@@ -28,14 +26,14 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import ROOT
+from tools.recorded import Recorded
 
 WRITER = """
 import sys
 from pathlib import Path
-from interlock.console.scripted import Scripted
-from interlock.engine.passes.controls import Controls
+from tools.recorded import Recorded
 from interlock.engine.record.rundir import RunDirectory
-Scripted(RunDirectory(Path(sys.argv[1])), Controls(), speed=float(sys.argv[2])).go()
+Recorded(RunDirectory(Path(sys.argv[1])), speed=float(sys.argv[2])).go()
 """
 
 
@@ -62,13 +60,13 @@ def closing():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The directory of a run that was written to its end."""
-    run = Scripted(RunDirectory(tmp_path_factory.mktemp("runs") / "whole"), Controls(), speed=math.inf)
+    run = Recorded(RunDirectory(tmp_path_factory.mktemp("runs") / "whole"))
     run.go()
     return run.directory.path
 
 
-def scripted(path, controls=None):
-    return Scripted(RunDirectory(path), controls or Controls(), speed=math.inf)
+def recorded(path):
+    return Recorded(RunDirectory(path))
 
 
 def writer(path, speed=40.0):
@@ -126,7 +124,7 @@ def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and
     assert "--resume" in source.note and seen.reason == source.note
     assert (source.kind, source.controls) == ("watch", None)
     until(lambda: source.snapshot().seq == folded(tmp_path / "run").seq)
-    scripted(tmp_path / "run").go()
+    recorded(tmp_path / "run").go()
     until(lambda: source.over)
     assert source.snapshot() == folded(tmp_path / "run") and source.note == ""
 
@@ -144,7 +142,7 @@ def test_GIVEN_a_run_in_another_process_WHEN_watched_from_before_it_began_THEN_a
 
 
 def test_GIVEN_a_live_writer_that_says_nothing_WHEN_watched_THEN_it_is_not_taken_for_gone(tmp_path, closing):
-    run = scripted(tmp_path / "run")
+    run = recorded(tmp_path / "run")
     run.play_to(0.3)
     source = closing(Watched(tmp_path / "run"))
     time.sleep(1.2)
@@ -235,7 +233,7 @@ def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_dire
     assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
     with pytest.raises(UsageError, match=f"new does not exist: .*runs in {whole.parent}: {whole.name}"):
         journal_at(whole.parent / "new")
-    with pytest.raises(UsageError, match=f"holds 1 run,.*{whole.name}"):
+    with pytest.raises(UsageError, match=f"has 1 run: .*{whole.name}"):
         journal_at(whole.parent)
 
 
@@ -324,10 +322,10 @@ def test_GIVEN_a_replay_WHEN_paused_sought_and_sped_up_THEN_it_stands_where_it_w
 
 
 def test_GIVEN_a_run_of_two_sessions_WHEN_replayed_THEN_the_time_between_them_is_left_out(tmp_path, closing):
-    first = scripted(tmp_path / "run")
+    first = recorded(tmp_path / "run")
     first.play_to(0.5)
     first.close()
-    scripted(tmp_path / "run").go()
+    recorded(tmp_path / "run").go()
     source = closing(Replayed(tmp_path / "run", speed=math.inf))
     until(lambda: source.over)
     assert source.length == pytest.approx(source.snapshot().elapsed)

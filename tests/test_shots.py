@@ -32,7 +32,7 @@ def test_GIVEN_another_time_zone_and_another_users_wishes_WHEN_taken_again_THEN_
     assert taken(MAIN, SETUP) == first
     assert os.environ["TZ"] == "Asia/Tokyo"
     text = first["main-80x24"].decode().replace("&#160;", " ")
-    assert "SCRIPTED" in text and "08:01:" in text and not re.search(r"terminal-\d|/tmp|ada", text)
+    assert "SIMULATED" in text and "08:01:" in text and not re.search(r"terminal-\d|/tmp|ada", text)
 
 
 def test_GIVEN_pictures_that_are_missing_or_differ_WHEN_checked_THEN_they_are_named_and_nothing_is_written(

@@ -14,7 +14,6 @@ from interlock.console.apps.run import Console
 from interlock.console.front_ends import dispatch as front_end
 from interlock.console.look import Leave, Look
 from interlock.console.screens.main import Main
-from interlock.console.scripted import Scripted
 from interlock.console.sources.live import Live
 from interlock.console.sources.session import Session
 from interlock.engine.config import load
@@ -22,6 +21,7 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
 from tests.pty_harness import OnTerminal
+from tools.recorded import Recorded
 
 SLOW = 1.5
 """Seconds until the first frame, in which a console of ten looks a second looks fifteen times."""
@@ -40,16 +40,16 @@ sys.exit(main())
 
 
 class Once:
-    """Makes a scripted run that waits for `let_go`, and counts how often it was asked to."""
+    """Makes a recorded run that waits for `let_go`, and counts how often it was asked to."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.asked, self.let_go = place, 0, threading.Event()
 
-    def __call__(self, controls: Controls) -> Scripted:
+    def __call__(self, controls: Controls) -> Recorded:
         self.asked += 1
         assert self.let_go.wait(PATIENCE)
         directory = rundir.choose(self.place, f"r{self.asked}", self.place, resume=False)
-        return Scripted(directory, controls, speed=float("inf"))
+        return Recorded(directory, controls)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_console_that_is_gone_before_its_first_frame_leaves_a_run_that_starts_
     monkeypatch.setattr(Console, "run", leaves)
     code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
     assert once.asked == 1
-    assert code == ExitCode.FAILED  # as the script ends
+    assert code == ExitCode.FAILED  # as it ends
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def busy() -> Iterator[None]:
         loop.wait()
 
 
-def scripted(place: Path, seconds: float) -> OnTerminal:
+def rehearsed(place: Path, seconds: float) -> OnTerminal:
     command = [sys.executable, "-c", LATE.format(seconds=seconds), "demo", "--scripted", "--refresh", "10"]
     root = str(Path(__file__).parents[1])
     return OnTerminal([*command, "--out", place, "--run-id", "r"], cwd=place, env={"PYTHONPATH": root})
@@ -135,9 +135,9 @@ def scripted(place: Path, seconds: float) -> OnTerminal:
 @pytest.mark.alone
 @pytest.mark.parametrize("seconds", [0.0, SLOW], ids=["beside busy loops", "beside busy loops and a late frame"])
 def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself(tmp_path, busy, seconds):
-    with scripted(tmp_path, seconds) as terminal:
+    with rehearsed(tmp_path, seconds) as terminal:
         screen = terminal.wait_for("cuda:0", PATIENCE)
-        assert "SCRIPTED" in screen.lines[0]
+        assert "SIMULATED" in screen.lines[0]
         assert "detached" not in terminal.output.decode(errors="replace")
         assert b"\x1b[?1049l" not in terminal.output  # the screen was not given back
         terminal.press("q")
@@ -150,10 +150,11 @@ def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself
 def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_completes(tmp_path):
     root = str(Path(__file__).parents[1])
     command = [sys.executable, "-c", LATE.format(seconds=3), "demo", "--scripted", "--speed", "1000", "--refresh", "10"]
+    command += ["--roster", "sim-minilm-l6"]
     with OnTerminal([*command, "--out", tmp_path, "--run-id", "r"], cwd=tmp_path, env={"PYTHONPATH": root}) as terminal:
         terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.output, PATIENCE)
         terminal.hang_up()
-        assert terminal.wait(PATIENCE) == ExitCode.FAILED  # as the script ends
+        assert terminal.wait(PATIENCE) == ExitCode.FAILED  # as it ends
     told = (tmp_path / "r" / "journal.jsonl").read_bytes()
     assert told.count(b'"run_started"') == 1
     assert b'"run_closed"' in told

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.models import weights
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
@@ -29,7 +28,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory):
     """A cache of laws for these tests; what is loaded has no content."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("INTERLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patched.setattr(weights, "load", load)
         for card in (HEAVY, PRIMARY, COMPANION):
             law(card, "sim")
         gc.collect()

@@ -1,6 +1,6 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from interlock.engine import run as run_module
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.outlet.qdrant import Store
@@ -153,8 +152,9 @@ class Flaky:
 def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alone_and_strict_says_so(
     tmp_path, monkeypatch, tiny_a, clean, strict, code
 ):
-    context = partial(run_module.RunContext, encoders=lambda *given: Flaky(encoder_for(*given)))
-    monkeypatch.setattr(run_module, "RunContext", context)
+    context = Run._context
+    flaky = {"encoders": lambda *given: Flaky(encoder_for(*given))}
+    monkeypatch.setattr(Run, "_context", lambda run: replace(context(run), **flaky))
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     ended, run = embed(root, tmp_path / "out", roster=str(tiny_a), strict=strict)
     assert ended == code

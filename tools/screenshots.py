@@ -1,4 +1,4 @@
-"""The pictures in `screenshots/`: every screen at two sizes, from a scripted run, as SVG and PNG.
+"""The pictures in `screenshots/`: every screen at two sizes, from a recorded rehearsal, as SVG and PNG.
 
 `python -m tools.screenshots [--check] [OUT]` makes them anew; with `--check` it makes the SVGs again and says which
 differ from those in OUT. The same code gives the same SVG, byte for byte, on any machine and in any time zone.
@@ -7,7 +7,6 @@ differ from those in OUT. The same code gives the same SVG, byte for byte, on an
 import argparse
 import asyncio
 import html
-import math
 import os
 import re
 import sys
@@ -23,11 +22,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from interlock.console.scripted import Scripted, Staged
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record.atomic import write_bytes
 from interlock.engine.record.rundir import RunDirectory
+from tools.recorded import Recorded
 
 if TYPE_CHECKING:
     from textual.app import App
@@ -44,29 +42,29 @@ LOOKS = 3
 FONT = "DejaVu Sans Mono"
 COLOURS = 256
 
-Make = Callable[[Scripted, "Look"], "App[Any]"]
+Make = Callable[[Recorded, "Look"], "App[Any]"]
 
 
-def console(run: Scripted, look: "Look") -> "App[Any]":
+def console(run: Recorded, look: "Look") -> "App[Any]":
     """The console on the run."""
     from interlock.console.apps.run import Console
 
-    app = Console(Staged(run), look, summary=run.directory.summary, driver=None)
+    app = Console(run, look, summary=run.directory.summary, driver=None)
     app.who = "operator"
     return app
 
 
-def comparison(run: Scripted, look: "Look") -> "App[Any]":
-    """The viewer on this run and one of another seed and one more device."""
+def comparison(run: Recorded, look: "Look") -> "App[Any]":
+    """The viewer on this run and one of eight devices."""
     from interlock.console.apps.viewer import Viewer
     from interlock.console.summary.document import load
 
-    other = Scripted(RunDirectory(run.directory.path.with_name(EARLIER)), Controls(), seed=8, devices=3, speed=math.inf)
+    other = Recorded(RunDirectory(run.directory.path.with_name(EARLIER)), name="eight-devices")
     other.play_to(1.0)
     return Viewer(load(run.directory.summary), load(other.directory.summary), look, driver=None)
 
 
-def setup(run: Scripted, look: "Look") -> "App[Any]":
+def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
     from interlock.console.apps.setup import Form
     from interlock.engine.config import load
@@ -86,7 +84,7 @@ class Shot:
     pending: tuple[str, str] | None = None
     ascii: bool = False
     theme: str = "signal"
-    devices: int = 2
+    run: str = "two-devices"
     make: Make = console
 
 
@@ -94,13 +92,13 @@ SHOTS = (
     Shot("main"),
     Shot("ascii", ascii=True),
     Shot("daltonic", theme="daltonic"),
-    Shot("eight-devices", 0.73, devices=8),
-    Shot("shared", 0.52, heeded=("schedule", "shared")),
+    Shot("eight-devices", 0.73, run="eight-devices"),
+    Shot("shared", 0.56),
     Shot("pending", 0.35, pending=("schedule", "shared")),
     Shot("paused", 0.73, heeded=("pause", "yes")),
     Shot("events", keys=("4", "f", "z")),
     Shot("event", keys=("4", "f", "up", "up", "enter")),
-    Shot("exclusive", 0.52, keys=("x",)),
+    Shot("exclusive", 0.35, keys=("x",)),
     Shot("quit", keys=("q",)),
     Shot("help", keys=("question_mark",)),
     Shot("palette", keys=("ctrl+p",)),
@@ -184,8 +182,14 @@ def _letter_by_letter(text: re.Match[str]) -> str:
 async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
     from interlock.console.look import Look
 
-    run = Scripted(RunDirectory(scratch / RUN), Controls(), speed=math.inf, devices=shot.devices)
-    _play(run, shot)
+    run = Recorded(RunDirectory(scratch / RUN), name=shot.run)
+    run.play_to(shot.share)
+    assert run.controls
+    if shot.heeded:
+        run.controls.ask(*shot.heeded, "operator")
+        run.play_until(lambda seen: seen.paused)
+    if shot.pending:
+        run.controls.ask(*shot.pending, "operator")
     app = shot.make(run, Look(ascii=shot.ascii, theme=shot.theme))
     with _scene(run):
         async with app.run_test(size=size) as pilot:
@@ -198,25 +202,15 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
     return svg
 
 
-def _play(run: Scripted, shot: Shot) -> None:
-    """The run as far as the shot wants it."""
-    if shot.heeded:
-        run.play_to(shot.share - 0.1)
-        run.controls.ask(*shot.heeded, "operator")
-    run.play_until(lambda seen: seen.paused or (seen.over if shot.share >= 1 else seen.share_done >= shot.share))
-    if shot.pending:
-        run.controls.ask(*shot.pending, "operator")
-
-
 @contextmanager
-def _scene(run: Scripted) -> Iterator[None]:
+def _scene(run: Recorded) -> Iterator[None]:
     """For the screens it is the moment of the run's latest entry, on a machine with the demo's models."""
     import interlock.console.apps.run
     import interlock.console.apps.setup
     import interlock.console.screens.main
     from interlock.engine.config import load
 
-    now = SimpleNamespace(time=lambda: run.recorder.snapshot().latest_at, strftime=time.strftime)
+    now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
     models = [name for name, _ in load({}, {}).settings.roster]
     with ExitStack() as stack:
         stack.enter_context(patch.object(interlock.console.apps.run, "time", now))

@@ -175,6 +175,7 @@ def _rounds(
         sync=lambda: None,
         laws=shop.law,
         encoders=heard.encoders,
+        load=shop.network,
     )
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]

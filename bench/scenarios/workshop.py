@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -79,7 +78,6 @@ def workshop() -> Iterator[Workshop]:
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         shop = Workshop(Path(place))
-        stack.enter_context(patch.object(weights, "load", shop.network))  # the host attaches from files, in each plan
         torch.set_num_threads(1)
         stack.callback(torch.set_num_threads, threads)
         gc.collect()

@@ -46,8 +46,10 @@ CARDS = {
 }
 
 
-def simulated(text: str, faults: Sequence[Fault] = ()) -> "list[SimDevice]":
-    """The devices that `sim:2xT4`, `sim:1xT4+1xL4` or `sim:2x16GiB` names: `cuda:0` and up.
+def simulated(
+    text: str, faults: Sequence[Fault] = (), make: "Callable[[str, Card, Sequence[Fault]], SimDevice] | None" = None
+) -> "list[SimDevice]":
+    """The devices that `sim:2xT4`, `sim:1xT4+1xL4` or `sim:2x16GiB` names: `cuda:0` and up, of the class `make`.
 
     Raises UsageError for anything else, and for a fault of a device that is not among them.
     """
@@ -58,7 +60,7 @@ def simulated(text: str, faults: Sequence[Fault] = ()) -> "list[SimDevice]":
     for fault in faults:
         if fault.device not in (None, *names):
             raise UsageError(f"the fault is for {fault.device}, but {text} has only {', '.join(names)}")
-    return [SimDevice(name, card, faults) for name, card in zip(names, cards, strict=True)]
+    return [(make or SimDevice)(name, card, faults) for name, card in zip(names, cards, strict=True)]
 
 
 class SimDevice:

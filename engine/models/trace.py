@@ -43,7 +43,7 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
     """The law of a card's model on a device of this kind: its weights as held there, or as its files say."""
     dtype: torch.dtype = getattr(torch, card.dtype)
     if device_kind == "cpu" and card.packed:
-        return _weighing(_closed(card.config, dtype), _weights_in(card, dtype.itemsize))
+        return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
     law = law_of(card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow)
@@ -57,7 +57,7 @@ def law_of_config_only(
     packed, narrow = packable(config), device_kind == "sim"
     computed = torch.float32 if narrow else dtype
     law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow)
-    return _weighing(_closed(config, dtype), law.weights) if device_kind == "cpu" and packed else law
+    return _weighing(packed_law(config, dtype), law.weights) if device_kind == "cpu" and packed else law
 
 
 def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str = "sdpa", narrow: bool = False) -> Law:
@@ -99,7 +99,7 @@ def _weighing(law: Law, weights: int) -> Law:
     return replace(law, weights=weights, bare=law.bare and replace(law.bare, weights=weights))
 
 
-def _closed(config: Config, dtype: torch.dtype) -> Law:
+def packed_law(config: Config, dtype: torch.dtype) -> Law:
     """The packed network's: `max(6d, 2d + ff)` values for each token, and MPNet's addition to the attention scores."""
     width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
     phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)

@@ -9,7 +9,7 @@ import copy
 import math
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,7 +153,7 @@ def load(card: ModelCard) -> nn.Module:
     return network
 
 
-def attach_to_host(card: ModelCard, device: Device) -> Attached:
+def attach_to_host(card: ModelCard, device: Device, load: Callable[[ModelCard], nn.Module] = load) -> Attached:
     """The model of `card` on the host's processor, in the layout that its kernels want."""
     network = load(card)
     attached = Attached(network.pack_for_cpu() if isinstance(network, PackedEncoder) else network, device)

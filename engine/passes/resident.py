@@ -19,7 +19,7 @@ from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
-from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
+from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, computed_tokens, encoder_for
@@ -56,6 +56,7 @@ class RunContext:
     sync: Callable[[], None]
     laws: Laws = law_for
     encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
+    load: Callable[[ModelCard], nn.Module] = load
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ class ResidentModel:
     def _instance_on_host(self, lease: Lease) -> ModelInstance:
         host, card = self._context.host, self._planner.card_on(self._cells.card, self._context.host)
         began = time.monotonic()
-        attached = attach_to_host(card, host)
+        attached = attach_to_host(card, host, self._context.load)
         return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:

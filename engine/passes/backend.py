@@ -1,0 +1,40 @@
+"""What a run computes with: the devices and models of this machine, or others in their place."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import choose
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Hydrate, hydrated_for
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import cards_of
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import load
+from interlock.engine.passes.encoder import Encoder, encoder_for
+from interlock.engine.passes.memory_needs import Laws
+from interlock.engine.record.events import AnyEvent
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where devices, models and their vectors come from; the defaults are those of this machine."""
+
+    devices: Callable[[str, Sequence[str]], list[Device]] = choose
+    """By `--devices` and `--faults`."""
+    host: Callable[[], Device] = CpuDevice
+    cards: Callable[[Sequence[ModelSpec], Policy, str, Callable[[AnyEvent], object]], list[ModelCard]] = cards_of
+    """Of the roster's models on a kind of device; tells how each was resolved."""
+    laws: Laws = law_for
+    load: Callable[[ModelCard], nn.Module] = load
+    """A model for the host's own processor."""
+    hydrate: Callable[[Device], Hydrate] = hydrated_for
+    """A model's host master, for devices like this one."""
+    encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
+
+
+REAL = Backend()

@@ -1,0 +1,140 @@
+"""A recorded rehearsal that is told again: what the engine once wrote (`tools/record.py`), through a real recorder.
+
+It is a run for a session, and a source for screens that is moved by hand. What is asked for is heeded at the next step
+by the engine's own rules, but what follows in the recording stays as it was. No model is loaded, nothing is computed.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
+from interlock.engine.passes.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal, summary
+from interlock.engine.record.events import Entry
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import Snapshot
+
+RECORDED = Path(__file__).parent / "recorded"
+BEGAN = 1_788_249_600.0
+"""When the run of two devices began: 2026-09-01 08:00:00 UTC."""
+HOME = "/home/operator"
+HOST_ROOM = 24 << 30
+
+
+class Recorded:
+    """One recorded run, told into a directory of its own; one that was left is gone on with where it was."""
+
+    kind = "live"
+    note = ""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        controls: Controls | None = None,
+        *,
+        name: str = "two-devices",
+        speed: float = math.inf,
+    ) -> None:
+        self.directory = directory
+        self.controls: Controls | None = controls or Controls()
+        self.code: ExitCode | None = None
+        self._box, self._speed = self.controls, speed
+        entries = list(journal.read(RECORDED / f"{name}.jsonl"))
+        self._journal = journal.Journal(directory.journal)
+        self._at, self._seconds = entries[0].at, 0.0
+        self.recorder = Recorder(
+            self._journal, "sim", clock=lambda: self._seconds, wall=lambda: self._at + self._seconds
+        )
+        self._left = deque(entries[self.recorder.first :])
+        self._before = self._left[0].elapsed
+        self._at = self._left[0].at
+        bodies = [entry.body for entry in entries]
+        self._leases = {each.model: each for each in bodies if isinstance(each, ev.LeaseGranted) and each.batches > 1}
+        self._box.preview = self._preview
+        if self.recorder.first:
+            began = self.recorder.look(lambda state: state.started)
+            assert began
+            self.recorder.emit(
+                ev.RunResumed(
+                    versions=began.versions,
+                    chunks=began.chunks,
+                    config=began.config,
+                    environment=began.environment,
+                )
+            )
+
+    @property
+    def over(self) -> bool:
+        """Whether it was told to its end."""
+        return self.code is not None
+
+    def snapshot(self) -> Snapshot:
+        """The run at this moment."""
+        return self.recorder.snapshot()
+
+    def entries(self, after: int) -> tuple[list[Entry], int]:
+        """Those with a `seq` above `after`, and how many before them were dropped."""
+        return self.recorder.drain(max(after, self.recorder.first - 1))
+
+    def go(self) -> ExitCode:
+        """Let it happen at its speed; how it ended."""
+        while self.code is None:
+            time.sleep((self._left[0].elapsed - self._before - self._seconds) / self._speed)
+            self._step()
+            while self._box.paused and not self._box.stop_requested:
+                time.sleep(PAUSE_SECONDS)
+                self._box.settle(self.recorder.emit)
+        return self.code
+
+    def play_until(self, there: Callable[[Snapshot], bool]) -> Snapshot:
+        """Skip to the first moment at which `there` is so, or to the end."""
+        while not there(seen := self.snapshot()) and self.code is None:
+            self._step()
+        return seen if self.code is None else self.snapshot()
+
+    def play_to(self, share: float) -> Snapshot:
+        """Skip to where this share of all work is done; 1 is the end."""
+        return self.play_until(lambda seen: seen.over if share >= 1 else seen.share_done >= share)
+
+    def close(self) -> None:
+        """Leave it where it is."""
+        if self.code is None:
+            self._journal.close()
+
+    def _step(self) -> None:
+        """One entry of the recording, or the end that was asked for."""
+        entry = self._left.popleft()
+        self._seconds = max(self._seconds, entry.elapsed - self._before)
+        self._box.settle(self.recorder.emit)
+        body = entry.body
+        if self._box.stop_requested:
+            code = self._box.code or ExitCode.STOPPED
+            body = ev.RunClosed(status="stopped", reason="stopped by the operator", exit_code=code)
+        if isinstance(body, ev.RunStarted):
+            body = replace(body, run_id=self.directory.id)
+        if isinstance(body, ev.RunClosed):
+            self._box.end(self.recorder.emit)
+        self.recorder.emit(body)
+        if isinstance(body, ev.RunClosed):
+            summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+            self._journal.close()
+            self.code = ExitCode(body.exit_code)
+
+    def _preview(self, schedule: Schedule) -> Placement | None:
+        """What the engine would lease next, by its own rule and what leases took in the recording."""
+        seen = self.snapshot()
+        left = [sorted(set(range(each.batches)) - set(each.cells)) for each in seen.passes]
+        sizes = [(each.model, self._leases[each.model].predicted_bytes) for each in seen.passes]
+        needs = [MemoryNeed(key, whole=size, streamed=size // 2, host=2 * size) for key, size in sizes]
+        room = next(iter(self._leases.values())).budget_bytes
+        healthy = [device.facts.name for device in seen.devices if not device.lost]
+        places = [*(DeviceRoom(name, "sim", room) for name in healthy), DeviceRoom("cpu", "cpu", HOST_ROOM)]
+        return next_placement(schedule, left, needs, places, 0, None, seen.cpu_fallback)
