@@ -41,7 +41,7 @@ SHORT = [
     ),
     RuntimeError("unable to mmap 1024 bytes from file </x>: Cannot allocate memory (12)"),
     MemoryError(),
-    np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype("u1")),
+    (np._core if hasattr(np, "_core") else np.core)._exceptions._ArrayMemoryError((1 << 40,), np.dtype("u1")),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
 ]
 GONE = [
