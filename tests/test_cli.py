@@ -97,7 +97,11 @@ def test_watch_without_a_terminal_offers_the_summary_of_a_run_that_has_one_and_o
     (over := tmp_path / "over").mkdir()
     (over / "journal.jsonl").touch()
     (over / "summary.json").touch()
-    for run, word in ((tmp_path / "nope", "nope is not there"), (begun, "needs a terminal"), (over, "interlock view")):
+    for run, word in (
+        (tmp_path / "nope", "nope does not exist"),
+        (begun, "needs a terminal"),
+        (over, "interlock view"),
+    ):
         code, out, err = call("watch", run)
         assert (code, out) == (ExitCode.USAGE, "")
         assert word in err and (f"interlock view {run}" in err) == (run is over)
@@ -127,7 +131,7 @@ def test_GIVEN_a_model_that_does_not_load_WHEN_run_THEN_it_exits_1_with_a_summar
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     code, _, err = call("run", root, "--roster", model, "--run-id", "r")
     assert code == ExitCode.FAILED
-    assert "FAILED" in err
+    assert "error: pass 1 " in err and " failed: " in err
     assert summary_of(tmp_path / "runs" / "r")["exit_code"] == 1
 
 
@@ -265,7 +269,7 @@ def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["nowhere", "q"], "the store nowhere does not exist"),
+        (["nowhere", "q"], "no store at nowhere"),
         (["STORE", "q", "--collection", "other"], "no collection 'other'.*docs, more"),
         (["STORE", "q", "--collection", "docs", "--limit", "0"], "limit of at least 1"),
         (["STORE", "q", "--collection", "../docs"], "no collection"),

@@ -276,7 +276,7 @@ def test_a_name_that_no_run_has_is_begun_anew_and_the_names_of_those_there_are_t
     words = ["--roster", tiny_a, "--resume", "--no-ui", "--quiet"]
     assert call("run", "chunks", *words, "--run-id", "oen") == (0, [])
     (warning,) = summary_of(home / "runs" / "oen")["warnings"]
-    assert "there is no run oen" in warning and "the runs in runs are one" in warning
+    assert "no run 'oen', starting a new one" in warning and "runs in runs: one" in warning
     assert call("run", "chunks", *words, "--run-id", "first", "--out", "none-so-far") == (0, [])
     assert summary_of(home / "none-so-far" / "first")["warnings"] == []
 

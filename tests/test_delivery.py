@@ -218,7 +218,10 @@ def swap_rows(array):
     array[[3, 9]] = array[[9, 3]]
 
 
-@pytest.mark.parametrize(("change", "told"), [(flip_bit, "row 7 (1 such"), (swap_rows, "row 3 (2 such")])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(flip_bit, "vector differs in 1 row, first in row 7"), (swap_rows, "vector differs in 2 rows, first in row 3")],
+)
 def test_an_array_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(embed, monkeypatch, change, told):
     def changing(windows, checks):
         path = next(path for path in checks if path.name == "fused.npy")

@@ -201,7 +201,7 @@ def test_GIVEN_a_model_that_is_not_on_the_hub_WHEN_run_THEN_it_is_not_retried_an
     with Hub("stations/other", tiny_a, COMMIT).serving() as hub:
         env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
         said = interlock(*run_of(chunks, f"hf:{REPO}"), env=env, check=5, timeout=20).stderr
-    assert f"model tiny is not on this machine and cannot be fetched from hf:{REPO}@main" in said
+    assert f"model tiny is not on this machine and cannot be fetched from hf:{REPO} @ main" in said
 
 
 @pytest.fixture

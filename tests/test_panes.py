@@ -158,7 +158,7 @@ def test_GIVEN_controls_that_were_asked_for_WHEN_drawn_THEN_a_star_and_the_word_
 def test_GIVEN_a_wide_terminal_WHEN_drawn_THEN_the_header_says_everything_it_knows() -> None:
     line = _text(header.rows(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
     for word in ("RUN  WATCH", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
-                 "eta 3:23", "rows/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
+                 "eta 3:23", "texts/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
 
@@ -242,7 +242,7 @@ def test_GIVEN_passes_in_every_state_WHEN_drawn_without_colour_THEN_the_word_of_
 def test_GIVEN_mitigations_and_parked_rows_WHEN_drawn_at_80_columns_THEN_both_are_told() -> None:
     made = plain(passes.rows(sample(), 78, 4, with_cache=True))
     assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
-    assert "rows/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
+    assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
 
 
 def test_GIVEN_more_passes_than_lines_WHEN_drawn_THEN_the_one_at_work_is_shown_and_the_others_are_counted() -> None:
@@ -305,7 +305,7 @@ def test_GIVEN_what_a_run_saved_WHEN_drawn_THEN_every_kind_of_it_is_told() -> No
                      "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(cache.rows(sample(), 78, 2))
-    assert few[0].startswith("rows/s") and few[1].startswith("vectors")
+    assert few[0].startswith("texts/s") and few[1].startswith("vectors")
 
 
 def test_GIVEN_a_run_that_is_over_WHEN_rates_are_drawn_THEN_they_are_its_mean() -> None:

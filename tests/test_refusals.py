@@ -44,7 +44,7 @@ def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any
     said = interlock(
         "run", chunks, "--out", tmp_path / "o", "--roster", tiny_b, "--qdrant", store, "--run-id", "two", check=2
     )
-    assert "another meaning" in said.stderr
+    assert "written with other settings" in said.stderr
     assert not (tmp_path / "o" / "two").exists()
 
 

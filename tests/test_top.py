@@ -81,9 +81,9 @@ def test_an_error_that_nobody_knew_is_one_line_and_a_crash_file(bug, capfd, monk
 
 
 LIMITS = {
-    "full": (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device; make room"),
+    "full": (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device; free space there"),
     "descriptors": (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
-    "closed": (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied; mend that"),
+    "closed": (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied; fix the cause"),
     "memory": (MemoryError(), "out of memory; free memory"),
     "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
     "threads of a library": (Exception("Unknown error: Failed to launch worker thread: try again"), "ulimit -u"),
@@ -297,7 +297,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path):
         os.utime(place / "journal.jsonl", (1000 + number, 1000 + number))
     said = interlock("view", tmp_path / "typo", check=2).stderr
     assert len(said.splitlines()) == 1
-    assert f"the runs in {tmp_path} are r11; r10; r09; r08; r07; r06; r05; r04; r03; r02 and 2 more" in said
+    assert f"runs in {tmp_path}: r11; r10; r09; r08; r07; r06; r05; r04; r03; r02 and 2 more" in said
 
 
 def test_a_resumed_run_keeps_what_it_was_begun_with_and_says_so(chunks, tiny_a):
@@ -402,7 +402,7 @@ def test_a_directory_that_is_closed_is_told_in_one_line(chunks, args, code):
     done = subprocess.run(bound, env=environment(), cwd=chunks.parent, capture_output=True, text=True, timeout=120)
     (chunks.parent / "closed").chmod(0o700)
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
-    assert "closed" in done.stderr and "Permission denied; mend that" in done.stderr
+    assert "closed" in done.stderr and "Permission denied; fix the cause" in done.stderr
 
 
 def test_what_a_refused_session_could_not_remove_hinders_no_later_one(tmp_path):

@@ -29,7 +29,7 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
     rows_now, tokens_now = rates(snapshot)
     pace = snapshot.pace
     made = [
-        (0, _pace("rows/s", rows_now, pace.rows, snapshot, width, ascii)),
+        (0, _pace("texts/s", rows_now, pace.rows, snapshot, width, ascii)),
         (3, _pace("tokens/s", tokens_now, pace.tokens, snapshot, width, ascii)),
         (2, _told("models", *_models(snapshot), width=width, ascii=ascii)),
         (1, _told("vectors", *_vectors(snapshot), width=width, ascii=ascii)),
@@ -47,7 +47,7 @@ def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
     hits, downloads = _outcomes(snapshot)
     reused = sum(each.reused for each in snapshot.passes)
     parts = [
-        (0, f"{count(rate):>5} rows/s" + f" ({word})" * bool(word), ""),
+        (0, f"{count(rate):>5} texts/s" + f" ({word})" * bool(word), ""),
         (1, f"{count(reused)} vectors reused", ""),
         (2, trouble(snapshot.mitigations, sum(each.parked for each in snapshot.passes)), "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),

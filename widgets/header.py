@@ -119,7 +119,7 @@ def _times(snapshot: Snapshot) -> list[Field]:
     if snapshot.over and snapshot.reason:
         fields.append(Field(12, snapshot.reason, "warn", least=20))
     elif rate := words.rates(snapshot)[0]:
-        fields.append(Field(20, f"{words.count(rate):>5} rows/s"))
+        fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields
 
 

@@ -12,13 +12,13 @@ from interlock.console.actions import HELP, actions_of, bindings_of, shown_keys
 from interlock.console.look import Look
 
 LEGEND = """
-VRAM     weights, activations, free under the ceiling; the ceiling stands as a mark, ^ is the peak so far
-Passes   a cell is (model_pass, batch_index); the bar fills as batches are committed
-Leases   before > peak > after in GiB of the driver, and the residue: bytes that a lease left behind
-Events   note, notice, warning, error; enter shows all of one
-EXCL on* the star: asked for, and not yet answered by the engine
-stale    nothing was heard for that long
-SIMULATED  the GPUs are not there: logic is shown, never speed
+VRAM     weights, activations and free memory under the ceiling (the mark); ^ is the peak so far
+Passes   one cell per batch of a model; the bar fills as batches are committed
+Leases   GiB before > peak > after, as the driver reports it, and the residue that a lease left behind
+Events   note, notice, warning, error; enter shows every field
+EXCL on* * marks a request that the engine has not answered yet
+stale    time since the last news
+SIMULATED  the GPUs are not real: the logic is, the speed is not
 """
 
 

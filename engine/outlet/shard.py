@@ -47,7 +47,7 @@ def collections(directory: Path) -> list[str]:
     try:
         return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
     except FileNotFoundError:
-        raise UsageError(f"{directory} does not exist: name the --qdrant directory of a run") from None
+        raise UsageError(f"no store at {directory}: name the --qdrant directory of a run") from None
     except NotADirectoryError:
         raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
     except OSError as error:
