@@ -141,12 +141,18 @@ def human(steps: Steps, value: object) -> str:
         return ""
     names = [step for step in steps[-2:] if isinstance(step, str)]
     name, above = names[-1] if names else "", names[0] if names else ""
-    if re.search(r"(^|_)bytes$", name) or name in MEMORY or above == "budgets":
+    if is_bytes(name) or above == "budgets":
         return units.human_bytes(value) if abs(value) >= 1024 else ""
     return units.duration(value) if re.search(r"(^|_)seconds$", name) and value >= 60 else ""
 
 
-MEMORY = ("allocated", "occupied", "reserved")
+def is_bytes(name: str) -> bool:
+    """Whether a field of this name holds a number of bytes."""
+    return re.search(r"(^|_)bytes$", name) is not None or name in MEMORY
+
+
+MEMORY = ("allocated", "occupied", "reserved", "used", "total", "others")
+"""Fields that are bytes and do not say so in their names."""
 IDENTITY = (
     ("name",),
     ("lease",),
@@ -241,9 +247,4 @@ def _text(value: object) -> str:
     """A value as it is searched in; branches and what is not there are nothing to find."""
     if isinstance(value, str):
         return value.casefold()
-    if value is None or isinstance(value, bool):
-        return NAMES[value]
-    return repr(value) if isinstance(value, int | float) else ""
-
-
-NAMES = {None: "null", True: "true", False: "false"}
+    return "" if isinstance(value, dict | list | No) else json.dumps(value)

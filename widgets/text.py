@@ -7,7 +7,7 @@ screen (`Row.cells` does it), so no name of a model or a file can steer a termin
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from interlock.engine.record.safe import safe
 
@@ -76,6 +76,18 @@ def fitted(spans: Sequence[Span], width: int, *, ascii: bool = False) -> Row:
         made.append(span)
         left -= size
     return (*made, Span(" " * left)) if left else tuple(made)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells (1 at least), broken between words where there are any; none of an empty text."""
+    lines, width = [""], max(1, width)
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += chop_cells(word, width)
+    return lines if lines[0] else lines[1:]
 
 
 def kept(sizes: Sequence[int], ranks: Sequence[int], width: int, gap: int = 1) -> list[int]:

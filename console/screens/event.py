@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
-from rich.cells import cell_len, chop_cells
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,11 +20,9 @@ from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
+from interlock.widgets.nodes import is_bytes
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fitted
-
-SIZES = ("allocated", "occupied", "reserved", "used", "total", "others")
-"""Fields that are bytes and do not say so in their names."""
+from interlock.widgets.text import Row, Span, fitted, wrapped
 
 INDENT = 2
 LEAST_VALUE = 8
@@ -138,7 +135,7 @@ def _text(name: str, value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and (name.endswith("bytes") or name in SIZES):
+    if isinstance(value, int) and is_bytes(name):
         return f"{value} ({human_bytes(value)})"
     return "(empty)" if value == "" else str(value)
 
@@ -147,19 +144,7 @@ def _folded(depth: int, name: str, text: str, width: int) -> Iterator[Row]:
     """`name: value` in rows of `width`; what the first has no room for stands below it, indented."""
     indent = min(depth * INDENT, max(0, width - LEAST_VALUE))
     name = safe(name, sys.maxsize) + ":"
-    first, *others = _wrapped(f"{name} {safe(text, sys.maxsize)}".rstrip(), max(1, width - indent - INDENT))
+    first, *others = wrapped(f"{name} {safe(text, sys.maxsize)}".rstrip(), max(1, width - indent - INDENT))
     yield fitted([Span(" " * indent + first[: len(name)], "title"), Span(first[len(name) :])], width)
     for other in others:
         yield fitted([Span(" " * (indent + INDENT) + other)], width)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken between words where there are any."""
-    lines = [""]
-    for word in text.split(" "):
-        joined = f"{lines[-1]} {word}" if lines[-1] else word
-        if cell_len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines += chop_cells(word, width)
-    return lines if lines[0] else lines[1:]

@@ -27,7 +27,7 @@ from interlock.widgets.bar import Bar, Key, keys
 from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
 from interlock.widgets.outline import Outline
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
 from interlock.widgets.tree import TreePane
 
 CLIPBOARD = 100_000
@@ -91,11 +91,11 @@ class SummaryScreen(Screen[None]):
     def say(self, text: str) -> None:
         """A few lines for the operator, until the next key."""
         width = self.size.width
-        lines = [line for each in text.splitlines() for line in _pieces(f" {safe(each, 1000)}", width)][:NOTE_LINES]
+        lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:NOTE_LINES]
         note = self.query_one("#note", Bar)
         note.styles.display = "block" if lines else "none"
         note.styles.height = max(1, len(lines))
-        made = [row((line, "warn")) for line in lines]
+        made = [row((f" {line}", "warn")) for line in lines]
         note.show(ascii_only(made) if self._ascii else made)
 
     def on_key(self, event: events.Key) -> None:
@@ -328,7 +328,3 @@ def _header(document: Document, number: str, width: int) -> Row:
 def _ending(text: str, width: int, cut: str) -> str:
     """The last cells of a path: its end says more than its beginning."""
     return text if len(text) <= width else cut + text[max(0, len(text) - width + 1) :]
-
-
-def _pieces(text: str, width: int) -> list[str]:
-    return [text[at : at + width] for at in range(0, len(text), max(1, width))]

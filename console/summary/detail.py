@@ -4,18 +4,15 @@ Pure: rows of exactly `width` cells.
 """
 
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import islice
-
-from rich.cells import chop_cells
 
 from interlock.console.summary.document import Document, legend, meaning, told
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.safe import safe
 from interlock.widgets import table
 from interlock.widgets.nodes import No, Node, children, human, title, written
-from interlock.widgets.text import Row, ascii_only, fitted, row
+from interlock.widgets.text import Row, ascii_only, fitted, row, wrapped
 
 MOST = 300
 """Lines that a value or a list of differences may take; the tree has all of it."""
@@ -177,17 +174,10 @@ def _text(value: object) -> str:
 
 def _wrapped(text: str, width: int, style: str = "") -> Iterator[Row]:
     """A text of any length in lines, broken at blanks where it has them."""
-    lines = [piece for line in text[:LONGEST].splitlines() or [""] for piece in _pieces(safe(line, LONGEST), width)]
+    lines = [
+        piece for line in text[:LONGEST].splitlines() or [""] for piece in wrapped(safe(line, LONGEST), width) or [""]
+    ]
     for line in lines[:MOST]:
         yield row((line, style))
     if len(lines) > MOST or len(text) > LONGEST:
         yield row(("and more: Y copies all of it", "dim"))
-
-
-def _pieces(line: str, width: int) -> list[str]:
-    """CJK and emoji take two cells, which `textwrap` does not know."""
-    if width < 1:
-        return []
-    if line.isascii():
-        return textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=True) or [""]
-    return chop_cells(line, width) or [""]

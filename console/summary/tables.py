@@ -4,13 +4,12 @@ The form of a cell comes of the name of its field. What is missing is shown as `
 shown. A list that is not known here gets the fields of its items as columns.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from interlock.engine.record.units import duration, human_bytes
-from interlock.widgets.nodes import MEMORY, Step, written
+from interlock.widgets.nodes import Step, is_bytes, written
 
 NOTHING = "-"
 MOST = 1e15
@@ -109,7 +108,7 @@ def _form(field: str, value: object) -> str:
         return f"{value:.1f}" if 0 <= value < 60 else duration(value)
     if isinstance(value, float):
         return _text(value)
-    if re.search(r"(^|_)bytes$", field) or field in MEMORY:
+    if is_bytes(field):
         return human_bytes(value)
     return f"{value + (field in COUNTED):,}"
 
