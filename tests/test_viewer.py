@@ -624,6 +624,22 @@ async def test_GIVEN_a_tree_WHEN_walked_by_keys_THEN_branches_open_and_close_and
         assert len(screen._outline.nodes) == 1
 
 
+async def test_a_move_paints_lines_of_the_tree_and_never_all_of_it():
+    app = Viewer(Document(a_summary()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        painted, refresh = [], app.screen._tree.refresh
+
+        def counted(*regions, **more):
+            painted.append(regions)
+            return refresh(*regions, **more)
+
+        app.screen._tree.refresh = counted
+        await pilot.press("j")
+        await pilot.pause()
+    assert painted and all(painted)
+
+
 async def test_GIVEN_a_pattern_WHEN_found_THEN_n_and_N_walk_round_and_escape_ends_it(size):
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=size) as pilot:

@@ -190,14 +190,12 @@ class SummaryScreen(Screen[None]):
             getattr(self._detail, SCROLLS[where])(animate=False)
             return
         outline, page = self._outline, max(1, self._tree.inner_height - 1)
-        match where:
-            case "in":
-                outline.inward()
-            case "out":
-                outline.outward()
-            case _:
-                outline.move({"down": 1, "up": -1, "page_down": page, "page_up": -page}.get(where, 0))
-                outline.move({"first": -len(outline.nodes), "last": len(outline.nodes)}.get(where, 0))
+        if where in ("in", "out"):
+            (outline.inward if where == "in" else outline.outward)()
+        else:
+            whole = len(outline.nodes)
+            lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -whole, "last": whole}
+            outline.move(lines[where])
         self._redraw()
 
     def action_fold(self) -> None:

@@ -7,7 +7,8 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from msgspec.structs import replace
+from msgspec import convert
+from msgspec.structs import asdict, replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
@@ -167,19 +168,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:
                 state.current_pass, state.latest_batch = event.model_pass, None
-            state.leases[event.lease] = state.held[event.lease] = LeaseState(
-                event.lease,
-                event.model_pass,
-                event.model,
-                event.devices,
-                event.device_kind,
-                event.budget_bytes,
-                event.predicted_bytes,
-                event.schedule,
-                event.streamed,
-                event.budgets,
-                granted_at=state.latest_at,
-            )
+            grant = asdict(convert(event, ev.Grant, from_attributes=True))
+            state.leases[event.lease] = state.held[event.lease] = LeaseState(**grant, granted_at=state.latest_at)
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
             lease.weights_bytes = max(lease.weights_bytes, event.bytes)
             lease.weights_on[event.device] = event.bytes
