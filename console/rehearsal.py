@@ -94,7 +94,7 @@ def run(configuration: Configuration, controls: Controls, speed: float = 1.0) ->
     Raises UsageError for a speed that is none, and whatever a run raises.
     """
     if not speed > 0:
-        raise UsageError("--speed must be above 0")
+        raise UsageError("--speed: expected a number above 0")
     from interlock.engine.run import Run
 
     out = configuration.settings.out
@@ -167,11 +167,11 @@ def resolved(spec: "ModelSpec", out: Path, emit: Callable[[ev.AnyEvent], object]
     from interlock.engine.models.card import ModelCard
 
     if spec.key not in CONFIGS:
-        raise UsageError(f"a rehearsal has no model {spec.key!r}; there are: {', '.join(CONFIGS)}")
+        raise UsageError(f"the rehearsal has no model {spec.key!r}: available {', '.join(CONFIGS)}")
     config, source, began = CONFIGS[spec.key], spec.sources[0], time.monotonic()
     pause(RESOLVED)
     if spec.key == RETRIED:
-        emit(ev.DownloadRetried(model=spec.key, attempt=1, wait_seconds=1.4, reason="a simulated read timeout"))
+        emit(ev.DownloadRetried(model=spec.key, attempt=1, wait_seconds=1.4, reason="simulated read timeout"))
         pause(2 * RESOLVED)
     content = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{source} {content}".encode()).hexdigest()

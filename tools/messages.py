@@ -151,13 +151,20 @@ def _in_file(path: Path) -> Iterator[Message]:
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
-    return {
-        target.id: node.value
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    """What names stand for, and under `name()` all that a private function returns."""
+    found: dict[str, ast.expr] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                found |= {
+                    name.id: value for name, value in zip(names, values, strict=False) if isinstance(name, ast.Name)
+                }
+            case ast.FunctionDef(name=name) if name.startswith("_"):
+                returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+                found[f"{name}()"] = ast.List(elts=returned)
+    return found
 
 
 def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequence[ast.expr]]:
@@ -187,7 +194,9 @@ def _texts(node: ast.expr, values: Mapping[str, ast.expr]) -> Iterator[str]:
     """The templates that an argument may become; nothing for what is no text of our own."""
     match node:
         case ast.Name(id=name) if name in values and not isinstance(values[name], ast.Name):
-            yield from _texts(values[name], {})
+            yield from _texts(values[name], {key: each for key, each in values.items() if key.endswith("()")})
+        case ast.Call(func=ast.Name(id=name)) if f"{name}()" in values:
+            yield from _texts(values[f"{name}()"], {})
         case ast.IfExp(body=body, orelse=orelse):
             yield from (*_texts(body, values), *_texts(orelse, values))
         case ast.List(elts=elts):
@@ -209,6 +218,10 @@ def _template(node: ast.expr, values: Mapping[str, ast.expr]) -> str:
             return _template(left, values) + _template(right, values)
         case ast.FormattedValue(value=ast.Name(id=name)) if isinstance(values.get(name), ast.JoinedStr | ast.Constant):
             return _template(values[name], {})
+        case ast.FormattedValue(value=ast.Call(func=ast.Name(id=name))) if (
+            len(texts := list(_texts(values.get(f"{name}()", node), {}))) == 1
+        ):
+            return texts[0]
         case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(value=str(text)))):
             return text
         case ast.FormattedValue(value=value):
@@ -280,16 +293,19 @@ SAMPLES: dict[str, Any] = {
     "fingerprint": "", "plan": "", "digest": "", "sha256": "",
 }  # fmt: skip
 """What fields hold in the samples; numbers that are not here are counts."""
-REASONS = {
-    ev.RecordRefused: "the text is empty",
-    ev.DeviceLost: "unspecified launch failure",
-    ev.DownloadRetried: "read timed out",
-    ev.ControlRefused: "the roster has only one model",
-    ev.RowParked: "not finite",
-    ev.PassFailed: "cannot read vectors.npy: Input/output error",
-    ev.CollectionClosed: "",
-    ev.RunClosed: "",
+OWN: dict[tuple[type[Struct], str], Any] = {
+    (ev.RecordRefused, "reason"): "the text is empty",
+    (ev.DeviceLost, "reason"): "unspecified launch failure",
+    (ev.DownloadRetried, "reason"): "read timed out",
+    (ev.ControlRefused, "reason"): "the roster has only one model",
+    (ev.RowParked, "reason"): "not finite",
+    (ev.PassFailed, "reason"): "cannot read vectors.npy: Input/output error",
+    (ev.CollectionClosed, "reason"): "",
+    (ev.RunClosed, "reason"): "",
+    (ev.RowsReused, "source"): "runs/20261121-120000",
+    (ev.ResidueFound, "action"): "still referenced by dict",
 }
+"""What fields of one event hold."""
 
 
 def sample(kind: type[Struct], count: int) -> Any:
@@ -300,8 +316,8 @@ def sample(kind: type[Struct], count: int) -> Any:
 
 def _value(kind: type[Struct], name: str, hint: Any, count: int) -> Any:
     origin, args = get_origin(hint), get_args(hint)
-    if name == "reason":
-        return REASONS.get(kind, "why")
+    if (kind, name) in OWN:
+        return OWN[kind, name]
     if origin is list and isinstance(args[0], type) and issubclass(args[0], Struct):
         return [sample(args[0], count)] * min(count, 2)
     if origin is list:

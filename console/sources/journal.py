@@ -150,7 +150,7 @@ class Replayed(_Told):
         version.
         """
         if not speed > 0:
-            raise UsageError("--speed must be above 0")
+            raise UsageError("--speed: expected a number above 0")
         super().__init__()
         self.path = journal_at(path)
         self._clock = clock
