@@ -637,7 +637,7 @@ async def test_a_move_paints_lines_of_the_tree_and_never_all_of_it():
         app.screen._tree.refresh = counted
         await pilot.press("j")
         await pilot.pause()
-    assert painted and all(painted)
+        assert painted and all(painted)
 
 
 async def test_GIVEN_a_pattern_WHEN_found_THEN_n_and_N_walk_round_and_escape_ends_it(size):
