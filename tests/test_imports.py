@@ -10,7 +10,7 @@ from interlock.console.cli import COMMANDS
 from tests.builders import ROOT, corpus, environment
 
 HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "numpy"}
-SCREEN = {"textual", "rich", "interlock.widgets"}
+SCREEN = {"textual", "rich"}
 CODE = """
 import json, sys
 from interlock.console.main import main
