@@ -15,7 +15,7 @@ from bench.campaigns.field import pointwise
 from bench.campaigns.process import Outcome, wrongs
 from tests.builders import ROOT, environment
 
-TRIALS = 3
+TRIALS = 2
 NAMES = [each.name for each in CAMPAIGNS]
 SEED = 8
 

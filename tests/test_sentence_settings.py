@@ -50,8 +50,7 @@ def edit(file, **changes):
 
 
 @pytest.fixture
-def model(tmp_path, tiny_a, monkeypatch):
-    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+def model(tmp_path, tiny_a):
     return shutil.copytree(tiny_a, tmp_path / "model")
 
 
