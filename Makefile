@@ -7,7 +7,7 @@ CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 
-.PHONY: help demo test quick check install generate screenshots compat release campaign clean
+.PHONY: help demo test together quick check install generate screenshots compat release campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
@@ -16,9 +16,12 @@ help:  ## list what can be made
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
 
-test: check  ## all checks and tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+test: install  ## all checks and tests: six minutes on two cores
+	$(MAKE) --no-print-directory -j2 check together
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m alone --durations=5
+
+together: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not alone" --durations=15
 
 quick: install  ## the tests that start no process and load no model: under a minute
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \

@@ -49,10 +49,20 @@ def minilm() -> Path:
     return directory
 
 
+FIRST = ("bench", "law", "rounds", "t4", "kill", "resume", "network", "survey", "campaigns", "plans", "facts")
+"""Files that take long: what is begun last ends when nothing else is left to do beside it."""
+TOGETHER = ("bench", "docling", "encoder", "sentence_settings")
+"""Files that import sentence-transformers, which takes seconds: one worker does."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make quick` runs, where it is asked for."""
+    """Mark what `make quick` runs, where it is asked for; say which tests share a worker, long ones first."""
     if "pure" in config.option.markexpr:
         for item in items:
             fixtures = getattr(item, "fixturenames", ())
             if is_pure(item.path, getattr(item, "originalname", item.name), fixtures):
                 item.add_marker("pure")
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        item.add_marker(pytest.mark.xdist_group("together" if name in TOGETHER else name))
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)

@@ -88,7 +88,7 @@ def test_GIVEN_a_published_architecture_WHEN_traced_in_full_THEN_the_law_is_with
     oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=attention)
     generator = np.random.default_rng(11)
     activations, totals = [], []
-    for even in (True, False):
+    for even in (True, False, True):
         lengths = lengths_of(generator, LIMITS[name], 1 << 16, packed=packed, even=even)
         peak = oracle.peak(lengths)
         error = abs(predicted(law, lengths, packed) - peak)
