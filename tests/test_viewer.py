@@ -702,7 +702,7 @@ async def test_GIVEN_a_second_file_WHEN_opened_THEN_both_are_compared_and_n_walk
 
 
 async def test_GIVEN_a_bad_second_file_WHEN_opened_THEN_a_line_says_why_and_the_screen_stays(tmp_path):
-    cases = {f"{tmp_path}/no": "no such file", "~nobody-here/x": "", str(tmp_path): "no summary.json in this directory"}
+    cases = {f"{tmp_path}/no": "does not exist", "~nobody-here/x": "", str(tmp_path): "no summary.json in this"}
     for name in ("empty", "NaN", "later"):
         (bad := tmp_path / f"{name}\x1b[2J[red].json").write_bytes(BAD[name][0])
         cases[str(bad)] = BAD[name][1]
