@@ -126,9 +126,9 @@ def _demo(commands: Any) -> None:
     command.add_argument(
         "--scripted",
         action="store_true",
-        help="rehearse with every trouble: the real engine, models without weights, simulated GPUs",
+        help="rehearse every failure: the real engine on simulated GPUs, models without weights",
     )
-    command.add_argument("--speed", type=float, default=1.0, metavar="N", help="of --scripted: N times as fast")
+    command.add_argument("--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast")
     _front_end(command)
     _settings(command)
 

@@ -132,7 +132,7 @@ def _survey(settings: Configuration) -> int:
     heads = [
         "model",
         "dtype",
-        "longest row",
+        "longest text",
         "weights",
         "per 1,024 tokens",
         "a batch",

@@ -122,7 +122,7 @@ def test_GIVEN_a_pattern_WHEN_drawn_THEN_it_is_marked_in_either_case_and_behind_
 
 def test_GIVEN_no_lines_WHEN_drawn_THEN_it_says_so():
     assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
-    assert plain(rows([], None, 0, 30, 2, level="warnings"))[0].strip() == "nothing yet of warnings"
+    assert plain(rows([], None, 0, 30, 2, level="warnings"))[0].strip() == "no warnings yet"
 
 
 def test_GIVEN_levels_WHEN_filtered_THEN_each_lets_through_what_it_says():

@@ -182,13 +182,13 @@ def test_GIVEN_many_devices_WHEN_there_are_few_lines_THEN_they_are_paired_and_th
     assert len(made) == lines
     shown = [number for number in range(devices) if f"cuda:{number} " in "\n".join(made)]
     assert shown == (list(range(devices)) if devices <= 8 else [8, 9, 10, 11])
-    assert devices <= 8 or made[-1].startswith("and 8 more, none over")
+    assert devices <= 8 or made[-1].startswith("and 8 more, none above")
 
 
 def test_GIVEN_a_lost_device_WHEN_not_all_are_shown_THEN_it_is_among_them_with_its_reason() -> None:
     made = plain(vram.rows(sample(16, lost=(2,)), 78, 4))
     assert "LOST" in made[0] and "illegal memory access" in made[0]
-    assert "1 of them LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
+    assert "1 LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
 
 
 @pytest.mark.parametrize("ascii", [False, True])
@@ -301,7 +301,7 @@ def test_GIVEN_a_run_that_is_not_real_WHEN_rates_are_drawn_THEN_they_say_so(kind
 
 def test_GIVEN_what_a_run_saved_WHEN_drawn_THEN_every_kind_of_it_is_told() -> None:
     text = "\n".join(plain(cache.rows(sample(), 78, 7)))
-    for words_of in ("2 in the cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
+    for words_of in ("2 in cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
                      "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(cache.rows(sample(), 78, 2))

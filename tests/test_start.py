@@ -141,7 +141,7 @@ def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself
         assert "detached" not in terminal.output.decode(errors="replace")
         assert b"\x1b[?1049l" not in terminal.output  # the screen was not given back
         terminal.press("q")
-        terminal.wait_for("The run is live", PATIENCE)
+        terminal.wait_for("The run is still running", PATIENCE)
         terminal.press("A")
         assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
 

@@ -210,10 +210,10 @@ def test_GIVEN_a_field_WHEN_read_by_a_human_THEN_bytes_and_seconds_are_told_by_i
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (("seconds",), "of all sessions together; null when the device is simulated"),
+        (("seconds",), "sum over all sessions; null if the device is simulated"),
         (("collections", 0, "passes", 2, "rows"), "distinct texts encoded in this run"),
         (("collections", 0, "leases", 1, "receipts", 0, "lost"), "the device was lost"),
-        (("configuration", "roster", "origin"), "default, file, environment, flag or Python"),
+        (("configuration", "roster", "origin"), "default, file, environment, flag, Python"),
         (("run_id",), ""),
         (("no", "such", 3, "field"), ""),
         ((), ""),
@@ -613,7 +613,7 @@ async def test_GIVEN_a_tree_WHEN_walked_by_keys_THEN_branches_open_and_close_and
         assert len(screen._outline.nodes) == before + 3
         await pilot.press("l", "l", "j", "j")
         assert screen._outline.node.path == "$.collections[0].passes[0].model"
-        assert any("the same of each" in line for line in await shown(pilot))
+        assert any("same for each" in line for line in await shown(pilot))
         await pilot.press("h", "h", "h")
         assert screen._outline.node.path == "$.collections[0].passes"
         await pilot.press("left")
@@ -652,9 +652,9 @@ async def test_GIVEN_a_pattern_WHEN_found_THEN_n_and_N_walk_round_and_escape_end
         await pilot.press("n", "N")
         assert screen._outline.node.path == "$.collections[0].passes[2].batches"
         await typed(pilot, "slash", "nowhere[/]")
-        assert any("no key and no value holds" in line for line in await shown(pilot))
+        assert any("no match for" in line for line in await shown(pilot))
         await pilot.press("n")
-        assert any("nothing to walk through" in line for line in await shown(pilot))
+        assert any("nothing to step through" in line for line in await shown(pilot))
         await pilot.press("slash", "escape", "escape")
         assert any("q leaves" in line for line in await shown(pilot))
 
@@ -670,7 +670,7 @@ async def test_GIVEN_a_chosen_place_WHEN_copied_THEN_path_and_value_are_in_the_c
         assert any("copied the value: minilm-l6" in line for line in await shown(pilot))
         await typed(pilot, "slash", "xxx")
         await pilot.press("Y")
-        assert any("too much for a terminal's clipboard" in line for line in await shown(pilot))
+        assert any("too large for a terminal's clipboard" in line for line in await shown(pilot))
         assert app.clipboard == "minilm-l6"
 
 

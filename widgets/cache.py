@@ -86,7 +86,7 @@ def _models(snapshot: Snapshot) -> tuple[str]:
     """Which were here already, and what was fetched."""
     hits, downloads = _outcomes(snapshot)
     size = sum(model.bytes for model in snapshot.models if model.outcome != "hit")
-    told = [f"{hits} in the cache"]
+    told = [f"{hits} in cache"]
     told += [f"{downloads} downloaded ({human_bytes(size)})"] * bool(downloads)
     told += [f"{snapshot.retries} {'retry' if snapshot.retries == 1 else 'retries'}"] * bool(snapshot.retries)
     return (", ".join(told) if snapshot.models else "none resolved yet",)

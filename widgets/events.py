@@ -88,7 +88,7 @@ def rows(
     window = list(enumerate(lines))[top : top + height]
     made = [_row(line, place == chosen, width, find, ascii) for place, line in window]
     if not lines and height > 0:
-        made = [fitted([Span(" nothing yet" if level == ALL else f" nothing yet of {level}", "dim")], width)]
+        made = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
     blank = (Span(" " * width),)
     return made + [blank] * (height - len(made))
 

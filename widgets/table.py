@@ -31,7 +31,7 @@ def rows(
     made += [fitted([Span(_line(line, widths, right, ascii))], width, ascii=ascii) for line in shown]
     notes = []
     if of and of > len(cells):
-        notes.append(f"and {of - len(cells):,} more: open them in the tree")
+        notes.append(f"and {of - len(cells):,} more in the tree")
     if left_out := heads[len(widths) :]:
         notes.append(f"no room for: {', '.join(left_out)}")
     made += [fitted([Span(note, "dim")], width, ascii=ascii) for note in notes]

@@ -133,8 +133,8 @@ def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool
     made = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
     others = [devices[place] for place in ranked[most:]]
     lost = sum(bool(device.lost) for device in others)
-    text = f"and {len(others)} more" + (f", {lost} of them LOST" if lost else "")
-    text += f", none over {_percent(others[0]).strip()}" if not lost else ""
+    text = f"and {len(others)} more" + (f", {lost} LOST" if lost else "")
+    text += f", none above {_percent(others[0]).strip()}" if not lost else ""
     return [*made, fitted([Span(text, "warn" if lost else "dim")], width, ascii=ascii)][: max(1, height)]
 
 

@@ -67,7 +67,9 @@ class Setup(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Bar(id="title")
         here = ", ".join(self._models) or "none yet"
-        yield from self._line("chunks", Input(placeholder="directory of collections", id="chunks", compact=True))
+        yield from self._line(
+            "chunks", Input(placeholder="directory of collections of chunk files", id="chunks", compact=True)
+        )
         suggester = SuggestFromList(self._models, case_sensitive=False)
         yield from self._line("roster", Input(self._roster, suggester=suggester, id="roster", compact=True))
         yield from self._line("", Static(Text(f"here: {safe(here)}", "dim", no_wrap=True, overflow="ellipsis")))
@@ -107,7 +109,7 @@ class Setup(Screen[None]):
     @on(Input.Submitted)
     def action_plan(self) -> None:
         """Show what this run would do."""
-        self._say(["reading and tokenising ..."])
+        self._say(["reading and tokenising..."])
         self._forecast(command_of(self.form))
 
     def action_run(self) -> None:

@@ -108,7 +108,9 @@ class Steering(Screen[None]):
         elif self.stopping:
             self.host.exit(Leave.ABORT)
         else:
-            self.app.push_screen(Ask("The run is live", wording.stopping(self.snapshot), self._ways_out()), self._leave)
+            self.app.push_screen(
+                Ask("The run is still running", wording.stopping(self.snapshot), self._ways_out()), self._leave
+            )
 
     def _ways_out(self) -> list[Choice]:
         detach = Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)

@@ -203,7 +203,7 @@ class SummaryScreen(Screen[None]):
         self._redraw()
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("find a key or a value", self._pattern), self._find)
+        self.app.push_screen(Find("search keys and values", self._pattern), self._find)
 
     def _find(self, pattern: str | None) -> None:
         if pattern is None:
@@ -211,7 +211,7 @@ class SummaryScreen(Screen[None]):
         self._pattern, self._places = pattern, find(self._outline.nodes[0], pattern)
         if pattern and not self._places:
             self._pattern = ""
-            self.say(f"no key and no value holds {pattern!r}")
+            self.say(f"no match for {pattern!r}")
         self._go(+1, stay=True)
 
     def action_find_next(self) -> None:
@@ -226,7 +226,7 @@ class SummaryScreen(Screen[None]):
         if places and not (stay and self._outline.node.steps in places):
             self._outline.reveal(places[self._outline.following(places, way)])
         elif not places and not stay:
-            self.say("nothing to walk through: / finds, o compares with another summary")
+            self.say("nothing to step through: / searches, o compares with another summary")
         self._redraw()
 
     def action_copy(self) -> None:
@@ -237,7 +237,7 @@ class SummaryScreen(Screen[None]):
 
     def _copy(self, text: str, what: str) -> None:
         if (size := len(text.encode(errors="replace"))) > CLIPBOARD:
-            self.say(f"{what} is {human_bytes(size)}: too much for a terminal's clipboard, open the file instead")
+            self.say(f"{what} is {human_bytes(size)}, too large for a terminal's clipboard: open the file instead")
             return
         self.app.copy_to_clipboard(text)
         self.say(f"copied {what}: {safe(text, 200)}")

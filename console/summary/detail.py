@@ -45,7 +45,7 @@ def kind(value: object) -> str:
         case bool():
             return "true or false"
         case str():
-            return f"text of {len(value):,} signs"
+            return f"text of {len(value):,} characters"
         case int() | float():
             return "number"
     return "null"
@@ -69,11 +69,11 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
         yield from _wrapped(f"second  {_change(node.there)}{_by(node)}", width, "ok")
     else:
         below = [each for each in found if each.steps[: len(node.steps)] == node.steps]
-        yield from _wrapped(legend(len(below)) if below else "the same in both", width, "bold")
+        yield from _wrapped(legend(len(below)) if below else "same in both", width, "bold")
         for each in below[:MOST]:
             yield row((told(each), STYLES[each.mark]))
         if len(below) > MOST:
-            yield row((f"and {len(below) - MOST:,} more: n walks through all of them", "dim"))
+            yield row((f"and {len(below) - MOST:,} more: n steps through all of them", "dim"))
     yield ()
 
 
@@ -151,7 +151,7 @@ def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
     if len(siblings) < 2 or isinstance(value, dict | list) or (isinstance(value, str) and len(value) > SHORT):
         return
     yield ()
-    yield row(("the same of each", "dim"))
+    yield row(("same for each", "dim"))
     for item in siblings[:MOST]:
         for each in (child for child in children(item) if child.label == node.label):
             name = f"{item.label} {title(item.value)}"
@@ -180,4 +180,4 @@ def _wrapped(text: str, width: int, style: str = "") -> Iterator[Row]:
     for line in lines[:MOST]:
         yield row((line, style))
     if len(lines) > MOST or len(text) > LONGEST:
-        yield row(("and more: Y copies all of it", "dim"))
+        yield row(("... (Y copies all of it)", "dim"))

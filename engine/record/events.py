@@ -28,7 +28,7 @@ class Setting(Struct, frozen=True):
     """One value of the configuration and where it came from."""
 
     value: Any
-    origin: Annotated[str, says("default, file, environment, flag or Python, or the run that is continued")]
+    origin: Annotated[str, says("default, file, environment, flag, Python, or the resumed run")]
 
 
 class RosterEntry(Struct, frozen=True, kw_only=True):
@@ -50,9 +50,9 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """What a device holds."""
 
-    allocated: Annotated[int, says("bytes held by our tensors")]
-    occupied: Annotated[int, says("bytes held in the driver's terms; on a CPU, of the process")]
-    reserved: Annotated[int, says("bytes that our allocator held for them; 0 on a CPU")] = 0
+    allocated: Annotated[int, says("bytes held by this process's tensors")]
+    occupied: Annotated[int, says("bytes held as the driver reports them; on a CPU, those of the process")]
+    reserved: Annotated[int, says("bytes the allocator reserved for them; 0 on a CPU")] = 0
 
 
 class Readings(Struct, frozen=True, kw_only=True):
@@ -74,8 +74,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     peak: Memory
     after: Memory
     residue_bytes: int
-    retries: Annotated[int, says("times the allocator gave back its cache before an allocation succeeded")] = 0
-    lost: Annotated[bool, says("the device was lost, and what it holds cannot be measured")] = False
+    retries: Annotated[int, says("how often the allocator emptied its cache before an allocation succeeded")] = 0
+    lost: Annotated[bool, says("the device was lost, so its memory is unknown")] = False
 
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class Refusal(Struct, frozen=True):
     """A record (or, without a number, a whole file) that was left out."""
 
     file: str
-    record: Annotated[int | None, says("number of the record in its file, from 1; null for the whole file")]
+    record: Annotated[int | None, says("record number in its file, from 1; null for the whole file")]
     reason: str
 
 
@@ -283,11 +283,9 @@ class Grant(Struct, frozen=True, kw_only=True):
     device_kind: str
     budget_bytes: int
     predicted_bytes: int
-    budgets: Annotated[dict[str, int], says("bytes by device")] = {}
+    budgets: Annotated[dict[str, int], says("bytes per device")] = {}
     schedule: str = "exclusive"
-    streamed: Annotated[bool, says("the weights stayed on the host, and layers were copied as they were needed")] = (
-        False
-    )
+    streamed: Annotated[bool, says("the weights stayed on the host; layers were copied as needed")] = False
 
 
 class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
@@ -316,9 +314,9 @@ class LawMeasured(Struct, frozen=True, kw_only=True):
     model_pass: int
     device: str
     batches: int
-    scale: Annotated[float, says("activations are this times what the law says")]
+    scale: Annotated[float, says("measured activations divided by predicted ones")]
     margin: float
-    worst: Annotated[float, says("the largest measured / predicted of the last batches")]
+    worst: Annotated[float, says("largest measured/predicted ratio of the last batches")]
 
 
 class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated"):
@@ -357,18 +355,20 @@ class Mitigation(Struct, frozen=True, kw_only=True):
 
     model_pass: int
     batch_index: Annotated[
-        int | None, says("batch of the pass, from 0; people are told it from 1; null where it concerns a whole lease")
+        int | None, says("batch in the pass, from 0 (shown from 1); null if it concerns a whole lease")
     ]
     rung: Annotated[str, says("replan, split, stream, chunk, relocate, cpu or park")] = ""
-    device: Annotated[str, says("where it fell short")] = ""
+    device: Annotated[str, says("device that fell short")] = ""
     cause: str
     action: str
-    rows: Annotated[int, says("distinct texts that the step concerned")]
-    predicted_bytes: Annotated[int | None, says("what the forward was predicted to take beside the weights")] = None
-    measured_bytes: Annotated[int | None, says("the same as free_bytes, which it was called at first")] = None
-    free_bytes: Annotated[int | None, says("what was free for it then")] = None
-    foreseen: Annotated[bool, says("it was known beforehand, and nothing failed")] = False
-    cost_seconds: Annotated[float | None, says("of the failure and the step; null when the device is simulated")]
+    rows: Annotated[int, says("distinct texts affected")]
+    predicted_bytes: Annotated[int | None, says("bytes the forward was predicted to need besides the weights")] = None
+    measured_bytes: Annotated[int | None, says("former name of free_bytes")] = None
+    free_bytes: Annotated[int | None, says("bytes that were free for it")] = None
+    foreseen: Annotated[bool, says("predicted beforehand; nothing failed")] = False
+    cost_seconds: Annotated[
+        float | None, says("time lost to the failure and the step; null if the device is simulated")
+    ]
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
@@ -399,7 +399,7 @@ class ParkedRow(Struct, frozen=True, kw_only=True):
 
     model_pass: int
     model: str
-    row: Annotated[int, says("place of the distinct text in the run, from 0")]
+    row: Annotated[int, says("index of the distinct text in the run, from 0")]
     reason: str
 
 
@@ -456,12 +456,10 @@ class Artefact(Struct, frozen=True, kw_only=True):
     """A file that was delivered."""
 
     path: Annotated[str, says("relative to the run directory")]
-    rows: Annotated[int, says("chunks: a text that stands in several chunks is in several rows of the file")]
+    rows: Annotated[int, says("one per chunk: a text that occurs in several chunks has several rows")]
     bytes: int
     sha256: str
-    verified: Annotated[
-        bool, says("it was read back: each row has the point id, text and vectors that were planned for it")
-    ] = False
+    verified: Annotated[bool, says("read back: each row has its planned point id, text and vectors")] = False
 
 
 class ArtefactWritten(Artefact, Event, frozen=True, kw_only=True, tag="artefact_written"):
@@ -476,10 +474,10 @@ class Verification(Struct, frozen=True, kw_only=True):
     store: str
     points: int
     expected: int
-    stale: Annotated[int, says("points in the store that this corpus no longer holds")]
+    stale: Annotated[int, says("points in the store that are no longer in this corpus")]
     sampled: int
     worst_cosine: Annotated[
-        float | None, says("of the sampled points' vectors as stored to those of the passes; null if none was")
+        float | None, says("lowest cosine between sampled points as stored and as computed; null if none was sampled")
     ]
     ok: bool
     detail: str

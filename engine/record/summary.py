@@ -29,38 +29,35 @@ T = TypeVar("T")
 class PassSummary(Struct, frozen=True, kw_only=True):
     """One model over the distinct texts of one collection, as it ran in all sessions together."""
 
-    model_pass: Annotated[int, says("place of the model in the roster, from 0; people are told it from 1")]
+    model_pass: Annotated[int, says("index of the model in the roster, from 0 (shown from 1)")]
     model: str
-    commit: Annotated[str | None, says("commit sha of the model's repository; null when it has none")]
+    commit: Annotated[str | None, says("commit SHA of the model's repository; null if it has none")]
     fingerprint: str
     dtype: Annotated[
         str,
-        says(
-            "precision that its rows were computed in, several joined by commas; that of the roster where no row was "
-            "computed"
-        ),
+        says("precisions its rows were computed in, joined by commas; the roster's if no row was computed"),
     ]
-    device: Annotated[str | None, says("devices that computed it, joined by commas; null where none did")]
-    computed: Annotated[list[ev.Computed], says("`rows` by the device and precision they came from")] = []
+    device: Annotated[str | None, says("devices that computed it, joined by commas; null if none did")]
+    computed: Annotated[list[ev.Computed], says("`rows` by device and precision")] = []
     weight: float
     status: Literal["completed", "incomplete", "failed"]
     batches: int
-    rows: Annotated[int, says("distinct texts encoded in this run, without those that are parked")]
-    rows_reused: Annotated[int, says("distinct texts taken over from an earlier run")]
-    tokens: Annotated[int, says("of all batches as planned, computed or not; reused texts have none")]
-    padding: Annotated[int, says("tokens that batches compute for nothing, as planned")]
-    truncated_rows: Annotated[int, says("distinct texts longer than the model takes, reused ones included")]
-    truncated_tokens: Annotated[int, says("tokens of theirs that the model does not see")]
+    rows: Annotated[int, says("distinct texts encoded in this run, without parked ones")]
+    rows_reused: Annotated[int, says("distinct texts reused from an earlier run")]
+    tokens: Annotated[int, says("tokens of all planned batches, computed or not; reused texts have none")]
+    padding: Annotated[int, says("padding tokens of all planned batches")]
+    truncated_rows: Annotated[int, says("distinct texts longer than the model's limit, including reused ones")]
+    truncated_tokens: Annotated[int, says("tokens cut off from them")]
     seconds: Annotated[
         float | None,
         says(
-            "wall time of its batches added up, so that two devices at work for 10 s are 20 s; of batches that were "
-            "lost and done again, the last time counts; null when the device is simulated"
+            "sum of its batches' wall times (two devices at work for 10 s are 20 s); the last time counts "
+            "for recomputed batches; null if the device is simulated"
         ),
     ]
     rows_per_second: Annotated[
         float | None,
-        says("rows / seconds: the pace of one device while it computed; null when the device is simulated"),
+        says("rows / seconds: the rate of one device; null if the device is simulated"),
     ]
     reason: str = ""
 
@@ -68,12 +65,12 @@ class PassSummary(Struct, frozen=True, kw_only=True):
 class LeaseSummary(ev.Grant, frozen=True, kw_only=True):
     """A lease from its grant to its receipts."""
 
-    warm: Annotated[bool, says("the host had the weights already")]
+    warm: Annotated[bool, says("the weights were already in host memory")]
     weights_bytes: int
     attach_seconds: float | None
     held_seconds: Annotated[
         float | None,
-        says("null when the process died before the lease was released, and when the device is simulated"),
+        says("null if the process died before the release, or if the device is simulated"),
     ]
     receipts: list[ev.Receipt]
 
@@ -81,8 +78,8 @@ class LeaseSummary(ev.Grant, frozen=True, kw_only=True):
 class DeviceSummary(ev.DeviceFacts, frozen=True, kw_only=True):
     """A device of the last session."""
 
-    peak_occupied_bytes: Annotated[int, says("the most this process held, by receipts and samples")]
-    lost: Annotated[str, says("why it was lost; empty where it was not")]
+    peak_occupied_bytes: Annotated[int, says("peak of this process, from receipts and samples")]
+    lost: Annotated[str, says("why it was lost; empty if it was not")]
 
 
 class ControlSummary(Struct, frozen=True, kw_only=True):
@@ -91,8 +88,8 @@ class ControlSummary(Struct, frozen=True, kw_only=True):
     control: str
     value: str
     who: str
-    at: Annotated[str, says("when it was answered")]
-    refused: Annotated[str, says("why it was not done; empty where it was")]
+    at: Annotated[str, says("time of the answer")]
+    refused: Annotated[str, says("why it was refused; empty if it was applied")]
 
 
 class CacheEvent(ev.Resolution, frozen=True, kw_only=True):
@@ -109,24 +106,24 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     reason: str
     files: int
     chunks: int
-    duplicates: Annotated[int, says("chunks whose text had been seen before; encoded once, delivered each")]
+    duplicates: Annotated[int, says("chunks with a text seen before; encoded once, delivered each")]
     refused: int
-    truncated: Annotated[int, says("most rows that any one model truncated")]
+    truncated: Annotated[int, says("texts truncated by the model that truncates most")]
     refusals: Annotated[list[ev.Refusal], says(f"the first {REFUSALS_TOLD}")]
-    refused_by_reason: Annotated[dict[str, int], says("everything that was refused, counted by its reason")] = {}
+    refused_by_reason: Annotated[dict[str, int], says("all refusals, counted by reason")] = {}
     exports: list[ev.Artefact]
     qdrant_collection: str
     verification: ev.Verification | None
     passes: list[PassSummary]
     leases: Annotated[
         list[LeaseSummary],
-        says("of the passes that this collection has a share in; one lease serves all collections of its pass"),
+        says("leases of the passes of this collection; one lease serves all collections of its pass"),
     ]
     mitigations: list[ev.Mitigation]
-    pressure_passed: Annotated[list[ev.Recovery], says("how pressure ended")] = []
+    pressure_passed: Annotated[list[ev.Recovery], says("ends of memory pressure")] = []
     parked: list[ev.ParkedRow]
     cache: list[CacheEvent]
-    warnings: Annotated[list[str], says("of all sessions, each once; texts that a model truncates are among them")]
+    warnings: Annotated[list[str], says("of all sessions, each once; including those about truncated texts")]
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -139,12 +136,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     exit_code: int | None
     started_at: str
     finished_at: str
-    seconds: Annotated[float | None, says("of all sessions together; null when the device is simulated")]
+    seconds: Annotated[float | None, says("sum over all sessions; null if the device is simulated")]
     sessions: int
-    batches_lost: Annotated[int, says("committed batches whose vectors did not survive a crash and were done again")]
+    batches_lost: Annotated[int, says("committed batches whose vectors were lost in a crash and recomputed")]
     device_kind: str
     devices: list[DeviceSummary]
-    schedule: Annotated[str, says("the one the run ended with; `controls` says what was changed on the way")]
+    schedule: Annotated[str, says("schedule at the end; `controls` has the changes")]
     controls: list[ControlSummary]
     calibrations: list[ev.LawMeasured]
     residues: list[ev.Residue]
