@@ -28,7 +28,7 @@ class Oracle:
         self._packed = packed
         self._mode = FakeTensorMode()
         with self._mode:
-            self._network = PackedEncoder.blank(config, dtype) if packed else blank_padded(config, attention, dtype)
+            self._network = blank(config, attention, dtype, packed=packed)
         parameters = {id(each): each for each in self._network.parameters()}.values()
         self.weights = sum(each.numel() * each.element_size() for each in parameters)
 
@@ -82,6 +82,11 @@ def lengths_of(generator: np.random.Generator, longest: int, tokens: int, *, pac
     if even or (rows == 1 and packed):
         return [top] * rows
     return [top, *generator.integers(max(1, top // 2), top, max(1, rows - 1), endpoint=False).tolist()]
+
+
+def blank(config: Mapping[str, Any], attention: str, dtype: torch.dtype, *, packed: bool) -> nn.Module:
+    """The whole network of a configuration, its weights not set: ours, or the one that transformers builds."""
+    return PackedEncoder.blank(config, dtype) if packed else blank_padded(config, attention, dtype)
 
 
 def blank_padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:

@@ -12,6 +12,7 @@ from pathlib import Path
 WORKING = (
     "bench",
     "interlock.console.apps",
+    "interlock.console.rehearsal",
     "interlock.engine.models.trace",
     "interlock.engine.run.Run",
     "multiprocessing",
@@ -22,9 +23,9 @@ WORKING = (
     "tests.builders.tiny_model",
     "tests.hub",
     "tests.oracle",
-    "tests.phantom",
     "tests.pty_harness",
     "tests.warm",
+    "tests.weightless",
     "textual",
     "tools.screenshots",
 )

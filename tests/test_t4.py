@@ -1,4 +1,4 @@
-"""Large models on two T4s, by the book: full-size models without content (`tests/phantom.py`), no byte left out.
+"""Large models on two T4s, by the book: full-size models without content (`tests/weightless.py`), no byte left out.
 
 Weights and activations are those of the published configurations in float16, charged to the allocator of a T4 under a
 ceiling of 12 GiB. What is shown is where bytes go, not that a real T4 computes it.
@@ -14,7 +14,7 @@ from interlock.engine.models.weights import Replica
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
-from tests.phantom import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
+from tests.weightless import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
 
 GIB = 1 << 30
 CEILING = 12 * GIB
@@ -47,7 +47,7 @@ def large() -> Desk:
 def test_GIVEN_three_large_models_WHEN_3000_chunks_are_computed_THEN_every_row_is_committed_once(large):
     for card, file in zip(large.cards, large.files, strict=True):
         assert file.puts == dict.fromkeys(range(ROWS), 1)
-        np.testing.assert_array_equal(file.array, vectors_of(range(ROWS), card.dim))
+        np.testing.assert_array_equal(file.array, vectors_of(large.lengths, card.dim))
     cells = [(batch.model_pass, batch.batch_index) for batch in large.of(ev.BatchCommitted)]
     assert len(cells) == len(set(cells)) == sum(share.batches for share in large.of(ev.PassPlanned))
     assert [end.rows for end in large.of(ev.EnsemblePassCompleted)] == [ROWS] * 3
@@ -107,7 +107,7 @@ def shared(desk: Desk) -> Summary:
     summary = desk.compute(Schedule.SHARED)
     for card, file in zip(desk.cards, desk.files, strict=True):
         assert file.puts == dict.fromkeys(range(len(desk.lengths)), 1)
-        np.testing.assert_array_equal(file.array, vectors_of(range(len(desk.lengths)), card.dim))
+        np.testing.assert_array_equal(file.array, vectors_of(desk.lengths, card.dim))
     assert max(gpu.most for gpu in desk.gpus) <= desk.ceiling
     return summary
 

@@ -17,16 +17,14 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
 from interlock.engine.record import events as ev
-from interlock.engine.record.fold import fold
-from interlock.engine.record.state import RunState
+from tests.harness import Told
 
 
-class Hearing:
-    """Called with each event, from any worker's thread."""
+class Hearing(Told):
+    """Told of each event, from any worker's thread."""
 
     def __init__(self, asked: Sequence[tuple[int, str, str]] = (), stop: int = 0) -> None:
-        self.events: list[ev.AnyEvent] = []
-        self.state = RunState()
+        super().__init__()
         self.controls = Controls()
         self.untold: list[str] = []
         """Batches with more failed forwards than mitigations and parked rows."""
@@ -35,18 +33,13 @@ class Hearing:
         self._asked = sorted(asked)
         self._stop = stop
         self._committed = 0
-        self._lock = threading.Lock()
         self._own = _Account()
 
-    def __call__(self, event: ev.AnyEvent) -> None:
-        with self._lock:
-            entry = ev.Entry(seq=len(self.events), at=0.0, session=0, elapsed=0.0, device_kind="sim", body=event)
-            fold(self.state, entry)
-            self.events.append(event)
-            self._settle(event)
-            if isinstance(event, ev.BatchCommitted):
-                self._committed += 1
-                self._ask()
+    def told(self, event: ev.AnyEvent) -> None:
+        self._settle(event)
+        if isinstance(event, ev.BatchCommitted):
+            self._committed += 1
+            self._ask()
 
     def encoders(self, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
         """The engine's encoders, within earshot."""

@@ -3,12 +3,10 @@
 Vectors and token ids are in memory; nothing else of a run is left out but files and front ends.
 """
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +20,14 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.faults import DeviceFaults, parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import Card, SimDevice
-from interlock.engine.intake.collections import Collection
-from interlock.engine.intake.corpus import Rows
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.roster import entry_of
 from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import first_calibration
 from interlock.engine.passes.resident import RunContext
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
-from tests.memory import File, Tokens
+from tests.harness import grid_of
 
 
 class WatchedGpu(SimDevice):
@@ -101,13 +96,15 @@ class Outcome:
 
 def carry_out(plan: Plan, shop: Workshop) -> Outcome:
     """Compute a plan on its devices."""
-    host, grid, heard = CpuDevice(), _grid(plan, shop), Hearing(plan.asked, plan.stop)
+    cards = [replace(shop.cards[key], batch_tokens=plan.batch_tokens) for key in plan.models]
+    host, heard = CpuDevice(), Hearing(plan.asked, plan.stop)
+    grid = grid_of(cards, plan.lengths, ids_of, plan.split)
     outcome = Outcome(plan, wanted=[shop.vectors(key, plan.lengths) for key in plan.models])
     outcome.hosts = [cells.layout.least_bytes(shop.law(cells.card, "cpu"), first_calibration(host)) for cells in grid]
     outcome.devices = [WatchedGpu(number, plan) for number in range(2)]
     first = first_calibration(outcome.devices[0])
     outcome.predicted = [cells.layout.predicted_bytes(shop.law(cells.card, "sim"), first) for cells in grid]
-    _announce(plan, grid, outcome.devices, heard)
+    heard.begin(grid, outcome.devices, plan.ceiling, plan.schedule, f"plan-{plan.seed}")
     try:
         outcome.sessions = _run(grid, outcome.devices, host, plan, shop, heard)
     except Exception as error:
@@ -128,23 +125,6 @@ class _Lessor(Lessor):
 
     def budget(self, device: Device) -> int:
         return min(self.ceiling, device.room(self.ceiling) - self._reserve)
-
-
-def _grid(plan: Plan, shop: Workshop) -> list[Any]:
-    """The cells of every pass."""
-    tokens: Any = Tokens(plan.lengths, ids_of)
-    ends = sorted({0, plan.split, len(plan.lengths)})
-    corpus = [
-        Rows(Collection(f"c{first}", f"c{first}", Path("c"), ()), first, own_texts=end - first)
-        for first, end in itertools.pairwise(ends)
-    ]
-    cells = []
-    for number, key in enumerate(plan.models):
-        card = replace(shop.cards[key], batch_tokens=plan.batch_tokens)
-        layout = lay_out(number, card, tokens, corpus, np.zeros(len(plan.lengths), np.bool_))
-        file: Any = File(len(plan.lengths), card.dim)
-        cells.append(Cells(number, layout, tokens, file))
-    return cells
 
 
 def _run(
@@ -180,19 +160,3 @@ def _rounds(
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
     return PassExecutor(grid, done, [1.0] * len(grid), context)
-
-
-def _announce(plan: Plan, grid: Sequence[Cells], devices: Sequence[SimDevice], heard: Hearing) -> None:
-    """What a run says before its rounds."""
-    nothing: dict[str, Any] = {"config": {}, "versions": {}, "environment": {}}
-    heard(ev.RunStarted(run_id=f"plan-{plan.seed}", chunks="", fusion="none", schedule=plan.schedule, **nothing))
-    facts = [
-        ev.DeviceFacts(
-            name=each.name, kind=each.kind, label=each.label, total_bytes=each.total, ceiling_bytes=plan.ceiling
-        )
-        for each in devices
-    ]
-    heard(ev.DevicesFound(devices=facts))
-    heard(ev.RosterResolved(roster=[entry_of(cells.card, 1.0, cells.card.dim) for cells in grid]))
-    for share in (share for cells in grid for share in cells.layout.shares):
-        heard(share)

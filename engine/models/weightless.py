@@ -117,7 +117,11 @@ class WeightlessRows:
     """Has a weightless network compute rows, waits as long as `pace` says, and makes up their vectors."""
 
     def __init__(
-        self, card: ModelCard, network: nn.Module, pace: Callable[[Sequence[int]], object], spoilt: int = -1
+        self,
+        card: ModelCard,
+        network: nn.Module,
+        pace: Callable[[Sequence[int]], object] = lambda _: None,
+        spoilt: int = -1,
     ) -> None:
         """A row that holds the id `spoilt` gets a vector that is not finite, wherever it is computed."""
         self.padded = not card.packed
