@@ -102,7 +102,11 @@ def walk(top: Node, deeper: Callable[[Node], bool] = lambda _: True) -> Iterator
 
 
 def differences(top: Node) -> list[Node]:
-    """Every place where two documents differ, in order; a branch that only one has counts as one."""
+    """Every place where two documents differ, in order; a branch that only one has counts as one.
+
+    Named items that only changed their places are the same here, so it can refuse nothing: `record.compare` does, to
+    which the order of a list is part of it.
+    """
     return [node for node in walk(top, lambda node: not node.mark) if node.mark]
 
 
