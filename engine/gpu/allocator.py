@@ -86,9 +86,9 @@ class Pool:
         del self._free[bisect_left(self._free, (block.size, block.address))]
 
     def take(self, size: int) -> Block | None:
-        """The smallest free block of at least `size` bytes, the lowest of equals; it is free no more."""
-        place = bisect_left(self._free, (size, 0))
-        return self._free.pop(place)[2] if place < len(self._free) else None
+        """Remove and return the smallest free block of at least `size` bytes, the lowest of equals."""
+        index = bisect_left(self._free, (size, 0))
+        return self._free.pop(index)[2] if index < len(self._free) else None
 
 
 class Allocator:
@@ -116,6 +116,7 @@ class Allocator:
         self._lock = threading.Lock()
         self._dead: deque[Block] = deque()
         self._unseen: deque[tuple[float, int]] = deque()
+        # Nothing of 1 MiB or less is ever taken from the large pool, so that a rest of that size stays with its block.
         self._small, self._large = Pool(ROUND), Pool(SMALL + 1)
         self._segments: dict[int, Block] = {}
         self._next_address = LARGE_ROUND
@@ -124,16 +125,23 @@ class Allocator:
         self._retries = self._ooms = 0
 
     def allocate(self, size: int) -> Handle:
-        """Room for at least `size` bytes. Raises torch.OutOfMemoryError when it fits nowhere."""
+        """Take at least `size` bytes. Raises torch.OutOfMemoryError when they fit nowhere."""
         wanted = max(ROUND, _up(size, ROUND))
         with self._lock:
             self._bury()
             pool = self._small if wanted <= SMALL else self._large
-            block = pool.take(wanted) or self._grow(pool, wanted) or self._grow_after_flush(pool, wanted)
+            block = pool.take(wanted) or self._grow(pool, wanted)
+            if block is None:  # only when the driver refuses is the cache given up, and that counts as a retry
+                self._flush()
+                self._retries += 1
+                block = self._grow(pool, wanted)
             if block is None:
                 raise self._short_of(_segment(wanted))
             _split(block, wanted)
-            self._count(block, size)
+            block.free, block.requested = False, size
+            self._allocated += block.size
+            self._requested += size
+            self._peak_allocated = max(self._peak_allocated, self._allocated)
             return Handle(block)
 
     def free(self, handle: Handle) -> None:
@@ -169,7 +177,7 @@ class Allocator:
             return self._short_of(_segment(max(ROUND, _up(size, ROUND))))
 
     def counters(self) -> Counters:
-        """All counters at one moment."""
+        """Read all counters at one moment, those of torch.cuda.memory_stats."""
         with self._lock:
             self._bury()
             free = (block for pool in (self._small, self._large) for block in pool if block.split)
@@ -186,7 +194,7 @@ class Allocator:
 
     @property
     def driver_free(self) -> int:
-        """What the driver says is free for every process."""
+        """Bytes that the driver says are free for every process."""
         with self._lock:
             self._bury()
             return self._driver_free()
@@ -198,30 +206,30 @@ class Allocator:
             return self._still_unseen()
 
     def snapshot(self) -> list[list[tuple[int, int, bool]]]:
-        """Every segment's blocks in order: address, size, whether it is free."""
+        """List every segment's blocks in order: address, size, whether it is free."""
         with self._lock:
             self._bury()
-            return [[(block.address, block.size, block.free) for block in _chain(head)] for head in self._heads()]
+            heads = [head for _, head in sorted(self._segments.items())]
+            return [[(block.address, block.size, block.free) for block in _chain(head)] for head in heads]
 
     def _bury(self) -> None:
+        """Put what was freed back into its pool, as one block with free neighbours: no two free blocks ever touch."""
         while self._dead:
-            self._release(self._dead.popleft())
-
-    def _release(self, block: Block) -> None:
-        self._allocated -= block.size
-        self._requested -= block.requested
-        block.free = True
-        if block.following and block.following.free:
-            block.pool.remove(block.following)
-            _absorb_following(block)
-        if block.previous and block.previous.free:
-            block = block.previous
-            block.pool.remove(block)
-            _absorb_following(block)
-        block.pool.add(block)
+            block = self._dead.popleft()
+            self._allocated -= block.size
+            self._requested -= block.requested
+            block.free = True
+            if block.following and block.following.free:
+                block.pool.remove(block.following)
+                _absorb_following(block)
+            if block.previous and block.previous.free:
+                block = block.previous
+                block.pool.remove(block)
+                _absorb_following(block)
+            block.pool.add(block)
 
     def _grow(self, pool: Pool, wanted: int) -> Block | None:
-        """A new segment from the driver, if limit and card have room for it."""
+        """Take a new segment from the driver, if limit and card have room for it."""
         size = _segment(wanted)
         ours = self.floor + self._reserved + size
         if ours + self.others > self.total or (self.limit is not None and ours > self.limit):
@@ -233,11 +241,6 @@ class Allocator:
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         return block
 
-    def _grow_after_flush(self, pool: Pool, wanted: int) -> Block | None:
-        self._flush()
-        self._retries += 1
-        return self._grow(pool, wanted)
-
     def _flush(self) -> None:
         for pool in (self._large, self._small):
             for block in pool:
@@ -246,15 +249,6 @@ class Allocator:
                     del self._segments[block.address]
                     self._reserved -= block.size
                     self._unseen.append((self._clock() + self._lag, block.size))
-
-    def _count(self, block: Block, size: int) -> None:
-        block.free, block.requested = False, size
-        self._allocated += block.size
-        self._requested += size
-        self._peak_allocated = max(self._peak_allocated, self._allocated)
-
-    def _heads(self) -> Iterator[Block]:
-        return (self._segments[address] for address in sorted(self._segments))
 
     def _driver_free(self) -> int:
         return max(0, self.total - self.floor - self._reserved - self.others - self._still_unseen())
@@ -278,7 +272,7 @@ class Allocator:
 
 
 def _segment(size: int) -> int:
-    """What is asked of the driver for a block of `size` bytes."""
+    """Bytes asked of the driver for a block of `size` bytes: small blocks share a segment, large ones get their own."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return MEDIUM_SEGMENT if size < MEDIUM else _up(size, LARGE_ROUND)

@@ -36,11 +36,11 @@ _PIN, _FILLER = 2 << 20, 9 << 20
 class Chip:
     """One card's memory in this process, with its faults. All sizes are bytes of the card."""
 
-    def __init__(self, index: int, total: int, context: int, plight: DeviceFaults, clock: Callable[[], float]) -> None:
-        self.allocator = Allocator(total, context, index=index, lag=plight.lag, clock=clock)
+    def __init__(self, index: int, total: int, context: int, faults: DeviceFaults, clock: Callable[[], float]) -> None:
+        self.allocator = Allocator(total, context, index=index, lag=faults.lag, clock=clock)
         self.allocations = 0
-        self._plight = plight
-        self._leak = plight.leaked
+        self._faults = faults
+        self._leak = faults.leaked
         self._workspace: list[Handle] = []
         self._pins: list[Handle] = []
         self._leaks: list[Handle] = []
@@ -61,20 +61,22 @@ class Chip:
         with self._lock:
             self.allocations += 1
             number = self.allocations
-            if self._plight.loses(number):
+            if self._faults.loses(number):
                 self._last = self._last or (self.memory(), self.peak())
             self.answer()
-            self._make_way(self._plight.others(number))
-            if self._plight.short(number, size):
+            wanted, held = self._faults.others(number), self.allocator.others
+            if wanted != held:  # other processes get what they want only of what is free
+                self.allocator.others = min(wanted, self.allocator.driver_free + held)
+            if self._faults.short(number, size):
                 raise self.allocator.refuse(size)
             self._scatter()
-            return self.allocator.allocate(size), self._plight.spoils(number)
+            return self.allocator.allocate(size), self._faults.spoils(number)
 
     def free(self, handle: tuple[Handle, bool]) -> None:
         self.allocator.free(handle[0])
 
     def provide_workspace(self) -> None:
-        """A matrix product is about to run."""
+        """Take cuBLAS's workspace before the first matrix product, as torch does."""
         if not self._workspace:
             with self._lock:
                 self._workspace = self._workspace or [self.allocator.allocate(WORKSPACE)]
@@ -87,7 +89,8 @@ class Chip:
                 with suppress(torch.OutOfMemoryError):
                     self._leaks.append(self.allocator.allocate(self._leak))
                 self._leak = 0
-            if not self._in_use():
+            own = (handle.block for handle in (*self._workspace, *self._pins, *self._leaks))
+            if self.allocator.counters().allocated <= sum(block.size for block in own if block):  # no tensor is left
                 self._give_back(self._pins)
         self.allocator.empty_cache()
 
@@ -107,28 +110,17 @@ class Chip:
         occupied = self.allocator.floor + now.peak_reserved
         return Memory(allocated=now.peak_allocated, reserved=now.peak_reserved, occupied=occupied)
 
-    def _make_way(self, wanted: int) -> None:
-        """Other processes get what they want of what is free."""
-        held = self.allocator.others
-        if wanted != held:
-            self.allocator.others = min(wanted, self.allocator.driver_free + held)
-
     def _scatter(self) -> None:
         """Fill segments with three pieces each, then drop two of them: the third pins its segment."""
-        if self._pins or not self._plight.scattered:
+        if self._pins or not self._faults.scattered:
             return
         fillers: list[Handle] = []
         with suppress(torch.OutOfMemoryError):
-            for _ in range(max(1, self._plight.scattered // MEDIUM_SEGMENT)):
+            for _ in range(max(1, self._faults.scattered // MEDIUM_SEGMENT)):
                 self._pins.append(self.allocator.allocate(_PIN))
                 fillers += [self.allocator.allocate(_FILLER), self.allocator.allocate(_FILLER)]
         self._give_back(fillers)
         self.allocator.start_peak()  # the device was empty: what the fillers took is nobody's peak
-
-    def _in_use(self) -> bool:
-        """Whether any tensor is here."""
-        own = (handle.block for handle in (*self._workspace, *self._pins, *self._leaks))
-        return self.allocator.counters().allocated > sum(block.size for block in own if block)
 
     def _give_back(self, handles: list[Handle]) -> None:
         while handles:
@@ -169,7 +161,9 @@ class ChipMeter(Meter):  # type: ignore[no-untyped-call]
         if product:
             self._chip.provide_workspace()
         size = _likely(func, args, product)
-        if size > HOST_LARGE and not _spares_the_host(size):
+        if size <= HOST_LARGE or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return  # fake tensors take nothing of the host
+        if size + HOST_RESERVE > int(psutil.virtual_memory().available):
             raise self._chip.allocator.refuse(size // 2 if self.narrow else size)
 
     def charge(self, tensor: torch.Tensor, size: int) -> tuple[Handle, bool]:
@@ -195,19 +189,8 @@ def _likely(func: Any, args: Sequence[Any], product: bool) -> int:
     values = max((tensor.numel() for tensor in tensors), default=0)
     for items in args:
         if isinstance(items, list | tuple) and items:
-            values = max(values, _listed(items))
+            if isinstance(items[0], int):  # the shape of what is made
+                values = max(values, math.prod(items))
+            else:  # tensors that are joined
+                values = max(values, sum(item.numel() for item in items if isinstance(item, torch.Tensor)))
     return 4 * values
-
-
-def _listed(items: Sequence[Any]) -> int:
-    """Values of tensors that are joined, or of a tensor that is made in this shape."""
-    if isinstance(items[0], int):
-        return math.prod(items)
-    return sum(item.numel() for item in items if isinstance(item, torch.Tensor))
-
-
-def _spares_the_host(size: int) -> bool:
-    """Whether `size` bytes more leave enough on the host; fake tensors take nothing of it."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return True
-    return size + HOST_RESERVE <= int(psutil.virtual_memory().available)

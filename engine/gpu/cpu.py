@@ -3,18 +3,17 @@
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import torch
 
-from interlock.engine.gpu.device import no_pin
+from interlock.engine.gpu.device import Device
 from interlock.engine.record.events import Memory, Readings
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """The host: `allocated` counts the weights of attached models that live, `occupied` this process's resident set."""
 
     name = "cpu"
@@ -40,17 +39,8 @@ class CpuDevice:
         """What the host has free; a ceiling counts what a lease adds there, not what the process had before."""
         return int(psutil.virtual_memory().available)
 
-    def wall(self, ceiling: int | None) -> None:
-        """The host has none."""
-
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
-
-    def copying(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def join_copies(self) -> None:
-        """Copies on the host are done when they return."""
 
     def retries(self) -> int:
         return 0
@@ -67,9 +57,6 @@ class CpuDevice:
     def _let_go(self, size: int) -> None:
         self._allocated -= size
 
-    def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
-        return no_pin(tensor)
-
     def start_peak(self) -> None:
         with suppress(OSError), Path("/proc/self/clear_refs").open("w") as handle:
             handle.write("5")  # resets VmHWM, the kernel's own peak of the resident set
@@ -77,7 +64,10 @@ class CpuDevice:
         self._peak_sampled = 0
 
     def peak(self) -> Memory:
-        occupied = max(self.memory().occupied, self._peak_sampled, _high_water())
+        occupied = max(self.memory().occupied, self._peak_sampled)
+        with suppress(OSError, StopIteration), Path("/proc/self/status").open() as handle:
+            line = next(line for line in handle if line.startswith("VmHWM:"))  # in KiB
+            occupied = max(occupied, int(line.split()[1]) << 10)
         return Memory(allocated=self._peak_allocated, occupied=occupied)
 
     def reclaim(self) -> None:
@@ -87,11 +77,3 @@ class CpuDevice:
     def trim(self) -> None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def _high_water() -> int:
-    """The kernel's peak of this process's resident set in bytes; 0 where it does not tell."""
-    with suppress(OSError, StopIteration), Path("/proc/self/status").open() as handle:
-        line = next(line for line in handle if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    return 0

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.record.events import Memory, Readings
@@ -31,7 +32,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for the contexts of all GPUs
 _LOCK = threading.Lock()
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """GPU number `index` as torch counts them: it computes on its default stream and copies on one of its own."""
 
     kind = "cuda"
@@ -89,9 +90,6 @@ class CudaDevice:
     def join_copies(self) -> None:
         torch.cuda.current_stream(self.torch).wait_stream(self._copy_stream())
 
-    def hold(self, model: object, size: int) -> None:
-        """The allocator counts."""
-
     def pin(self, tensor: Tensor) -> Callable[[], None]:
         return pin(tensor, self.torch)
 
@@ -118,13 +116,16 @@ class CudaDevice:
             torch.cuda.synchronize(self.torch)
             free, reserved = self._free(), torch.cuda.memory_reserved(self.torch)
             _drop_caches()
-            self._wait_for(free + reserved - torch.cuda.memory_reserved(self.torch))
+            wanted = free + reserved - torch.cuda.memory_reserved(self.torch)
+            deadline = time.monotonic() + PATIENCE
+            while self._free() < wanted and time.monotonic() < deadline:  # the driver tells of it late
+                time.sleep(0.01)
 
     def readings(self) -> Readings | None:
-        told = self._nvml.readings(self._uuid) if self._nvml else None
-        if told and self._outside and self._own() is None:
-            return replace(told, others=None)  # in a container the driver's process numbers are not ours
-        return told
+        readings = self._nvml.readings(self._uuid) if self._nvml else None
+        if readings and self._outside and self._own() is None:
+            return replace(readings, others=None)  # in a container the driver's process numbers are not ours
+        return readings
 
     def _held(self, when: str) -> Memory:
         """What the allocator counts now (`current`) or counted at most (`peak`), and all that is beside it."""
@@ -164,11 +165,6 @@ class CudaDevice:
             self._copies = self._copies or torch.cuda.Stream(self.torch)  # type: ignore[no-untyped-call]
             return self._copies
 
-    def _wait_for(self, free: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self._free() < free and time.monotonic() < deadline:
-            time.sleep(0.01)
-
 
 def pin(tensor: Tensor, device: torch.device) -> Callable[[], None]:
     """Let copies of a host tensor to GPUs run beside their work, until what is returned is called.
@@ -179,28 +175,18 @@ def pin(tensor: Tensor, device: torch.device) -> Callable[[], None]:
     """
     registered: list[Tensor] = []
     with suppress(RuntimeError):
-        if _can_be_pinned(tensor, device) and _register(tensor, device):
-            registered.append(tensor)
+        if device.type == "cuda" and tensor.nbytes and tensor.is_contiguous() and not tensor.is_pinned():
+            with torch.cuda.device(device):
+                if _done(_runtime().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE)):
+                    registered.append(tensor)
 
     def unpin() -> None:
         while registered:
-            _unregister(registered.pop(), device)
+            pinned = registered.pop()
+            with suppress(RuntimeError), torch.cuda.device(device):
+                _done(_runtime().cudaHostUnregister(pinned.data_ptr()))
 
     return unpin
-
-
-def _can_be_pinned(tensor: Tensor, device: torch.device) -> bool:
-    return device.type == "cuda" and tensor.nbytes > 0 and tensor.is_contiguous() and not tensor.is_pinned()
-
-
-def _register(tensor: Tensor, device: torch.device) -> bool:
-    with torch.cuda.device(device):
-        return _done(_runtime().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE))
-
-
-def _unregister(tensor: Tensor, device: torch.device) -> None:
-    with suppress(RuntimeError), torch.cuda.device(device):
-        _done(_runtime().cudaHostUnregister(tensor.data_ptr()))
 
 
 def _runtime() -> Any:
@@ -230,8 +216,8 @@ class _Opening:
 def _open(index: int, uuid: str, total: int) -> _Opening:
     """Make this process's context on a card and see what that takes. Without a driver to ask, all that is in use on the
     card counts as ours, which errs on the side of the ceiling."""
-    told = nvml.readings(uuid) if (nvml := open_nvml()) else None
-    others = max(0, total - (told.total - told.used)) if told else 0
+    before = nvml.readings(uuid) if (nvml := open_nvml()) else None
+    others = max(0, total - (before.total - before.used)) if before else 0
     try:
         _first_product(torch.device("cuda", index))
     except RuntimeError as error:

@@ -17,13 +17,11 @@ RESERVE = 64 << 20
 """Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
 
 
-def no_pin(tensor: Tensor) -> Callable[[], None]:
-    """What a device does with a host tensor when its copies are the host's own: nothing."""
-    return lambda: None
-
-
 class Device(Protocol):
-    """Something that models are attached to and computed on. Sizes are bytes."""
+    """Something that models are attached to and computed on. Sizes are bytes.
+
+    What a device does not override here is done when it returns, and needs no preparation: so it is on the host.
+    """
 
     name: str
     """`cuda:0`, `cpu`: what people call it."""
@@ -51,21 +49,26 @@ class Device(Protocol):
 
     def wall(self, ceiling: int | None) -> None:
         """Make every allocation that would take this process over `ceiling` fail here and not in the driver."""
+        return
 
     def computing(self) -> AbstractContextManager[object]:
         """Within, what this thread allocates belongs to this device."""
 
     def copying(self) -> AbstractContextManager[object]:
         """Within, copies run beside the computation, and after all of it that was issued before."""
+        return self.computing()
 
     def join_copies(self) -> None:
         """What is computed from now on waits for the copies issued so far."""
+        return
 
     def hold(self, model: object, size: int) -> None:
         """Count `size` bytes as allocated for as long as `model` lives, where no allocator counts them."""
+        return
 
     def pin(self, tensor: Tensor) -> Callable[[], None]:
         """Let copies of a host tensor to devices of this kind run at full speed, until what is returned is called."""
+        return lambda: None
 
     def start_peak(self) -> None:
         """Begin a new measurement of the peak."""

@@ -65,11 +65,15 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 <
 
 def classify(error: BaseException) -> Trouble | None:
     """What `error` means for a device; None: neither less memory nor another device would mend it."""
-    if _is_memory(error):
+    if isinstance(error, OSError):
+        return Trouble.MEMORY if error.errno == errno.ENOMEM else None
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return Trouble.MEMORY
-    if isinstance(error, RuntimeError) and _LOST_TEXT.search(str(error)):
-        return Trouble.LOST
-    return None
+    if not isinstance(error, RuntimeError):
+        return None
+    if _MEMORY_TEXT.search(str(error)):
+        return Trouble.MEMORY
+    return Trouble.LOST if _LOST_TEXT.search(str(error)) else None
 
 
 def needed(error: BaseException) -> int | None:
@@ -82,11 +86,3 @@ def needed(error: BaseException) -> int | None:
         return None
     unit = _UNITS[asked[2].lower()]
     return int(float(asked[1])) if unit == 1 else math.ceil((float(asked[1]) + 0.005) * unit)
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and bool(_MEMORY_TEXT.search(str(error)))

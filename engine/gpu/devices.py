@@ -28,7 +28,10 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
     not know.
     """
     if wanted.startswith("sim:"):
-        return _simulated(wanted, faults)
+        from interlock.engine.gpu.faults import parse
+        from interlock.engine.gpu.sim import simulated
+
+        return list(simulated(wanted, parse(",".join(faults))))
     if faults:
         raise UsageError("--faults needs simulated devices: use --devices sim:2xT4, or drop --faults")
     if wanted == "auto":
@@ -40,12 +43,19 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
 
 def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
     """What the summary says of the machine and of the GPUs among `devices`; no names of hosts or people."""
+    from interlock.engine.gpu.nvml import open_nvml
+
+    gpus = {}
+    for device in (device for device in devices if device.kind == "cuda"):
+        driver = nvml.driver() if (nvml := open_nvml()) else None
+        version = f", driver {driver}" if driver else ""
+        gpus[f"gpu {device.name}"] = f"{device.label}, {human_bytes(device.total)}{version}"
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        **{f"gpu {device.name}": _card(device) for device in devices if device.kind == "cuda"},
+        **gpus,
     }
 
 
@@ -64,13 +74,6 @@ def why_no_gpu() -> str:
     return f"torch {torch.__version__} sees none; driver {driver.driver()} reports {known or 'none'}{masked}"
 
 
-def _simulated(wanted: str, faults: Sequence[str]) -> list[Device]:
-    from interlock.engine.gpu.faults import parse
-    from interlock.engine.gpu.sim import simulated
-
-    return list(simulated(wanted, parse(",".join(faults))))
-
-
 def _numbers(wanted: str) -> list[int] | None:
     """The GPUs that a text names, each once; None for all."""
     if wanted == "cuda":
@@ -87,21 +90,11 @@ def _gpus(numbers: Sequence[int] | None) -> list[Device]:
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for number in numbers or ():
         if here and number >= here:
-            raise UnavailableError(f"no device cuda:{number}: available {_listed(here)}")
+            available = ", ".join(f"cuda:{present}" for present in range(here))
+            raise UnavailableError(f"no device cuda:{number}: available {available}")
     if not here:
         raise UnavailableError(f"no usable GPU ({why_no_gpu()}): {_INSTEAD}")
     return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
-
-
-def _listed(count: int) -> str:
-    return ", ".join(f"cuda:{number}" for number in range(count))
-
-
-def _card(device: Device) -> str:
-    from interlock.engine.gpu.nvml import open_nvml
-
-    driver = nvml.driver() if (nvml := open_nvml()) else None
-    return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
 
 
 def _processor() -> str:

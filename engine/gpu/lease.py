@@ -57,14 +57,14 @@ class Lease:
 
     def overruns(self) -> list[str]:
         """What the receipts show that should not be: a peak over the budget."""
-        said = []
+        overruns = []
         for receipt in self.receipts:
             grown = receipt.peak.occupied - receipt.before.occupied
             budget = self.budgets[receipt.device]
             if grown > budget and not self.shared:
                 over = "used {} of a {} budget".format(*units.distinct_sizes(grown, budget))
-                said.append(f"{self.holder} {over} on {receipt.device}")
-        return said
+                overruns.append(f"{self.holder} {over} on {receipt.device}")
+        return overruns
 
 
 @dataclass
@@ -105,7 +105,11 @@ class Lessor:
         """
         lease = self._grant(holder, needs, shared, most or {})
         try:
-            before = [self._begin(device) for device in lease.devices]
+            for device in lease.devices:
+                device.trim()  # what others left cached is neither this model's nor hidden from its receipt
+                device.wall(self.ceiling)
+                device.start_peak()
+            before = [device.memory() for device in lease.devices]
             retries = [device.retries() for device in lease.devices]
             began = time.monotonic()
             try:
@@ -164,7 +168,9 @@ class Lessor:
         devices = [self._by_name[name] for name in needs]
         with self._lock:
             for device in devices:
-                self._refuse_held(holder, device, shared)
+                for lease in self._open:
+                    if device.name in lease.budgets and not (shared and lease.shared):
+                        raise InterlockError(f"{holder} cannot lease {device.name}: {lease.holder} holds it")
             self._mark(*devices)
             budgets = {device.name: self.check(holder, needs[device.name], device) for device in devices}
             budgets = {name: min(budget, most.get(name, budget)) for name, budget in budgets.items()}
@@ -172,18 +178,6 @@ class Lessor:
             lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, max(needs.values()), shared)
             self._open.append(lease)
             return lease
-
-    def _refuse_held(self, holder: str, device: Device, shared: bool) -> None:
-        for lease in self._open:
-            if device.name in lease.budgets and not (shared and lease.shared):
-                raise InterlockError(f"{holder} cannot lease {device.name}: {lease.holder} holds it")
-
-    def _begin(self, device: Device) -> Memory:
-        """What others left cached is neither this model's nor hidden from its receipt."""
-        device.trim()
-        device.wall(self.ceiling)
-        device.start_peak()
-        return device.memory()
 
     def _mark(self, *devices: Device) -> None:
         """Keep the peaks measured so far: the counters are about to begin anew."""

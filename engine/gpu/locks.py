@@ -69,24 +69,25 @@ def _take(key: str, name: str, run: str) -> int:
         try:
             handle = _open_file(_file_name(key), place)
         except OSError as error:
-            told = f"cannot lock {name}: {path / _file_name(key)} is in the way ({error.strerror})"
-            raise UnavailableError(f"{told}; remove it, or set TMPDIR to another directory") from error
+            raise UnavailableError(
+                f"cannot lock {name}: {path / _file_name(key)} is in the way ({error.strerror}); remove it, or set "
+                "TMPDIR to another directory"
+            ) from error
     try:
-        _lock_or_refuse(handle, name)
-        _write(handle, Holder(os.getpid(), run, name, time.time()))
+        for _ in range(_TRIES):
+            if _lock(handle, fcntl.LOCK_EX):
+                break
+            time.sleep(_PAUSE)  # who only looks at it holds it no longer than that
+        else:
+            who = _read(handle) or "another run"
+            raise UnavailableError(f"{name} is in use by {who}: wait for it, or choose other --devices")
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, msgspec.json.encode(Holder(os.getpid(), run, name, time.time())), 0)
     except BaseException:
         os.close(handle)
         raise
     return handle
-
-
-def _lock_or_refuse(handle: int, name: str) -> None:
-    for _ in range(_TRIES):
-        if _lock(handle, fcntl.LOCK_EX):
-            return
-        time.sleep(_PAUSE)  # who only looks at it holds it no longer than that
-    who = _read(handle) or "another run"
-    raise UnavailableError(f"{name} is in use by {who}: wait for it, or choose other --devices")
 
 
 @contextmanager
@@ -148,17 +149,11 @@ def _read(handle: int) -> Holder | None:
     """What the holder wrote; it may be about to. Other users write here too: what makes no sense is nobody."""
     for _ in range(_TRIES):
         with suppress(msgspec.MsgspecError, ValueError, OverflowError, OSError):
-            found = msgspec.json.decode(os.pread(handle, _LONGEST, 0), type=Holder)
-            time.localtime(found.since)
-            return found
+            holder = msgspec.json.decode(os.pread(handle, _LONGEST, 0), type=Holder)
+            time.localtime(holder.since)  # a moment that no calendar has could not be told either
+            return holder
         time.sleep(_PAUSE)
     return None
-
-
-def _write(handle: int, holder: Holder) -> None:
-    with suppress(OSError):  # a full disk: the lock holds all the same
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, msgspec.json.encode(holder), 0)
 
 
 def _file_name(key: str) -> str:

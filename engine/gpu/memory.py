@@ -121,35 +121,26 @@ def fit(samples: Sequence[Sample]) -> Law:
     where samples lie on both sides of their crossing, at least two lengths of rows on each; a prelude is looked for in
     samples of one and of two rows.
     """
-    found, least = Law(0, 0, ((0.0, 0.0),)), math.inf
-    for early in _preludes(samples):
+
+    def split_at(early: list[Sample]) -> Law:
+        # A sample tells one peak, the prelude's or the layers': taken for the other it would bend the other's fit.
         late = [sample for sample in samples if sample not in early]
-        law = replace(_fewest(_LAYERS, late), prelude=_fewest(_PRELUDES, early) if early else None)
-        error = worst_error(law, samples)
-        if error < least:
-            found, least = law, error
-        if least <= EXACT:
-            break
-    return found
+        return replace(_fewest(_LAYERS, late), prelude=_fewest(_PRELUDES, early) if early else None)
+
+    return _first_exact(map(split_at, _preludes(samples)), samples)
 
 
 def worst_error(law: Law, samples: Iterable[Sample]) -> float:
     """The largest difference between the law and a sample, as a share of the sample; what is but rounding is none."""
-    return max((_difference(law, sample) / sample.size for sample in samples), default=0.0)
-
-
-def _difference(law: Law, sample: Sample) -> float:
-    return max(0, abs(law.activations(sample.tokens, sample.longest) - sample.size) - GRAIN)
+    differences = ((abs(law.activations(tokens, longest) - size), size) for tokens, longest, size in samples)
+    return max((max(0, difference - GRAIN) / size for difference, size in differences), default=0.0)
 
 
 def _preludes(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
     """Samples that may have had their peak before the layers, fewest first: the longest of one row, and of two."""
-    one, two = (
-        sorted(
-            (sample for sample in samples if sample.tokens // sample.longest == rows), key=lambda each: -each.longest
-        )
-        for rows in (1, 2)
-    )
+    longest_first = sorted(samples, key=lambda sample: -sample.longest)
+    one, two = ([sample for sample in longest_first if sample.tokens // sample.longest == rows] for rows in (1, 2))
+    # A prelude's square counts most beside few tokens, so that never more samples of two rows than of one show it.
     counts = product(range(len(one) + 1), range(len(two) + 1))
     for ones, twos in sorted((pair for pair in counts if pair[1] <= pair[0]), key=sum):
         yield one[:ones] + two[:twos]
@@ -182,20 +173,23 @@ _PRELUDES = [
 
 def _fewest(forms: Sequence[_Form], samples: Sequence[Sample]) -> Law:
     """The law of the first form that explains the samples exactly, else the one that does it best."""
-    found, least = Law(0, 0, ((0.0, 0.0),)), math.inf
-    for form in forms:
-        for law in (_solved(form, crossing, samples) for crossing in _crossings(form, samples)):
-            error = worst_error(law, samples)
-            if error < least:
-                found, least = law, error
+    # A phase is a line over the longest row, and one length on its side of the crossing would not tell its slope.
+    crossings = sorted({sample.longest for sample in samples})[2:-1]
+    laws = ([_solved(form, at, samples) for at in (crossings if form.phases == 2 else [0])] for form in forms)
+    nearest = (min(ones, key=lambda law: worst_error(law, samples)) for ones in laws if ones)
+    return _first_exact(nearest, samples)
+
+
+def _first_exact(laws: Iterable[Law], samples: Sequence[Sample]) -> Law:
+    """The first law that explains the samples exactly, else the one that does it best."""
+    best, least = Law(0, 0, ((0.0, 0.0),)), math.inf
+    for law in laws:
+        error = worst_error(law, samples)
+        if error < least:
+            best, least = law, error
         if least <= EXACT:
             break
-    return found
-
-
-def _crossings(form: _Form, samples: Sequence[Sample]) -> Sequence[int]:
-    """The rows from whose length on the second phase may be the steeper; 0 where there is one phase."""
-    return sorted({sample.longest for sample in samples})[2:-1] if form.phases == 2 else [0]
+    return best
 
 
 def _solved(form: _Form, crossing: int, samples: Sequence[Sample]) -> Law:
@@ -219,11 +213,11 @@ def _row(form: _Form, crossing: int, sample: Sample) -> list[int]:
 def _without_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> list[float]:
     """What the columns must be multiplied by to come nearest to what is wanted; what would be negative is 0."""
     scales = np.linalg.norm(columns, axis=0)
-    found, kept = np.zeros(len(scales)), np.flatnonzero(scales)
+    factors, kept = np.zeros(len(scales)), np.flatnonzero(scales)
     while len(kept):
         solved = np.linalg.lstsq(columns[:, kept] / scales[kept], wanted, rcond=None)[0]
         if solved.min() >= 0:
-            found[kept] = solved / scales[kept]
+            factors[kept] = solved / scales[kept]
             break
-        kept = np.delete(kept, solved.argmin())
-    return [float(value) for value in found]
+        kept = np.delete(kept, solved.argmin())  # no term is negative memory: drop the worst, solve for the rest
+    return [float(factor) for factor in factors]

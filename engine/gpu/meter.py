@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -96,19 +96,16 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Operation, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        kind = _KINDS.get(func) or _classify(func)
-        if kind is MemoryEffect.COMPOSITE:
+        effect = _effect_of(func)
+        if effect is MemoryEffect.COMPOSITE:
             with self:
                 return func.decompose(*args, **kwargs)
-        if kind is MemoryEffect.QUIET:
+        if effect is MemoryEffect.QUIET:
             return func(*args, **kwargs)
         self.before(func, args, kwargs)
         out = func(*args, **kwargs)
-        if isinstance(out, torch.Tensor):
-            self._look(out, args, kwargs)
-        else:
-            for tensor in _tensors(out):
-                self._look(tensor, args, kwargs)
+        for tensor in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
+            self._look(tensor, args, kwargs)
         return out
 
     def before(self, func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -125,7 +122,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         key = (id(self.ledger), storage._cdata)
         size = storage.nbytes()
-        if key in _LIVE or not size or _passes_through(storage._cdata, args, kwargs):
+        if key in _LIVE or not size:
+            return
+        # Some kernels return an input where their schema does not say so; what comes in was charged where it was made.
+        if any(_address(given) == storage._cdata for given in _tensors((*args, *kwargs.values()))):
             return
         if self.narrow and tensor.dtype is torch.float32:
             size = (size + 1) // 2
@@ -139,15 +139,8 @@ def _settle(key: tuple[int, int], ledger: Ledger, handle: Any, _: object) -> Non
     ledger.free(handle)
 
 
-_KINDS: dict[Operation, MemoryEffect] = {}
-
-
-def _classify(func: Operation) -> MemoryEffect:
-    _KINDS[func] = kind = _kind_of(func)
-    return kind
-
-
-def _kind_of(func: Operation) -> MemoryEffect:
+@cache
+def _effect_of(func: Operation) -> MemoryEffect:
     if not hasattr(func, "_schema"):  # one of a higher order
         return MemoryEffect.CREATES
     if func is torch.ops.prim.device.default:  # fake tensors answer it themselves
@@ -157,12 +150,6 @@ def _kind_of(func: Operation) -> MemoryEffect:
     returns = func._schema.returns
     fresh = [value for value in returns if value.alias_info is None and "Tensor" in str(value.type)]
     return MemoryEffect.CREATES if fresh else MemoryEffect.QUIET
-
-
-def _passes_through(address: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the storage belongs to an input: kernels return inputs where their schema does not say so."""
-    inputs = (*args, *kwargs.values()) if kwargs else args
-    return any(_address(tensor) == address for tensor in _tensors(inputs))
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

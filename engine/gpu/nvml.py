@@ -52,55 +52,54 @@ class Nvml:
 
     def driver(self) -> str | None:
         """The version of the driver."""
-        return self._told(self._library.nvmlSystemGetDriverVersion)
+        return self._asked(self._library.nvmlSystemGetDriverVersion)
 
     def names(self) -> list[str]:
         """The makes of all GPUs of the machine, hidden ones too."""
-        count = self._told(self._library.nvmlDeviceGetCount) or 0
-        handles = [self._told(self._library.nvmlDeviceGetHandleByIndex, number) for number in range(count)]
-        return [self._told(self._library.nvmlDeviceGetName, handle) or "unknown" for handle in handles]
+        count = self._asked(self._library.nvmlDeviceGetCount) or 0
+        handles = [self._asked(self._library.nvmlDeviceGetHandleByIndex, number) for number in range(count)]
+        return [self._asked(self._library.nvmlDeviceGetName, handle) or "unknown" for handle in handles]
 
     def readings(self, uuid: str) -> Readings | None:
         """The figures of a GPU now; None where not even its memory is told."""
         handle = self._handle(uuid)
-        memory = self._told(self._library.nvmlDeviceGetMemoryInfo, handle)
+        memory = self._asked(self._library.nvmlDeviceGetMemoryInfo, handle)
         if memory is None:
             return None
-        load = self._told(self._library.nvmlDeviceGetUtilizationRates, handle)
-        milliwatts = self._told(self._library.nvmlDeviceGetPowerUsage, handle)
+        load = self._asked(self._library.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = self._asked(self._library.nvmlDeviceGetPowerUsage, handle)
         return Readings(
             used=int(memory.used),
             total=int(memory.total),
             others=_sum(self.others(uuid)),
             utilisation=None if load is None else int(load.gpu),
-            temperature=self._told(self._library.nvmlDeviceGetTemperature, handle, 0),  # 0: the GPU's own sensor
+            temperature=self._asked(self._library.nvmlDeviceGetTemperature, handle, 0),  # 0: the GPU's own sensor
             power=None if milliwatts is None else milliwatts / 1000,
         )
 
     def processes(self, uuid: str) -> list[Process] | None:
         """Every process that computes on a GPU, this one too; None where the driver does not tell."""
-        found = self._told(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
-        return None if found is None else [Process(one.pid, self._name(one.pid), one.usedGpuMemory) for one in found]
+        running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
+        return running and [Process(one.pid, self._program(one.pid), one.usedGpuMemory) for one in running]
 
     def others(self, uuid: str) -> list[Process] | None:
         """As `processes`, without this one."""
-        found = self.processes(uuid)
-        return None if found is None else [process for process in found if process.pid != os.getpid()]
+        processes = self.processes(uuid)
+        return None if processes is None else [process for process in processes if process.pid != os.getpid()]
 
     def own(self, uuid: str) -> int | None:
         """Bytes of this process on a GPU; None where the driver does not tell, or knows it by another number."""
-        found = self._told(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid)) or []
-        return next((one.usedGpuMemory for one in found if one.pid == os.getpid()), None)
+        running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid)) or []
+        return next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
 
     def _handle(self, uuid: str) -> object:
-        return self._told(self._library.nvmlDeviceGetHandleByUUID, uuid)
+        return self._asked(self._library.nvmlDeviceGetHandleByUUID, uuid)
 
-    def _name(self, pid: int) -> str:
+    def _program(self, pid: int) -> str:
         """The name of a process's program without its directory."""
-        told = self._told(self._library.nvmlSystemGetProcessName, pid) or ""
-        return str(told).rpartition("/")[2]
+        return str(self._asked(self._library.nvmlSystemGetProcessName, pid) or "").rpartition("/")[2]
 
-    def _told(self, ask: Callable[..., Value], *about: object) -> Value | None:
+    def _asked(self, ask: Callable[..., Value], *about: object) -> Value | None:
         """What the driver answers; None where it does not, or where what is asked about is itself unknown."""
         if None in about:
             return None

@@ -41,15 +41,12 @@ class Sampler:
 
     def _look_at(self, device: Device) -> None:
         try:
-            seen = device.name, device.memory(), device.readings()
+            memory, readings = device.memory(), device.readings()
         except Exception:  # whatever a driver does must not end the run
             self._devices.remove(device)
             return
-        self._pass_on(*seen)
-
-    def _pass_on(self, name: str, memory: Memory, readings: Readings | None) -> None:
         try:
             if not self._ended.is_set():
-                self._tell(name, memory, readings)
+                self._tell(device.name, memory, readings)
         except Exception:  # whoever listened is gone
             self._ended.set()

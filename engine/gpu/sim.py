@@ -8,7 +8,7 @@ import gc
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.allocator import Allocator
 from interlock.engine.gpu.chip import Chip, ChipMeter
-from interlock.engine.gpu.device import no_pin
+from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.faults import DeviceFaults, Fault
 from interlock.engine.record.events import Memory, Readings
 from interlock.engine.record.units import human_bytes, parse_bytes
@@ -63,7 +63,7 @@ def simulated(
     return [(make or SimDevice)(name, card, faults) for name, card in zip(names, cards, strict=True)]
 
 
-class SimDevice:
+class SimDevice(Device):
     """One card. With `narrow`, float32 counts half: the card would hold in float16 what the host has in float32."""
 
     kind = "sim"
@@ -123,19 +123,6 @@ class SimDevice:
         self._chip.answer()
         with self._meter.within():
             yield
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Copies are done when they return; what they allocate is this device's too."""
-        return self.computing()
-
-    def join_copies(self) -> None:
-        """Nothing is under way."""
-
-    def hold(self, model: object, size: int) -> None:
-        """The allocator counts it."""
-
-    def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
-        return no_pin(tensor)
 
     def start_peak(self) -> None:
         self.allocator.start_peak()

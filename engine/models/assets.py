@@ -218,13 +218,7 @@ def _download(
     spec: ModelSpec, repo: str, before: str | None, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str, Outcome]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-    from tenacity import (
-        RetryCallState,
-        Retrying,
-        retry_if_exception,
-        stop_after_attempt,
-        wait_exponential_jitter,
-    )
+    from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
     final = (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError)
 

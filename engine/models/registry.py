@@ -78,13 +78,7 @@ REGISTRY: dict[str, ModelSpec] = {
             licence="Apache-2.0",
             weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
         ),
-        ModelSpec(
-            "bge-m3",
-            ("hf:BAAI/bge-m3",),
-            dim=1024,
-            max_tokens=8192,
-            licence="MIT",
-        ),
+        ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), dim=1024, max_tokens=8192, licence="MIT"),
         ModelSpec(
             "qwen3-embedding-0.6b",
             ("hf:Qwen/Qwen3-Embedding-0.6B",),

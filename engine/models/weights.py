@@ -195,11 +195,7 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
         device="cpu",
         local_files_only=True,
         trust_remote_code=False,
-        model_kwargs={
-            "dtype": DTYPES[card.dtype],
-            "use_safetensors": True,
-            "attn_implementation": card.attention,
-        },
+        model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
     ).eval()
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
     return network
