@@ -43,19 +43,12 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
 
 def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
     """What the summary says of the machine and of the GPUs among `devices`; no names of hosts or people."""
-    from interlock.engine.gpu.nvml import open_nvml
-
-    gpus = {}
-    for device in (device for device in devices if device.kind == "cuda"):
-        driver = nvml.driver() if (nvml := open_nvml()) else None
-        version = f", driver {driver}" if driver else ""
-        gpus[f"gpu {device.name}"] = f"{device.label}, {human_bytes(device.total)}{version}"
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        **gpus,
+        **{f"gpu {device.name}": _make_of(device) for device in devices if device.kind == "cuda"},
     }
 
 
@@ -95,6 +88,13 @@ def _gpus(numbers: Sequence[int] | None) -> list[Device]:
     if not here:
         raise UnavailableError(f"no usable GPU ({why_no_gpu()}): {_INSTEAD}")
     return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
+
+
+def _make_of(device: Device) -> str:
+    from interlock.engine.gpu.nvml import open_nvml  # a run on the CPU never loads it
+
+    driver = nvml.driver() if (nvml := open_nvml()) else None
+    return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
 
 
 def _processor() -> str:
