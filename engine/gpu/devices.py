@@ -83,8 +83,8 @@ def _gpus(numbers: Sequence[int] | None) -> list[Device]:
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for number in numbers or ():
         if here and number >= here:
-            available = ", ".join(f"cuda:{present}" for present in range(here))
-            raise UnavailableError(f"no device cuda:{number}: available {available}")
+            listed = ", ".join(f"cuda:{present}" for present in range(here))
+            raise UnavailableError(f"no device cuda:{number}: available {listed}")
     if not here:
         raise UnavailableError(f"no usable GPU ({why_no_gpu()}): {_INSTEAD}")
     return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
