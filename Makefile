@@ -20,7 +20,7 @@ test: install  ## all checks and tests: six minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m alone --durations=5
 
-together: install
+together: install  ## the tests that do not watch the clock, with the longest of them told
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not alone" --durations=15
 
 quick: install  ## the tests that start no process and load no model: under a minute

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from interlock.console.main import ENVIRONMENT
@@ -14,6 +15,9 @@ from tests.pure import is_pure
 # Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
 os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 os.environ["INTERLOCK_CACHE"] = str(scratch() / "interlock")  # what tests compute in this process is not its user's
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # a neighbour on the machine is no failure
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)
