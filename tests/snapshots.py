@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from interlock.engine.record import events as ev
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import LeaseState, Pace
@@ -253,7 +255,7 @@ def one_lease(
             if held is not None
         ],
     )
-    return replace(lease, **fields)
+    return structs.replace(lease, **fields)
 
 
 def many_collections(collections: int, phase: str) -> tuple[CollectionView, ...]:

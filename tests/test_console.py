@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as amended
 from textual.command import CommandList
 from textual.pilot import Pilot
 
@@ -248,7 +249,7 @@ async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_t
     held = copy(recorded)
     snapshot = recorded.snapshot()
     passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
-    spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))
+    spoilt = replace(snapshot, passes=passes, leases=tuple(amended(each, model=hostile) for each in snapshot.leases))
     held.snapshot = lambda: spoilt
     app = Console(held, Look(refresh=0.5), driver=None)
     async with app.run_test(size=(120, 40)) as pilot:

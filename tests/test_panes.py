@@ -260,7 +260,7 @@ def test_GIVEN_more_collections_than_lines_WHEN_drawn_THEN_the_others_are_counte
 def test_GIVEN_a_lease_that_is_held_WHEN_drawn_THEN_it_is_first_with_its_time_so_far_and_the_memory_now() -> None:
     snapshot = sample()
     older = one_lease(9, model="later", held=1.0)
-    held = replace(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
+    held = amended(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
     made = plain(leases.rows(replace(snapshot, leases=(held, older)), 78, 3))
     assert made[0].split()[:2] == ["lease", "model"]
     assert made[1].startswith("L002") and "HELD" in made[1] and "2:12" in made[1] and "9.6 now" in made[1]

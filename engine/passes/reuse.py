@@ -177,8 +177,8 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
         batches = np.split(rows, np.flatnonzero(order < 0)[1:])
         for collection in earlier.state.collections.values():
             share = collection.shares.get(model_pass)
-            if share and share.batches:
-                told = batches[share.first_batch : share.first_batch + share.batches]
+            if share and share.plan.batches:
+                told = batches[share.plan.first_batch : share.plan.first_batch + share.plan.batches]
                 if digest_of(told) != earlier.state.plans[model_pass, collection.name]:
                     raise ValueError("rows differ from the journal's")
     return batches

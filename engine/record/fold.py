@@ -4,11 +4,12 @@ Folding the journal of a run gives the same state as having watched it.
 """
 
 import gc
+from bisect import insort
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec import convert
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
@@ -33,7 +34,7 @@ def fold(state: RunState, entry: Entry) -> None:
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
-        state.pace.begin()
+        state.pace.second = 0
         state.kinds.add(entry.device_kind)
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
@@ -56,11 +57,7 @@ def fold(state: RunState, entry: Entry) -> None:
             state.tokenised.append(entry.body)
             state.texts_digest = state.texts_digest or entry.body.digest
         case ev.RunClosed():
-            state.status, state.reason, state.exit_code = (
-                entry.body.status,
-                entry.body.reason,
-                entry.body.exit_code,
-            )
+            state.status, state.reason, state.exit_code = entry.body.status, entry.body.reason, entry.body.exit_code
         case _:
             _fold_device(state, entry.body)
             _fold_collection(state, entry.body)
@@ -79,54 +76,43 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             gauge.lost = event.reason
         case ev.ControlApplied():
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at))
-            _control(state, event)
+            match event.control:
+                case "schedule":
+                    state.schedule = event.value
+                case "cpu_fallback":
+                    state.cpu_fallback = event.value == "yes"
+                case "pause":
+                    state.paused = event.value == "yes"
         case ev.ControlRefused():
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at, event.reason))
         case ev.ResidueFound():
             state.residues.append(event)
 
 
-def _control(state: RunState, event: ev.ControlApplied) -> None:
-    match event.control:
-        case "schedule":
-            state.schedule = event.value
-        case "cpu_fallback":
-            state.cpu_fallback = event.value == "yes"
-        case "pause":
-            state.paused = event.value == "yes"
-
-
 def _reopen(state: RunState, event: ev.RunResumed) -> None:
     """A new session reads, resolves and delivers afresh; only what was committed stays."""
     state.versions = event.versions
     if state.started:
-        told = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
-        state.started = replace(state.started, **told)
+        called_with = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
+        state.started = replace(state.started, **called_with)
     state.retries.clear()
     state.status, state.reason, state.exit_code = None, "", None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
-    for lease in state.held.values():
-        lease.left = True
-    state.held.clear()
+    for lease in list(state.held.values()):
+        _keep(state, replace(lease, left=True))
     state.models.clear()
     state.tokenised.clear()
     state.schedule = event.schedule or state.schedule
-    _forget_parked(state)
     for collection in state.collections.values():
         collection.status, collection.reason, collection.verification = None, "", None
         collection.refusals.clear()
         collection.artefacts.clear()
-
-
-def _forget_parked(state: RunState) -> None:
-    """A row was parked with its batch; where the process died before that was committed, it is done again."""
+    # A row was parked with its batch; where the process died before that was committed, it is done again.
     for model_pass, collections in state.parked.items():
-        done = state.committed.get(model_pass, {})
+        done = {None, *state.committed.get(model_pass, ())}
         for name, rows in collections.items():
-            collections[name] = {
-                row: event for row, event in rows.items() if event.batch_index is None or event.batch_index in done
-            }
+            collections[name] = {row: parked for row, parked in rows.items() if parked.batch_index in done}
 
 
 def _fallback(config: Mapping[str, ev.Setting]) -> bool:
@@ -140,11 +126,7 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
         case ev.RecordRefused():
             _collection(state, event.collection).refusals.append(event)
         case ev.CollectionRead():
-            collection = _collection(state, event.collection)
-            collection.qdrant_collection = event.qdrant_collection
-            collection.files, collection.chunks = event.files, event.chunks
-            collection.duplicates, collection.refused = event.duplicates, event.refused
-            collection.borrows, collection.reasons = event.borrows, event.reasons
+            _collection(state, event.collection).read = event
         case ev.ArtefactWritten():
             _collection(state, event.collection).artefacts[event.path] = event
         case ev.StoreVerified():
@@ -168,17 +150,18 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:
                 state.current_pass, state.latest_batch = event.model_pass, None
-            grant = asdict(convert(event, ev.Grant, from_attributes=True))
-            state.leases[event.lease] = state.held[event.lease] = LeaseState(**grant, granted_at=state.latest_at)
+            _keep(state, replace(convert(event, LeaseState, from_attributes=True), granted_at=state.latest_at))
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
-            lease.weights_bytes = max(lease.weights_bytes, event.bytes)
-            lease.weights_on[event.device] = event.bytes
-            lease.attach_seconds = max(lease.attach_seconds, event.seconds)
-            lease.warm = event.warm
+            attached = replace(
+                lease,
+                weights_bytes=max(lease.weights_bytes, event.bytes),
+                weights_on={**lease.weights_on, event.device: event.bytes},
+                attach_seconds=max(lease.attach_seconds, event.seconds),
+                warm=event.warm,
+            )
+            _keep(state, attached)
         case ev.LeaseReleased(lease=name) if lease := state.leases.get(name):
-            lease.held_seconds = event.held_seconds
-            state.held.pop(name, None)
-            lease.receipts = event.receipts
+            _keep(state, replace(lease, held_seconds=event.held_seconds, receipts=event.receipts))
             for receipt in event.receipts:
                 if gauge := state.devices.get(receipt.device):
                     gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
@@ -187,11 +170,14 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.calibrations[event.model_pass, event.device] = event
         case ev.Mitigated():
             state.mitigated[event.model_pass] += 1
-            for collection in _concerned(state, event):
-                collection.mitigations.append(event)
+            for collection in state.collections.values():
+                if event.batch_index is None and event.model_pass in collection.shares:  # a whole lease fell short
+                    collection.mitigations.append(event)
+            if event.batch_index is not None and (owner := state.share_of(event.model_pass, event.batch_index)):
+                owner[0].mitigations.append(event)
         case ev.PressurePassed():
-            if found := state.share_of(event.model_pass, event.batch_index):
-                found[0].pressure_passed.append(event)
+            if owner := state.share_of(event.model_pass, event.batch_index):
+                owner[0].pressure_passed.append(event)
         case ev.RowParked():
             state.parked.setdefault(event.model_pass, {}).setdefault(event.collection, {})[event.row] = event
         case ev.EnsemblePassCompleted():
@@ -200,16 +186,21 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.failures[event.model_pass] = event
 
 
-def _concerned(state: RunState, event: ev.Mitigated) -> list[CollectionState]:
-    """The collection of the batch; every collection of the pass where a whole lease fell short."""
-    if event.batch_index is None:
-        return [collection for collection in state.collections.values() if event.model_pass in collection.shares]
-    found = state.share_of(event.model_pass, event.batch_index)
-    return [found[0]] if found else []
+def _keep(state: RunState, lease: LeaseState) -> None:
+    state.leases[lease.lease] = lease
+    if lease.held:
+        state.held[lease.lease] = lease
+    else:
+        state.held.pop(lease.lease, None)
 
 
 def _collection(state: RunState, name: str) -> CollectionState:
-    return state.collections.setdefault(name, CollectionState(name, ""))
+    if name not in state.collections:
+        unread = ev.CollectionRead(
+            collection=name, qdrant_collection="", files=0, chunks=0, duplicates=0, refused=0, seconds=0.0
+        )
+        state.collections[name] = CollectionState(unread)
+    return state.collections[name]
 
 
 def _plan(state: RunState, event: ev.PassPlanned) -> None:
@@ -217,34 +208,20 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
     state.plans[event.model_pass, event.collection] = event.plan
     shares = _collection(state, event.collection).shares
     if event.model_pass not in shares:
-        share = Share(
-            event.model_pass,
-            event.model,
-            event.first_batch,
-            event.batches,
-            event.rows,
-            event.reused,
-            event.tokens,
-            event.padding,
-            event.truncated,
-            event.truncated_tokens,
-        )
-        state.place(event.collection, share)
-    _price(state, shares[event.model_pass], event)
-
-
-def _price(state: RunState, share: Share, event: ev.PassPlanned) -> None:
-    """What the share costs; where only this session can tell, what was done of it before counts too."""
-    if share.cost == event.cost:
-        return
-    share.cost, share.flops = event.cost, event.flops
-    done = state.committed.get(share.model_pass, {})
-    mine = range(share.first_batch, share.first_batch + share.batches)
-    share.flops_done = sum(_flops(share, done[index]) for index in mine if index in done)
+        shares[event.model_pass] = Share(replace(event, cost=None, flops=0.0))
+        place = event.first_batch, event.batches, event.collection
+        insort(state.places.setdefault(event.model_pass, []), place)
+    share = shares[event.model_pass]
+    if share.plan.cost != event.cost:  # where only this session can tell, what was done of it before counts too
+        plan = share.plan = replace(share.plan, cost=event.cost, flops=event.flops)
+        done = state.committed.get(event.model_pass, {})
+        mine = range(plan.first_batch, plan.first_batch + plan.batches)
+        share.flops_done = sum(_flops(share, done[index]) for index in mine if index in done)
 
 
 def _flops(share: Share, batch: ev.BatchCommitted) -> float:
-    return share.cost.of(batch.rows, batch.tokens + batch.padding) if share.cost else 0.0
+    cost = share.plan.cost
+    return cost.of(batch.rows, batch.tokens + batch.padding) if cost else 0.0
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
@@ -252,8 +229,8 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.pace.rows[-1] += event.rows
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
-    if found := state.share_of(event.model_pass, event.batch_index):
-        _count(state, found[1], event, 1)
+    if owner := state.share_of(event.model_pass, event.batch_index):
+        _count(state, owner[1], event, 1)
 
 
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
@@ -264,8 +241,8 @@ def _lose(state: RunState, event: ev.BatchesLost) -> None:
         parked[name] = {row: each for row, each in rows.items() if each.batch_index not in lost}
     for batch_index in event.batches:
         gone = state.committed[event.model_pass].pop(batch_index)
-        if found := state.share_of(event.model_pass, batch_index):
-            _count(state, found[1], gone, -1)
+        if owner := state.share_of(event.model_pass, batch_index):
+            _count(state, owner[1], gone, -1)
 
 
 def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -> None:
@@ -276,7 +253,7 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.seconds += sign * batch.seconds
     share.flops_done += sign * _flops(share, batch)
     if not batch.parts:
-        dtype = batch.dtype or (state.roster[share.model_pass].dtype if state.roster else "")
+        dtype = batch.dtype or (state.roster[batch.model_pass].dtype if state.roster else "")
         share.computed[batch.device, dtype] += sign * batch.rows
     for part in batch.parts:
         share.computed[part.device, part.dtype] += sign * part.rows

@@ -182,8 +182,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
     """What the state says now, where `seq` is that of the entry folded last."""
     started = state.started
     held = list(state.held.values())
-    shares = (share for each in state.collections.values() for share in each.shares.values())
-    priced = all(share.flops for share in shares if share.batches)
+    priced = all(share.plan.flops for share in state.shares() if share.plan.batches)
     latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
     return Snapshot(
         seq=seq,
@@ -204,7 +203,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         collection=_current(state),
         devices=tuple(_device(state, name, held) for name in state.devices),
         passes=tuple(_pass(state, number, held, priced) for number in range(len(state.roster))) if state.plans else (),
-        leases=tuple(replace(lease) for lease in latest),
+        leases=tuple(latest),
         leases_in_all=len(state.leases),
         collections=tuple(_collection(state, name) for name in state.collections),
         models=tuple(state.models),
@@ -254,18 +253,18 @@ def _device(state: RunState, name: str, held: Sequence[LeaseState]) -> DeviceVie
 
 def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool) -> PassView:
     entry, shares = state.roster[number], state.shares_of(number)
-    failed = state.failures.get(number)
+    plans, failed = [share.plan for share in shares], state.failures.get(number)
     view = PassView(
         model_pass=number,
         model=entry.model,
         weight=entry.weight,
         word="",
-        batches=sum(share.batches for share in shares),
+        batches=sum(plan.batches for plan in plans),
         batches_done=sum(share.batches_done for share in shares),
-        rows=sum(share.rows for share in shares),
+        rows=sum(plan.rows for plan in plans),
         rows_done=sum(share.rows_done for share in shares),
-        reused=sum(share.reused for share in shares),
-        tokens=sum(share.tokens for share in shares),
+        reused=sum(plan.reused for plan in plans),
+        tokens=sum(plan.tokens for plan in plans),
         tokens_done=sum(share.tokens_done for share in shares),
         seconds=sum(share.seconds for share in shares),
         devices=tuple(sorted({name for share in shares for name in share.devices})),
@@ -273,7 +272,7 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         mitigations=state.mitigated[number],
         parked=len(set().union(*state.parked.get(number, {}).values())),
         failure=failed.reason if failed else "",
-        cost=sum(share.flops if priced else share.tokens for share in shares),
+        cost=sum(plan.flops if priced else plan.tokens for plan in plans),
         cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
     )
     return replace(view, word=_word(state, view, held))
@@ -289,14 +288,14 @@ def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
 
 
 def _collection(state: RunState, name: str) -> CollectionView:
-    found = state.collections[name]
+    collection = state.collections[name]
     return CollectionView(
         name=name,
-        word=found.status or ("planned" if found.shares else "reading"),
-        chunks=found.chunks,
-        duplicates=found.duplicates,
-        refused=found.refused or len(found.refusals),
-        artefacts=len(found.artefacts),
-        verified=found.verification.ok if found.verification else None,
-        reason=found.reason,
+        word=collection.status or ("planned" if collection.shares else "reading"),
+        chunks=collection.read.chunks,
+        duplicates=collection.read.duplicates,
+        refused=collection.read.refused or len(collection.refusals),
+        artefacts=len(collection.artefacts),
+        verified=collection.verification.ok if collection.verification else None,
+        reason=collection.reason,
     )

@@ -1,8 +1,10 @@
 """The state of a run: what screens show and what the summary says. `fold` is the only way in."""
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass, field
+
+import msgspec
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Receipt, Status
@@ -13,27 +15,21 @@ HISTORY = 600
 
 @dataclass
 class Share:
-    """One model's work on one collection."""
+    """One model's work on one collection: as first planned, priced by the latest plan, and what is done of it."""
 
-    model_pass: int
-    model: str
-    first_batch: int
-    batches: int
-    rows: int
-    reused: int
-    tokens: int
-    padding: int
-    truncated: int
-    truncated_tokens: int
+    plan: ev.PassPlanned
     rows_done: int = 0
     tokens_done: int = 0
     batches_done: int = 0
-    cost: ev.Cost | None = None
-    flops: float = 0.0
     flops_done: float = 0.0
     seconds: float = 0.0
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every batch is committed."""
+        return self.batches_done == self.plan.batches
 
     @property
     def devices(self) -> set[str]:
@@ -55,17 +51,10 @@ class Gauge:
 
 @dataclass
 class CollectionState:
-    """What is known of one collection."""
+    """What is known of one collection; until it was read, `read` holds zeros."""
 
-    name: str
-    qdrant_collection: str
-    files: int = 0
-    chunks: int = 0
-    duplicates: int = 0
-    refused: int = 0
-    borrows: list[str] = field(default_factory=list)
+    read: ev.CollectionRead
     refusals: list[ev.RecordRefused] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
     shares: dict[int, Share] = field(default_factory=dict)
     mitigations: list[ev.Mitigated] = field(default_factory=list)
     pressure_passed: list[ev.PressurePassed] = field(default_factory=list)
@@ -75,27 +64,20 @@ class CollectionState:
     status: Status | None = None
     reason: str = ""
 
+    @property
+    def name(self) -> str:
+        return self.read.collection
 
-@dataclass
-class LeaseState:
+
+class LeaseState(ev.Grant, frozen=True, kw_only=True):
     """A lease from its grant to its receipt."""
 
-    lease: str
-    model_pass: int
-    model: str
-    devices: list[str]
-    device_kind: str
-    budget_bytes: int
-    predicted_bytes: int
-    schedule: str = "exclusive"
-    streamed: bool = False
-    budgets: dict[str, int] = field(default_factory=dict)
     weights_bytes: int = 0
-    weights_on: dict[str, int] = field(default_factory=dict)
+    weights_on: dict[str, int] = msgspec.field(default_factory=dict)
     attach_seconds: float = 0.0
     warm: bool = False
     held_seconds: float | None = None
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[Receipt] = msgspec.field(default_factory=list)
     granted_at: float = 0.0
     left: bool = False
     """Whether its session died before it was released."""
@@ -126,10 +108,6 @@ class Pace:
 
     def copy(self) -> "Pace":
         return Pace(self.second, self.rows.copy(), self.tokens.copy())
-
-    def begin(self) -> None:
-        """Another session counts its seconds anew."""
-        self.second = 0
 
     def reach(self, second: int) -> None:
         """Seconds in which nothing was committed count too."""
@@ -200,13 +178,12 @@ class RunState:
 
     def shares(self) -> list[Share]:
         """Every share of every pass, in the order of the passes."""
-        found = [share for collection in self.collections.values() for share in collection.shares.values()]
-        return sorted(found, key=lambda share: (share.model_pass, share.first_batch))
+        shares = [share for collection in self.collections.values() for share in collection.shares.values()]
+        return sorted(shares, key=lambda share: (share.plan.model_pass, share.plan.first_batch))
 
     def shares_of(self, model_pass: int) -> list[Share]:
         """Every share of one pass."""
-        collections = self.collections.values()
-        return [each.shares[model_pass] for each in collections if model_pass in each.shares]
+        return [each.shares[model_pass] for each in self.collections.values() if model_pass in each.shares]
 
     def share_of(self, model_pass: int, batch_index: int) -> tuple[CollectionState, Share] | None:
         """The collection and share that a cell of the grid belongs to."""
@@ -216,8 +193,3 @@ class RunState:
             return None
         collection = self.collections[places[at][2]]
         return collection, collection.shares[model_pass]
-
-    def place(self, collection: str, share: Share) -> None:
-        """Take the share of a collection in, so that its batches are found."""
-        self.collections[collection].shares[share.model_pass] = share
-        insort(self.places.setdefault(share.model_pass, []), (share.first_batch, share.batches, collection))

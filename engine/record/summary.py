@@ -206,8 +206,7 @@ def load(data: bytes) -> Summary:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of `summary.json`."""
-    made = msgspec.json.schema(Summary)
-    named = made["$defs"]
+    named = msgspec.json.schema(Summary)["$defs"]
     for part in named.values():
         part["additionalProperties"] = False
     return {
@@ -232,27 +231,27 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _all(kind: type[T], told: Iterable[object]) -> list[T]:
-    """What the summary tells of each, by the fields of that name."""
-    return [msgspec.convert(each, kind, from_attributes=True) for each in told]
+def _all(kind: type[T], events: Iterable[object]) -> list[T]:
+    """What the summary tells of each event, by the fields of that name."""
+    return [msgspec.convert(event, kind, from_attributes=True) for event in events]
 
 
 def _collection(state: RunState, collection: CollectionState) -> CollectionSummary:
-    shares = collection.shares.values()
+    read, shares = collection.read, collection.shares.values()
     parked = [state.parked.get(model_pass, {}).get(collection.name, {}) for model_pass in collection.shares]
     return CollectionSummary(
         name=collection.name,
         status=collection.status or ("stopped" if state.status == "stopped" else "incomplete"),
         reason=collection.reason,
-        files=collection.files,
-        chunks=collection.chunks,
-        duplicates=collection.duplicates,
-        refused=collection.refused,
-        truncated=max((share.truncated for share in shares), default=0),
+        files=read.files,
+        chunks=read.chunks,
+        duplicates=read.duplicates,
+        refused=read.refused,
+        truncated=max((share.plan.truncated for share in shares), default=0),
         refusals=_all(ev.Refusal, collection.refusals[:REFUSALS_TOLD]),
-        refused_by_reason=collection.reasons,
+        refused_by_reason=read.reasons,
         exports=_all(ev.Artefact, collection.artefacts.values()),
-        qdrant_collection=collection.qdrant_collection,
+        qdrant_collection=read.qdrant_collection,
         verification=next(iter(_all(ev.Verification, filter(None, [collection.verification]))), None),
         passes=[_pass(state, share) for share in shares],
         leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in collection.shares],
@@ -268,42 +267,41 @@ def _collection(state: RunState, collection: CollectionState) -> CollectionSumma
 
 
 def _pass(state: RunState, share: Share) -> PassSummary:
-    entry = state.roster[share.model_pass]
-    failure = state.failures.get(share.model_pass)
-    whole = share.batches_done == share.batches
+    plan, entry = share.plan, state.roster[share.plan.model_pass]
+    failure = None if share.whole else state.failures.get(plan.model_pass)
     computed = {place: rows for place, rows in sorted(share.computed.items()) if rows}
     encoded = sum(computed.values())
     return PassSummary(
-        model_pass=share.model_pass,
-        model=share.model,
+        model_pass=plan.model_pass,
+        model=plan.model,
         commit=entry.commit,
         fingerprint=entry.fingerprint,
         dtype=joined(dtype for _, dtype in computed) or entry.dtype,
         device=joined(device for device, _ in computed) or None,
         computed=[ev.Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in computed.items()],
         weight=entry.weight,
-        status="completed" if whole else "failed" if failure else "incomplete",
-        batches=share.batches,
+        status="completed" if share.whole else "failed" if failure else "incomplete",
+        batches=plan.batches,
         rows=encoded,
-        rows_reused=share.reused,
-        tokens=share.tokens,
-        padding=share.padding,
-        truncated_rows=share.truncated,
-        truncated_tokens=share.truncated_tokens,
+        rows_reused=plan.reused,
+        tokens=plan.tokens,
+        padding=plan.padding,
+        truncated_rows=plan.truncated,
+        truncated_tokens=plan.truncated_tokens,
         seconds=round(share.seconds, 3) if state.timed else None,
         rows_per_second=round(encoded / share.seconds, 2) if state.timed and share.seconds else None,
-        reason=failure.reason if failure and not whole else "",
+        reason=failure.reason if failure else "",
     )
 
 
 def _mitigation(state: RunState, step: ev.Mitigated) -> ev.Mitigation:
     cost = step.cost_seconds if state.timed else None
-    (told,) = _all(ev.Mitigation, [step])
-    return replace(told, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
+    (summary,) = _all(ev.Mitigation, [step])
+    return replace(summary, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
 
 
 def _lease(state: RunState, lease: LeaseState) -> LeaseSummary:
-    (told,) = _all(LeaseSummary, [lease])
+    (summary,) = _all(LeaseSummary, [lease])
     if state.timed and timed(lease.device_kind):
-        return told
-    return replace(told, attach_seconds=None, held_seconds=None)
+        return summary
+    return replace(summary, attach_seconds=None, held_seconds=None)

@@ -12,19 +12,16 @@ GOOD: tuple[Status, ...] = ("completed", "skipped")
 
 def unfinished(state: RunState, name: str) -> list[str]:
     """The models that have not seen every text of the collection, those it shares with earlier ones included."""
-    owners = [state.collections[owner] for owner in (name, *state.collections[name].borrows)]
+    owners = [state.collections[owner] for owner in (name, *state.collections[name].read.borrows)]
     shares = [share for owner in owners for share in owner.shares.values()]
-    return list(dict.fromkeys(share.model for share in shares if share.batches_done < share.batches))
+    return list(dict.fromkeys(share.plan.model for share in shares if share.batches_done < share.plan.batches))
 
 
 def of_collection(state: RunState, name: str) -> tuple[Status, str]:
     """Where a collection stands, before and after it is delivered."""
     collection = state.collections[name]
-    if not collection.chunks:
-        return (
-            "skipped",
-            "no usable record" if collection.refused else "no chunk files",
-        )
+    if not collection.read.chunks:
+        return "skipped", "no usable record" if collection.read.refused else "no chunk files"
     missing = unfinished(state, name)
     failed = [failure for failure in state.failures.values() if failure.model in missing]
     if failed:
