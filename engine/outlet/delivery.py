@@ -56,30 +56,15 @@ def deliver(
             store = stack.enter_context(Store.open_for_write(directory, name, delivery.dims, manifest))
         beside = {store.path: sink(store)} if store else {}
         for path in files.write(delivery, formats, run.exports(rows.collection.name), beside):
-            _tell_file(delivery, path, run, emit)
+            artefact = ArtefactWritten(
+                collection=rows.collection.name,
+                path=path.relative_to(run.path).as_posix(),
+                rows=len(rows.texts),
+                bytes=path.stat().st_size,
+                sha256=atomic.sha256_of(path),
+                verified=True,
+            )
+            emit(artefact)
         if store:
-            _tell_store(delivery, store, emit)
-
-
-def _tell_file(delivery: Delivery, path: Path, run: RunDirectory, emit: Emit) -> None:
-    emit(
-        ArtefactWritten(
-            collection=delivery.rows.collection.name,
-            path=path.relative_to(run.path).as_posix(),
-            rows=len(delivery.rows.texts),
-            bytes=path.stat().st_size,
-            sha256=atomic.sha256_of(path),
-            verified=True,
-        )
-    )
-
-
-def _tell_store(delivery: Delivery, store: Store, emit: Emit) -> None:
-    seen = verified(delivery, store)
-    emit(
-        StoreVerified(
-            collection=delivery.rows.collection.name,
-            qdrant_collection=delivery.rows.collection.qdrant_collection,
-            **asdict(seen),
-        )
-    )
+            seen = asdict(verified(delivery, store))
+            emit(StoreVerified(collection=rows.collection.name, qdrant_collection=name, **seen))

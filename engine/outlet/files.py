@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 Mask = npt.NDArray[np.bool_]
+TEXTS = ("id", "chunk_id", "source", "text", "payload")
+"""The columns of the table that hold text; those of the vectors follow."""
 
 
 class FileFormat(Protocol):
@@ -53,7 +55,12 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
     Raises InterlockError where the chunks are not those of the plan, the disk refuses, or a file does not hold what the
     plan says when it is read back; no file of this delivery has got its name then, unless the disk refused just that.
     """
-    kinds = _kinds(delivery, formats, directory)
+    kinds: dict[Path, FileFormat] = {}
+    rows = len(delivery.rows.texts)
+    if "npy" in formats:
+        kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
+    if "parquet" in formats:
+        kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims)
     with ExitStack() as published:
         partials = {path: published.enter_context(atomic.replacing(path)) for path in kinds}
         with ExitStack() as open_files:
@@ -67,16 +74,6 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
                     checks[path] = open_files.enter_context(kind.read(partials[path]))
             compare(delivery.without_chunks() if checks else (), checks)
     return list(kinds)
-
-
-def _kinds(delivery: Delivery, formats: Sequence[str], directory: Path) -> dict[Path, FileFormat]:
-    kinds: dict[Path, FileFormat] = {}
-    rows = len(delivery.rows.texts)
-    if "npy" in formats:
-        kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
-    if "parquet" in formats:
-        kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims)
-    return kinds
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ class Npy:
             if array.dtype != np.float32 or array.shape != self.shape:
                 return f"found {array.dtype} {array.shape}, expected float32 {self.shape}"
             wanted = window.vectors[self.name]
-            found = array[window.start : window.start + len(wanted)]
-            fault = _first(window, _differ(found, wanted), "vector")
+            fault = _first(window, _differ(array[window.start : window.start + len(wanted)], wanted), "vector")
             release(array)
             return fault
 
@@ -126,22 +122,18 @@ class Parquet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        plain = [
-            pa.field(name, pa.string(), nullable=False) for name in ("id", "chunk_id", "source", "text", "payload")
-        ]
+        texts = [pa.field(name, pa.string(), nullable=False) for name in TEXTS]
         vectors = [pa.field(name, pa.list_(pa.float32(), width)) for name, width in self.widths.items()]
-        schema = pa.schema(plain + vectors)
+        schema = pa.schema(texts + vectors)
         with pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=["source"]) as writer:
 
             def take(window: Window) -> None:
-                columns = [
-                    pa.array([chunk.point_id for chunk in window.chunks]),
-                    pa.array([chunk.chunk_id for chunk in window.chunks]),
-                    pa.array([chunk.source for chunk in window.chunks]),
-                    pa.array([chunk.text for chunk in window.chunks]),
-                    pa.array([chunk.whole_payload.decode() for chunk in window.chunks]),
-                    *(_column(window.vectors[name]) for name in self.widths),
+                rows = [
+                    (chunk.point_id, chunk.chunk_id, chunk.source, chunk.text, chunk.whole_payload.decode())
+                    for chunk in window.chunks
                 ]
+                columns = [pa.array(column) for column in zip(*rows, strict=True)]
+                columns += [_column(window.vectors[name]) for name in self.widths]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
             yield take
@@ -165,8 +157,8 @@ class Parquet:
 def _unlike_table(window: Window, group: "pa.Table") -> str:
     """What is wrong with a group of rows of the table; each vector is compared bit by bit."""
     ids, texts = (group[name].to_pylist() for name in ("id", "text"))
-    others = [found != uuid_of(point) for found, point in zip(ids, window.points, strict=True)]
-    changed = [digest_of(found) != digest for found, digest in zip(texts, window.digests, strict=True)]
+    others = [written != uuid_of(point) for written, point in zip(ids, window.points, strict=True)]
+    changed = [digest_of(text) != digest for text, digest in zip(texts, window.digests, strict=True)]
     fault = _first(window, others, "id") or _first(window, changed, "text")
     for name, wanted in window.vectors.items():
         there, column = whole(wanted), group[name].combine_chunks()
@@ -185,12 +177,10 @@ def _differ(found: Vectors, wanted: Vectors) -> Mask:
 
 def _first(window: Window, wrong: Sequence[bool] | Mask, what: str) -> str:
     """The first row that is wrong, in words; empty: none is."""
-    places = np.flatnonzero(wrong)
-    return (
-        f"{what} differs in {several(len(places), 'row')}, first in row {window.start + places[0]}"
-        if len(places)
-        else ""
-    )
+    rows = np.flatnonzero(wrong)
+    if not len(rows):
+        return ""
+    return f"{what} differs in {several(len(rows), 'row')}, first in row {window.start + rows[0]}"
 
 
 def _column(vectors: Vectors) -> "pa.Array[Any]":

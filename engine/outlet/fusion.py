@@ -45,30 +45,43 @@ def fuse(method: Fusion, vectors: Sequence[Vectors], weights: Sequence[float], f
     """
     share = shares(weights)
     parked = _parked(vectors, share, first_row)
-    if method is Fusion.NAMED:
-        return None
-    fused = _concat(vectors, share) if method is Fusion.CONCAT else _mean(vectors, share, first_row)
+    match method:
+        case Fusion.NAMED:
+            return None
+        case Fusion.CONCAT:
+            blocks = [matrix * np.float32(np.sqrt(part)) for matrix, part in zip(vectors, share, strict=True)]
+            fused = np.concatenate(blocks, axis=1, dtype=np.float32)
+        case Fusion.MEAN:
+            total = np.zeros((len(parked), min(matrix.shape[1] for matrix in vectors)), dtype=np.float64)
+            for matrix, part in zip(vectors, share, strict=True):
+                total += part * matrix[:, : total.shape[1]]
+            fused = _unit(total, first_row)
     fused[parked] = np.nan
     return fused
 
 
 def fused_width(method: Fusion, widths: Sequence[int], names: Sequence[str]) -> int | None:
-    """Dimension of the fused vector (None for named), of models `names` with dimensions `widths`.
+    """Return the dimension of the fused vector (None for named) of models `names` with dimensions `widths`.
 
     Raises UsageError for an empty roster or a width that Qdrant cannot hold.
     """
-    _check_widths(widths, names)
-    match method:
-        case Fusion.NAMED:
-            return None
-        case Fusion.MEAN:
-            return min(widths)
-        case Fusion.CONCAT:
-            return _fitting(sum(widths), names)
+    if not widths or len(widths) != len(names):
+        raise UsageError(
+            f"fusion: expected at least one model and a dimension for each, got {list(names)} and {list(widths)}"
+        )
+    for name, width in zip(names, widths, strict=True):
+        if width < 1:
+            raise UsageError(f"model {name} has {width} dimensions: expected at least 1")
+    if method is Fusion.CONCAT and sum(widths) > MAX_WIDTH:
+        raise UsageError(
+            f"concatenating {', '.join(names)} gives {sum(widths):,} dimensions, Qdrant allows {MAX_WIDTH:,}: use "
+            f"--fusion {Fusion.NAMED}, or fewer models"
+        )
+    return {Fusion.NAMED: None, Fusion.MEAN: min(widths), Fusion.CONCAT: sum(widths)}[method]
 
 
 def shares(weights: Sequence[float]) -> NDArray[np.float64]:
-    """Weights scaled to sum 1, [K] float64. UsageError unless every weight is finite and positive."""
+    """Scale weights to sum 1, [K] float64. UsageError unless every weight is finite and positive."""
     given = np.asarray(weights, dtype=np.float64)
     if given.size == 0 or not np.all(np.isfinite(given) & (given > 0)):
         raise UsageError(
@@ -80,7 +93,7 @@ def shares(weights: Sequence[float]) -> NDArray[np.float64]:
 
 
 def truncate(vectors: Vectors, dim: int, first_row: int = 0) -> Vectors:
-    """Matryoshka cut of [n, d] vectors to [n, dim], renormalised; only for models that declare it.
+    """Cut [n, d] vectors to [n, dim] (Matryoshka) and renormalise them; only for models that declare it.
 
     A NaN row stays NaN. Raises UsageError unless 1 <= dim <= d, ValueError for a cut of zero length.
     """
@@ -105,19 +118,6 @@ def _parked(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: i
     return parked
 
 
-def _concat(vectors: Sequence[Vectors], share: NDArray[np.float64]) -> Vectors:
-    blocks = [matrix * np.float32(np.sqrt(part)) for matrix, part in zip(vectors, share, strict=True)]
-    return np.concatenate(blocks, axis=1, dtype=np.float32)
-
-
-def _mean(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: int) -> Vectors:
-    width = min(matrix.shape[1] for matrix in vectors)
-    total = np.zeros((vectors[0].shape[0], width), dtype=np.float64)
-    for matrix, part in zip(vectors, share, strict=True):
-        total += part * matrix[:, :width]
-    return _unit(total, first_row)
-
-
 def _unit(rows: NDArray[np.float64], first_row: int) -> Vectors:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     _refuse_rows(norms[:, 0] < ZERO_NORM, "zero vector, which has no direction", first_row)
@@ -128,22 +128,3 @@ def _unit(rows: NDArray[np.float64], first_row: int) -> Vectors:
 def _refuse_rows(refused: NDArray[np.bool_], why: str, first_row: int) -> None:
     if refused.any():
         raise ValueError(f"row {first_row + int(refused.argmax())}: {why} ({several(int(refused.sum()), 'such row')})")
-
-
-def _check_widths(widths: Sequence[int], names: Sequence[str]) -> None:
-    if not widths or len(widths) != len(names):
-        raise UsageError(
-            f"fusion: expected at least one model and a dimension for each, got {list(names)} and {list(widths)}"
-        )
-    for name, width in zip(names, widths, strict=True):
-        if width < 1:
-            raise UsageError(f"model {name} has {width} dimensions: expected at least 1")
-
-
-def _fitting(width: int, names: Sequence[str]) -> int:
-    if width > MAX_WIDTH:
-        raise UsageError(
-            f"concatenating {', '.join(names)} gives {width:,} dimensions, Qdrant allows {MAX_WIDTH:,}: use "
-            f"--fusion {Fusion.NAMED}, or fewer models"
-        )
-    return width

@@ -23,27 +23,16 @@ from numpy.typing import NDArray
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import digest_of
+from interlock.engine.outlet import shard
 from interlock.engine.outlet.fusion import shares
-from interlock.engine.outlet.shard import (
-    check_names,
-    claim,
-    find,
-    holding,
-    load,
-    make,
-    read_dims,
-    read_manifest,
-    require_room,
-    working,
-    write_manifest,
-)
+from interlock.engine.outlet.shard import working
 from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Verification
 
 if TYPE_CHECKING:
-    from qdrant_edge import EdgeShard, Filter
+    from qdrant_edge import EdgeShard
 
 Vector = NDArray[np.float32]
 
@@ -80,13 +69,13 @@ class Store:
     def __init__(
         self,
         path: Path,
-        shard: "EdgeShard",
+        engine: "EdgeShard",
         manifest: Mapping[str, object],
         dims: Mapping[str, int],
         held: ExitStack,
     ) -> None:
         self.path, self.manifest, self.dims = path, manifest, dims
-        self._shard = shard
+        self._shard = engine
         self._held = held.pop_all()
         self._unflushed = 0
         self._known = 0
@@ -100,25 +89,27 @@ class Store:
 
         `manifest` is JSON-able and kept as it is; on re-use all of it but the key "run" must be the same.
         """
-        check_names(collection, dims)
+        shard.check_names(collection, dims)
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
-        make(path)
+        with working(path, f"writing {shard.MANIFEST}"):
+            path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            held.enter_context(holding(path, fcntl.LOCK_EX))
-            claim(path, wanted)
-            require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
-            shard = load(path, dims)
+            held.enter_context(shard.holding(path, fcntl.LOCK_EX))
+            if not shard.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
+                shard.write_manifest(path, wanted)
+            shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
+            engine = shard.load(path, dims)
             sweep(path)
-            write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
-            return cls(path, shard, wanted, dict(dims), held)
+            shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
+            return cls(path, engine, wanted, dict(dims), held)
 
     @classmethod
     def open_for_read(cls, directory: Path, collection: str) -> Self:
         """Open an existing collection; UsageError if there is none, or it is damaged or in use."""
-        path = find(directory, collection)
+        path = shard.find(directory, collection)
         with ExitStack() as held:
-            held.enter_context(holding(path, fcntl.LOCK_SH))
-            return cls(path, load(path, None), read_manifest(path), read_dims(path), held)
+            held.enter_context(shard.holding(path, fcntl.LOCK_SH))
+            return cls(path, shard.load(path, None), shard.read_manifest(path), shard.read_dims(path), held)
 
     def __enter__(self) -> Self:
         return self
@@ -173,10 +164,9 @@ class Store:
         from qdrant_edge import PayloadSelector
 
         with working(self.path, "reading"):
-            only = PayloadSelector.Include([TEXT])
-            records = self._shard.retrieve(list(ids), with_payload=only, with_vector=False)
-        found = {str(record.id): (record.payload or {}).get(TEXT) for record in records}
-        return {point: text if isinstance(text, str) else None for point, text in found.items()}
+            records = self._shard.retrieve(list(ids), PayloadSelector.Include([TEXT]), with_vector=False)
+        texts = {str(record.id): (record.payload or {}).get(TEXT) for record in records}
+        return {point: text if isinstance(text, str) else None for point, text in texts.items()}
 
     def search(self, vector_name: str, vector: Vector, limit: int) -> list[Hit]:
         """The `limit` points with the highest cosine to `vector` [dim], best first. Exact."""
@@ -222,13 +212,15 @@ class Store:
     def _send(self, batch: Sequence[Point], size: int) -> None:
         import qdrant_edge as edge
 
-        require_room(self.path, size)
+        shard.require_room(self.path, size)
         ids = {str(UUID(point.id)) for point in batch}
         with working(self.path, "writing"):
             self._known += len(self._shard.retrieve(list(ids), with_payload=False, with_vector=False))
-            points = [
-                edge.Point(p.id, {n: v.tolist() for n, v in p.vectors.items()}, _storable(p.payload)) for p in batch
-            ]
+            points = []
+            for point in batch:
+                vectors = {name: vector.tolist() for name, vector in point.vectors.items()}
+                payload = {key: _storable(value) for key, value in point.payload.items()}
+                points.append(edge.Point(point.id, vectors, payload))
             self._shard.update(edge.UpdateOperation.upsert_points(points))
         self._unflushed += size
         if self._unflushed >= FLUSH_BYTES:
@@ -242,10 +234,11 @@ class Store:
             raise UsageError(f"expected a limit of at least 1, got {limit}")
         if fault := self._fault(name, vector):
             raise UsageError(f"cannot search {self.path}: {fault}")
+        wanted: set[int | UUID | str] = set(among)
         request = edge.QueryRequest(
             limit=limit,
             query=edge.Query.Nearest(vector.tolist(), using=name),
-            filter=_only(among),
+            filter=edge.Filter(must=[edge.HasIdCondition(wanted)]) if wanted else None,
             params=edge.SearchParams(exact=True),
         )
         with working(self.path, "searching"):
@@ -296,16 +289,14 @@ def verify(
     odd = [point for point, vectors in sample.items() if found.get(point, {}).keys() != vectors.keys()]
     faults = {"missing": missing, "with a different text": changed, "with other vectors than delivered": odd}
     ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
-    shown = (
+    detail = f"{points:,} points ({expected:,} expected, {stale:,} stale); "
+    detail += f"{several(expected - len(missing), 'text')} compared; "
+    detail += (
         "no vector sampled"
         if worst is None
         else f"vectors of {several(len(sample), 'point')} compared, worst cosine {worst:.7f}"
     )
-    detail = (
-        f"{points:,} points ({expected:,} expected, {stale:,} stale); "
-        f"{several(expected - len(missing), 'text')} compared; {shown}"
-    )
-    detail += "".join(f"; {len(each)} {fault}: {few(each)}" for fault, each in faults.items() if each)
+    detail += "".join(f"; {len(ids)} {fault}: {few(ids)}" for fault, ids in faults.items() if ids)
     return Verification(
         store=str(store.path.parent),
         points=points,
@@ -332,15 +323,11 @@ def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point],
         yield batch, total
 
 
-def _storable(payload: Mapping[str, object]) -> dict[str, object]:
-    return {key: _storable_value(value) for key, value in payload.items()}
-
-
-def _storable_value(value: object) -> object:
+def _storable(value: object) -> object:
     if isinstance(value, Mapping):
-        return _storable(value)
+        return {key: _storable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_storable_value(inner) for inner in value]
+        return [_storable(inner) for inner in value]
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return str(value)
     return value
@@ -358,10 +345,3 @@ def _cosine(delivered: Vector, stored: Vector | None) -> float:
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
     return cosine if np.isfinite(cosine) else 0.0  # NaN would slip through min() as if it were fine
-
-
-def _only(ids: Iterable[str]) -> "Filter | None":
-    from qdrant_edge import Filter, HasIdCondition
-
-    wanted: set[int | UUID | str] = set(ids)
-    return Filter(must=[HasIdCondition(wanted)]) if wanted else None

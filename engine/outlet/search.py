@@ -9,7 +9,7 @@ import numpy as np
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
-from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.outlet import shard
 from interlock.engine.outlet.fusion import fuse, truncate
@@ -46,34 +46,23 @@ def search(
 
 def _only(directory: Path) -> str:
     """The one collection of a store."""
-    held = shard.collections(directory)
-    if not held:
+    names = shard.collections(directory)
+    if not names:
         raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
-    if len(held) > 1:
-        raise UsageError(f"{directory} has {len(held)} collections: choose one with --collection ({', '.join(held)})")
-    return held[0]
+    if len(names) > 1:
+        raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({', '.join(names)})")
+    return names[0]
 
 
 def _encode(
-    member: Member,
-    manifest: Manifest,
-    query: str,
-    registry: Mapping[str, ModelSpec],
-    policy: Policy,
-    lessor: Lessor,
+    member: Member, manifest: Manifest, query: str, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
 ) -> Vectors:
     """The query's vector [1, dim] by one model of the store."""
-    card = _card(member, manifest, registry, policy, lessor)
-    whole = encode_texts(card, [query], member.query_prompt, lessor)
-    return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
-
-
-def _card(
-    member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
-) -> ModelCard:
     kind = lessor.devices[0].kind
     spec = _spec(member, manifest, registry, kind)
-    return read_card(spec, _snapshot(member, spec, registry, policy), kind)
+    card = read_card(spec, _snapshot(member, spec, registry, policy), kind)
+    whole = encode_texts(card, [query], member.query_prompt, lessor)
+    return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
 
 
 def _spec(member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec], kind: str) -> ModelSpec:
@@ -95,13 +84,17 @@ def _spec(member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec],
 def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec], policy: Policy) -> ModelSnapshot:
     """The store's own model: what lies here before what has to be fetched, another one with its key never."""
     others: list[ModelSnapshot] = []
-    here = [each for each in _alone(spec, registry) if cached(each)]
-    for each in here:
-        snapshot = resolve(each, policy, lambda _: None)
+    known = registry.get(spec.key)
+    alone = [replace(spec, sources=(source,)) for source in spec.sources]  # at the store's commit ...
+    if known and known.revision != spec.revision:  # ... and as the registry has it
+        alone += [replace(one, revision=known.revision) for one in alone if one.sources[0] in known.sources]
+    here = [one for one in alone if cached(one)]
+    for one in here:
+        snapshot = resolve(one, policy, lambda _: None)
         if snapshot.fingerprint == member.fingerprint:
             return snapshot
         others.append(snapshot)
-    held = {source for each in here for source in each.sources}
+    held = {source for one in here for source in one.sources}
     absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
     try:
         fetched = resolve(absent, policy, lambda _: None)
@@ -114,17 +107,8 @@ def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec]
     return fetched
 
 
-def _alone(spec: ModelSpec, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
-    """Each source by itself: at the store's commit, and as the registry has it."""
-    known = registry.get(spec.key)
-    alone = [replace(spec, sources=(source,)) for source in spec.sources]
-    if known and known.revision != spec.revision:
-        alone += [replace(each, revision=known.revision) for each in alone if each.sources[0] in known.sources]
-    return alone
-
-
-def _another(member: Member, found: Sequence[ModelSnapshot]) -> UsageError:
-    here = ", ".join(f"{each.fingerprint[:12]} from {each.source}" for each in found)
+def _another(member: Member, others: Sequence[ModelSnapshot]) -> UsageError:
+    here = ", ".join(f"{other.fingerprint[:12]} from {other.source}" for other in others)
     return UsageError(
         f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, this "
         f"machine has {here}): install that one, or deliver again"

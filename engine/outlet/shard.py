@@ -14,7 +14,8 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from interlock.engine.record.compare import differences, few
 from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
-    from qdrant_edge import EdgeConfig, EdgeShard
+    from qdrant_edge import EdgeShard
 
 MANIFEST = "manifest.json"
 CONFIG = "edge_config.json"  # the engine's own
@@ -37,13 +38,11 @@ SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it di
 FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+ELSEWHERE = "choose another --qdrant DIR"
 
 
 def collections(directory: Path) -> list[str]:
-    """Names of the collections in an embedded store, sorted.
-
-    Raises UsageError for a directory that does not exist, is none or is closed.
-    """
+    """List the collections of an embedded store by name. UsageError if it does not exist, is none or is closed."""
     try:
         return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
     except FileNotFoundError:
@@ -55,7 +54,7 @@ def collections(directory: Path) -> list[str]:
 
 
 def find(directory: Path, collection: str) -> Path:
-    """The directory of an existing collection; UsageError, naming those there are, if it is not one."""
+    """Return the directory of an existing collection; UsageError, naming those there are, if it is not one."""
     held = collections(directory)
     if collection not in held:
         raise UsageError(f"no collection {collection!r} in {directory}: available {', '.join(held) or 'none'}")
@@ -63,13 +62,13 @@ def find(directory: Path, collection: str) -> Path:
 
 
 def check_name(what: str, name: str) -> None:
-    """UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
+    """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
     if not name or name.startswith(".") or len(name.encode()) > 200 or FORBIDDEN.search(name):
         raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
 
 
 def check_names(collection: str, dims: Iterable[str]) -> None:
-    """UsageError unless the collection and all its vectors can be called so."""
+    """Raise UsageError unless the collection and all its vectors can be called so."""
     check_name("collection", collection)
     for name in dims:
         check_name("vector", name)
@@ -83,19 +82,21 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
     """
     check_names(collection, dims)
     path = directory / collection
-    _check_place(path)
+    there = _there(path)
+    if not there.is_dir():
+        raise UsageError(f"cannot create {path}: {there} is not a directory; {ELSEWHERE}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {path}: {there} is not writable; {ELSEWHERE}")
     require_room(path, 0)
-    _check_free(path)
-    if not _is_ours(path, json.loads(json.dumps(manifest))):
-        return
-    if (path / CONFIG).exists() and (found := list(differences(read_dims(path), dict(dims)))):
-        raise UsageError(f"{path} was written with other dimensions ({few(found)}): {_elsewhere(path)}")
-
-
-def make(path: Path) -> None:
-    """Make the directory of a collection, where there is none; InterlockError if the disk refuses."""
-    with working(path, f"writing {MANIFEST}"):
-        path.mkdir(parents=True, exist_ok=True)
+    with opening(path), ExitStack() as locks:
+        for locked in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
+            if locked.is_dir():
+                locks.callback(os.close, _locked(locked, fcntl.LOCK_SH))
+    made = is_ours(path, json.loads(json.dumps(manifest))) and (path / CONFIG).exists()
+    if made and (changed := list(differences(read_dims(path), dict(dims)))):
+        raise UsageError(
+            f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
+        )
 
 
 @contextmanager
@@ -109,35 +110,32 @@ def holding(path: Path, how: int) -> Iterator[None]:
         os.close(handle)
 
 
-def claim(path: Path, wanted: Mapping[str, object]) -> None:
-    """Make a directory that is held this collection's, by its manifest; UsageError if it is something else."""
-    if not _is_ours(path, wanted):
-        write_manifest(path, wanted)
-
-
 def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
     """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given."""
-    from qdrant_edge import EdgeShard
+    from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeVectorParams
 
-    left = [] if dims is None else list(path.rglob(LEFT))
+    config, left = None, list[Path]()
+    if dims is not None:
+        params = {name: EdgeVectorParams(size=dim, distance=Distance.Cosine) for name, dim in dims.items()}
+        config, left = EdgeConfig(vectors=params), list(path.rglob(LEFT))
     if (path / CONFIG).exists():
         read_dims(path)  # the engine would wait for a pipe in its place
     with opening(path), panics_untold():
-        shard = EdgeShard.load(str(path), None if dims is None else _config(dims))
-    for each in left:  # whoever made them held the lock that is ours now
-        shutil.rmtree(each, ignore_errors=True)
+        shard = EdgeShard.load(str(path), config)
+    for directory in left:  # whoever made them held the lock that is ours now
+        shutil.rmtree(directory, ignore_errors=True)
     return shard
 
 
 def read_dims(path: Path) -> dict[str, int]:
-    """The vectors of a shard, by name, and their dimensions."""
+    """Read the dimensions of a shard's vectors, by name; UsageError if its configuration is damaged."""
     with opening(path):
         vectors = json.loads(opened(path / CONFIG).read())["vectors"]
         return {name: int(params["size"]) for name, params in vectors.items()}
 
 
 def read_manifest(path: Path) -> dict[str, object]:
-    """The manifest of a collection's directory; UsageError if it is damaged."""
+    """Read the manifest of a collection's directory; UsageError if it is damaged."""
     with opening(path):
         manifest = json.loads(opened(path / MANIFEST).read())
         if not isinstance(manifest, dict):
@@ -153,60 +151,42 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 
 def require_room(path: Path, size: int) -> None:
-    """InterlockError unless the disk of `path` has room for `size` more bytes of points."""
+    """Raise InterlockError unless the disk of `path` has room for `size` more bytes of points."""
     free = shutil.disk_usage(_there(path)).free
     if free < 4 * size + SPARE_BYTES:
         raise InterlockError(
             f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "
-            "(finished work is kept), or choose another --qdrant DIR"
+            f"(finished work is kept), or {ELSEWHERE}"
         )
 
 
-@contextmanager
-def opening(path: Path) -> Iterator[None]:
-    """Failures to open are the user's to resolve: another process, a damaged directory, other vectors."""
-    with _translated(lambda cause: _unopenable(path, cause)):
-        yield
+def opening(path: Path) -> AbstractContextManager[None]:
+    """Explain failures to open, which are the user's to resolve: another process, a damaged directory."""
+    return _translated(partial(_unopenable, path))
 
 
-@contextmanager
-def working(path: Path, doing: str) -> Iterator[None]:
-    """Failures of an open store end the delivery, which can be repeated."""
-    with _translated(lambda cause: _failed(path, doing, cause)):
-        yield
+def working(path: Path, doing: str) -> AbstractContextManager[None]:
+    """Explain failures of an open store, which end the delivery: it can be repeated."""
+    return _translated(partial(_failed, path, doing))
 
 
-def _is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
-    """Whether the directory is this collection's already, not a new one; UsageError if it is something else."""
+def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
+    """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
     if (path / MANIFEST).exists():
-        if found := list(differences(_comparable(read_manifest(path)), _comparable(wanted))):
-            raise UsageError(f"{path} was written with other settings ({few(found)}): {_elsewhere(path)}")
+        # which run wrote last may differ
+        if changed := list(differences({**read_manifest(path), "run": None}, {**wanted, "run": None})):
+            raise UsageError(
+                f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
+            )
         return True
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
-        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): choose another --qdrant DIR")
+        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
     return False
-
-
-def _check_place(path: Path) -> None:
-    """UsageError unless `path` is a directory that can be written, or one could be made there."""
-    there = _there(path)
-    if not there.is_dir():
-        raise UsageError(f"cannot create {path}: {there} is not a directory; choose another --qdrant DIR")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {path}: {there} is not writable; choose another --qdrant DIR")
 
 
 def _there(path: Path) -> Path:
     """What exists of a path, or of those above it."""
-    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
-
-
-def _check_free(path: Path) -> None:
-    """UsageError if another process has the collection open."""
-    with opening(path), ExitStack() as held:
-        for each in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
-            if each.is_dir():
-                held.callback(os.close, _locked(each, fcntl.LOCK_SH))
+    return next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
 
 
 def _locked(directory: Path, how: int) -> int:
@@ -224,22 +204,6 @@ def _locked(directory: Path, how: int) -> int:
         raise
 
 
-def _elsewhere(path: Path) -> str:
-    return "choose another --qdrant DIR, or delete that directory"
-
-
-def _comparable(manifest: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in manifest.items() if key != "run"}
-
-
-def _config(dims: Mapping[str, int]) -> "EdgeConfig":
-    from qdrant_edge import Distance, EdgeConfig, EdgeVectorParams
-
-    return EdgeConfig(
-        vectors={name: EdgeVectorParams(size=dim, distance=Distance.Cosine) for name, dim in dims.items()}
-    )
-
-
 @contextmanager
 def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[None]:
     """The engine raises bare Exception, and for a panic (a damaged file) a BaseException of its own."""
@@ -255,12 +219,12 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
 
 def _unopenable(path: Path, cause: BaseException) -> InterlockError:
     if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
-        return UsageError(f"{path} is in use by another process: wait for it, or choose another --qdrant DIR")
+        return UsageError(f"{path} is in use by another process: wait for it, or {ELSEWHERE}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening", cause)
     return UsageError(
         f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
-        "delete it and deliver again, or choose another --qdrant DIR"
+        f"delete it and deliver again, or {ELSEWHERE}"
     )
 
 
@@ -271,11 +235,13 @@ def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
         advice = remedy(OSError(code, "")).removesuffix(" and retry")
     return InterlockError(
         f"the store {path} failed while {doing}: {cause}; {advice}, then deliver again (finished work is "
-        "kept), or choose another --qdrant DIR"
+        f"kept), or {ELSEWHERE}"
     )
 
 
 def _code(cause: BaseException) -> int | None:
     """The system's number of an error, which the engine has in its words."""
-    told = re.search(r"(?:os error |Os \{ code: )(\d+)", str(cause))
-    return cause.errno if isinstance(cause, OSError) else int(told[1]) if told else None
+    if isinstance(cause, OSError):
+        return cause.errno
+    number = re.search(r"(?:os error |Os \{ code: )(\d+)", str(cause))
+    return int(number[1]) if number else None

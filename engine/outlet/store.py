@@ -7,7 +7,7 @@ import numpy as np
 
 from interlock.engine.intake.chunks import RECORD
 from interlock.engine.outlet.qdrant import Point, Store, Vector, verify
-from interlock.engine.outlet.windows import Delivery, Sink, Window, uuid_of, whole
+from interlock.engine.outlet.windows import Delivery, Sink, Vectors, Window, uuid_of, whole
 from interlock.engine.record.events import Verification
 
 SAMPLE = 256
@@ -15,23 +15,24 @@ SAMPLE = 256
 
 
 def sink(store: Store) -> Sink:
-    """Upserts every row of a window as one point with all its vectors."""
-
-    def take(window: Window) -> None:
-        store.upsert(_points(window))
-
-    return take
+    """Upsert every row of a window as one point with all its vectors."""
+    return lambda window: store.upsert(_points(window))
 
 
 def verified(delivery: Delivery, store: Store) -> Verification:
     """Make the points durable and compare them with the plan: every text, and a sample's vectors with the passes."""
     store.flush()
-    return verify(store, _planned(delivery), _sample(delivery))
+    planned = (
+        dict(zip(map(uuid_of, delivery.points(rows)), delivery.texts(rows), strict=True))
+        for rows in map(delivery.places, delivery.starts)
+    )
+    rows = np.unique(np.linspace(0, len(delivery.rows.texts) - 1, SAMPLE).astype(np.int64))
+    sample = zip(map(uuid_of, delivery.points(rows)), _by_row(delivery.vectors(rows), len(rows)), strict=True)
+    return verify(store, planned, dict(sample))
 
 
 def _points(window: Window) -> Iterator[Point]:
-    there = {name: whole(vectors) for name, vectors in window.vectors.items()}
-    for place, chunk in enumerate(window.chunks):
+    for chunk, vectors in zip(window.chunks, _by_row(window.vectors, len(window.points)), strict=False):
         payload = {
             "text": chunk.text,
             "chunk_id": chunk.chunk_id,
@@ -39,23 +40,11 @@ def _points(window: Window) -> Iterator[Point]:
             "metadata": json.loads(chunk.payload),
             **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
         }
-        yield Point(
-            chunk.point_id, payload, {name: window.vectors[name][place] for name in there if there[name][place]}
-        )
+        yield Point(chunk.point_id, payload, vectors)
 
 
-def _planned(delivery: Delivery) -> Iterator[Mapping[str, bytes]]:
-    """The digest of each point's text, by its id, a window at a time."""
-    for rows in map(delivery.places, delivery.starts):
-        yield dict(zip(map(uuid_of, delivery.points(rows)), delivery.texts(rows), strict=True))
-
-
-def _sample(delivery: Delivery) -> dict[str, dict[str, Vector]]:
-    """The vectors of rows spread over the collection, as the passes have them now."""
-    rows = np.unique(np.linspace(0, len(delivery.rows.texts) - 1, SAMPLE).astype(np.int64))
-    vectors = delivery.vectors(rows)
-    there = {name: whole(found) for name, found in vectors.items()}
-    return {
-        uuid_of(point): {name: vectors[name][place] for name in there if there[name][place]}
-        for place, point in enumerate(delivery.points(rows))
-    }
+def _by_row(vectors: Mapping[str, Vectors], rows: int) -> Iterator[dict[str, Vector]]:
+    """The vectors of each row by name, without those for which it was parked."""
+    there = {name: whole(matrix) for name, matrix in vectors.items()}
+    for row in range(rows):
+        yield {name: matrix[row] for name, matrix in vectors.items() if there[name][row]}

@@ -51,7 +51,7 @@ class Window:
     chunks: Sequence[Chunk] = ()
 
 
-Sink = Callable[[Window], None]
+Sink = Callable[[Window], object]
 Check = Callable[[Window], str]
 """What is wrong with the rows of a window where they were written; empty: nothing."""
 
@@ -81,19 +81,19 @@ class Delivery:
 
         Raises InterlockError where the passes hold no such vectors any more.
         """
-        texts, start, found = self.rows.texts[rows], int(rows[0]), {}
+        texts, start, vectors = self.rows.texts[rows], int(rows[0]), {}
         try:
             for source in self.sources:
                 whole = source.vectors[texts]
-                found[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
+                vectors[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
                 release(source.vectors)
-            fused = fuse(self.fusion, list(found.values()), [source.weight for source in self.sources], start)
+            fused = fuse(self.fusion, list(vectors.values()), [source.weight for source in self.sources], start)
         except ValueError as error:
             name = self.rows.collection.name
             raise InterlockError(
                 f"the vectors of {name} changed after they were computed ({error}): --resume recomputes them"
             ) from error
-        return found if fused is None else found | {"fused": fused}
+        return vectors if fused is None else vectors | {"fused": fused}
 
     def places(self, start: int) -> Places:
         """The rows of the window that begins at `start`."""
