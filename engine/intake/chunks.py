@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.intake.collections import Collection
-from interlock.engine.intake.records import TOO_DEEP, Found, depth_of, records
+from interlock.engine.intake.records import TOO_DEEP, depth_of, records
 from interlock.engine.record.events import Refusal
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
@@ -41,10 +41,10 @@ class Chunk:
         """The payload with the other fields in it under `record`, or `record_` where the metadata has that name."""
         if not self.record:
             return self.payload
-        held, name = msgspec.json.decode(self.payload, type=dict[str, Raw]), RECORD
-        while name in held:
+        fields, name = msgspec.json.decode(self.payload, type=dict[str, Raw]), RECORD
+        while name in fields:
             name += "_"
-        return msgspec.json.encode(held | {name: Raw(self.record)})
+        return msgspec.json.encode(fields | {name: Raw(self.record)})
 
 
 class _Record(Struct):
@@ -78,12 +78,9 @@ class ChunkReader:
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
         for name in self.collection.files:
-            for number, found in self._records(name):
-                yield Refusal(name, number, found) if isinstance(found, str) else self._read(name, number, found)
-
-    def _records(self, name: str) -> Iterator[Found]:
-        path, within = self.collection.root / name, self.collection.within
-        return records(path, within, partial(self.hashes.__setitem__, name))
+            path, within = self.collection.root / name, self.collection.within
+            for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
+                yield Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
 
     def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal:
         """The chunk that a record is, or why it is none; bad records are often millions of the same."""
@@ -99,11 +96,15 @@ class ChunkReader:
         record, others = _record(data)
         if not record.text.strip():
             raise _Refused("the text is empty")
-        payload = _metadata(record)
+        payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
+        payload = b"{}" if payload == b"null" else payload
+        if not payload.startswith(b"{"):
+            raise _Refused("metadata is not an object")
         known = _decode(payload, _Known)
-        _check_readable(payload)
-        if others:
-            _check_readable(others)
+        for kept in filter(None, (payload, others)):  # refuse what not every reader of a delivered payload could take
+            if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
+                raise _Refused(TOO_DEEP)
+            _decode(kept, dict)
         source = known.source_path or known.source_file or known.filename or file
         chunk_id, point_id = self._identity(source, known.chunk_id, record.text)
         return Chunk(record.text, payload, chunk_id, source, point_id, others)
@@ -115,18 +116,13 @@ class ChunkReader:
             if point is None:
                 raise _Refused(f"chunk_id {given} of {source} has been used before")
             return str(given), point
-        content = hashlib.sha256(text.encode()).hexdigest()[:32]
-        point = self._take(source, content)
-        return (content, point) if point else self._repeated(source, content)
-
-    def _repeated(self, source: str, content: str) -> tuple[str, str]:
-        """The identity of one more chunk with the same text in the same source."""
-        point, repeat = None, self._repeats.get((source, content), 1)
-        while point is None:
+        content = chunk_id = hashlib.sha256(text.encode()).hexdigest()[:32]
+        repeat = self._repeats.get((source, content), 1)  # or the millionth of one text would try all before it
+        while (point := self._take(source, chunk_id)) is None:
             repeat += 1
-            point = self._take(source, f"{content}-{repeat}")
-        self._repeats[source, content] = repeat
-        return f"{content}-{repeat}", point
+            self._repeats[source, content] = repeat
+            chunk_id = f"{content}-{repeat}"
+        return chunk_id, point
 
     def _take(self, source: str, chunk_id: str) -> str | None:
         name = f"{self.collection.qdrant_collection}\0{source}\0{chunk_id}"
@@ -158,22 +154,6 @@ def _record(data: bytes) -> tuple[_Record, bytes]:
         return msgspec.json.decode(data, type=_Plain), b""
     except (ValueError, RecursionError):
         record = _decode(data, _Record)
-    held = _decode(data, dict[str, Raw])
-    others = {key: value for key, value in held.items() if key not in _Record.__struct_fields__}
+    fields = _decode(data, dict[str, Raw])
+    others = {key: value for key, value in fields.items() if key not in _Record.__struct_fields__}
     return record, msgspec.json.encode(others) if others else b""
-
-
-def _metadata(record: _Record) -> bytes:
-    """The metadata as it stands in the file."""
-    data = b"{}" if record.metadata is UNSET else bytes(record.metadata)
-    data = b"{}" if data == b"null" else data
-    if not data.startswith(b"{"):
-        raise _Refused("metadata is not an object")
-    return data
-
-
-def _check_readable(data: bytes) -> None:
-    """Refuse what not every reader of a delivered payload could take."""
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and depth_of(data) > MAX_DEPTH:
-        raise _Refused(TOO_DEEP)
-    _decode(data, dict)

@@ -33,7 +33,7 @@ class Collection:
 
 
 def qdrant_name(name: str) -> str:
-    """The Qdrant collection of a directory: lower case, accents dropped, every run of other signs than
+    """Derive the Qdrant collection of a directory: lower case, accents dropped, every run of other signs than
     letters, digits, `-` and `_` becomes one `_`, at most 200 characters.
 
     Where letters or digits of another script are lost, `-` and 8 hex digits of the SHA-256 of the name's NFC are added,
@@ -49,7 +49,7 @@ def qdrant_name(name: str) -> str:
 
 
 def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
-    """The collections under `root` in the order of their names; only those named in `wanted`, if any.
+    """List the collections under `root` in the order of their names; only those named in `wanted`, if any.
 
     Raises UsageError for a root that is missing or holds no chunk files, for a wanted name that is not
     there, and for two directories that would share one Qdrant name.
@@ -64,16 +64,16 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth)")
-    _check_wanted(wanted, found)
-    chosen = [_named(collection) for collection in found if not wanted or collection.name in wanted]
+    names = {collection.name for collection in found}
+    if missing := [name for name in wanted if name not in names]:
+        raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
+    chosen = [
+        replace(collection, qdrant_collection=qdrant_name(collection.name) if collection.files else "")
+        for collection in found
+        if not wanted or collection.name in wanted
+    ]
     _check_collisions(chosen)
     return chosen
-
-
-def _named(collection: Collection) -> Collection:
-    """The collection with what Qdrant will call it, if there is anything to call."""
-    name = qdrant_name(collection.name) if collection.files else ""
-    return replace(collection, qdrant_collection=name)
 
 
 def _collections(root: Path) -> list[Collection]:
@@ -95,16 +95,14 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _collection(directory: Path, root: Path) -> Collection:
-    refusal = _refuse_path(directory, root)
-    if refusal:
+    if refusal := _refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
     files: list[str] = []
     refusals: list[Refusal] = []
     for path in _walk(directory, refusals):
         relative = path.relative_to(directory).as_posix()
-        reason = _refuse_path(path, root)
-        if reason:
+        if reason := _refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
         elif path.name.endswith(SUFFIXES):
             files.append(relative)
@@ -155,21 +153,13 @@ def _refuse_link(path: Path, root: Path) -> str | None:
 
 
 def printable(name: str) -> str:
-    """`name` with everything escaped that a terminal or a UTF-8 file could not take."""
+    """Escape everything in `name` that a terminal or a UTF-8 file could not take."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in name)
-
-
-def _check_wanted(wanted: Sequence[str], found: Sequence[Collection]) -> None:
-    names = {collection.name for collection in found}
-    if missing := [name for name in wanted if name not in names]:
-        raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
 
 
 def _check_collisions(collections: Sequence[Collection]) -> None:
     owners: dict[str, str] = {}
-    for collection in collections:
-        if not collection.files:
-            continue
+    for collection in (each for each in collections if each.files):
         other = owners.setdefault(collection.qdrant_collection, collection.name)
         if other != collection.name:
             raise UsageError(

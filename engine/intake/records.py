@@ -85,8 +85,9 @@ def _members(data: bytes) -> Iterator[Found]:
     """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not."""
     try:
         body, keys = _list(data)
-        whole = not _is_dense(data) or bytes(body[:1]) != b"["
-        members = msgspec.json.decode(body, type=list[Raw]) if whole else None
+        # So many members may take many times the size of the file, held all at once.
+        dense = data.count(b",") * MEMBER > max(64 << 20, 4 * len(data)) and bytes(body[:1]) == b"["
+        members = None if dense else msgspec.json.decode(body, type=list[Raw])
     except _NoList as error:
         yield None, str(error)
     except (ValueError, RecursionError) as error:
@@ -94,7 +95,10 @@ def _members(data: bytes) -> Iterator[Found]:
         begin = _opening(data)
         yield from [(None, reason)] if begin is None else _cut(data, begin, reason)
     else:
-        yield from _each(members) if members is not None else _cut(bytes(body), 1, "")
+        if members is None:
+            yield from _cut(bytes(body), 1, "")
+        else:
+            yield from ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members, 1))
         if len(keys) > 1:
             yield None, f"used {keys[0]!r}, ignored {', '.join(map(repr, keys[1:]))}"
 
@@ -124,16 +128,6 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     if not held:
         raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
     return memoryview(next(iter(held.values()))), list(held)
-
-
-def _is_dense(data: bytes) -> bool:
-    """Whether a list may have so many members that they would take many times its own size, held all at once."""
-    return data.count(b",") * MEMBER > max(64 << 20, 4 * len(data))
-
-
-def _each(members: list[Raw]) -> Iterator[Found]:
-    for number, raw in enumerate(members, 1):
-        yield number, _bounded(memoryview(raw))
 
 
 def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:

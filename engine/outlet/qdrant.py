@@ -67,12 +67,7 @@ class Store:
     """One open collection of an embedded store; a context manager. `dims` gives its vectors' dimensions."""
 
     def __init__(
-        self,
-        path: Path,
-        engine: "EdgeShard",
-        manifest: Mapping[str, object],
-        dims: Mapping[str, int],
-        held: ExitStack,
+        self, path: Path, engine: "EdgeShard", manifest: Mapping[str, object], dims: Mapping[str, int], held: ExitStack
     ) -> None:
         self.path, self.manifest, self.dims = path, manifest, dims
         self._shard = engine

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import DELETE, unarmed
@@ -34,7 +34,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(line: bytes) -> Entry | None:
-    """The entry of a whole, undamaged line; None for a torn or damaged one.
+    """Return the entry of a whole, undamaged line; None for a torn or damaged one.
 
     Raises InterlockError for a whole line that this version does not understand.
     """
@@ -48,7 +48,7 @@ def decode(line: bytes) -> Entry | None:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """The entries of a journal in order, up to a torn tail; raises InterlockError at damage before it."""
+    """Yield the entries of a journal in order, up to a torn tail; raises InterlockError at damage before it."""
     for entry, _ in _scan(path):
         yield entry
 
@@ -80,16 +80,15 @@ class Journal:
         """
         self.path = path
         self._begin = self._end = 0
-        try:
+        with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = io.FileIO(path, "ab", opener=_open)
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"{path.parent} is in use by another interlock process: wait for it, or choose another --run-id"
-            ) from None
-        except OSError as error:
-            raise InterlockError(f"cannot write {path}: {error.strerror}; {remedy(error)}") from error
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{path.parent} is in use by another interlock process: wait for it, or choose another --run-id"
+                ) from None
 
     def replay(self) -> Iterator[Entry]:
         """The entries written by earlier sessions; a torn tail behind them is cut off. InterlockError for damage."""
@@ -123,22 +122,17 @@ class Journal:
 
     def sync(self) -> None:
         """Make every line written so far survive a power cut. Raises InterlockError where that cannot be."""
-        try:
+        with atomic.explaining(self.path):
             os.fdatasync(self._handle.fileno())
-        except OSError as error:
-            raise InterlockError(f"cannot write {self.path}: {error.strerror}; {remedy(error)}") from error
         if lost := self.lost:
             raise InterlockError(lost)
 
     @property
     def lost(self) -> str:
         """Why nobody could read what is written here, were this process to end now; empty while all is well."""
-        try:
-            there = os.path.samestat(self.path.lstat(), os.fstat(self._handle.fileno()))
-        except OSError:
-            there = False
-        if there:
-            return ""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.path.lstat(), os.fstat(self._handle.fileno())):
+                return ""
         return (
             f"{self.path} was removed or replaced during the run, so work done since cannot be resumed: start "
             "a new run and leave its directory alone"

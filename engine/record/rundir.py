@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.compare import differences, few
 from interlock.engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
@@ -114,18 +114,17 @@ class RunDirectory:
     def inputs(self) -> dict[str, Any]:
         """What the run was begun with; empty for a run that has not come so far. Raises InterlockError when damaged."""
         try:
-            told = json.loads(atomic.opened(self.path / RUN).read())
-            msgspec.convert(told, _Inputs)
+            with atomic.reading(self.path / RUN):
+                inputs: dict[str, Any] = json.loads(atomic.opened(self.path / RUN).read())
+            msgspec.convert(inputs, _Inputs)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except OSError as error:
-            raise InterlockError(f"cannot read {self.path / RUN}: {error.strerror}; {remedy(error)}") from error
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise InterlockError(
                 f"{self.path / RUN} is damaged ({reason}): restore it from a copy, or start a new run"
             ) from error
-        return dict(told)
+        return inputs
 
     def begun(self) -> Begun | None:
         """What the latest session was called with, by the journal; None where no session came so far.
@@ -199,15 +198,17 @@ def choose(
         return _checked(newest, out, resume) if newest else _fresh(out)
 
 
-def _checked(found: RunDirectory, out: Path, resume: bool) -> RunDirectory:
-    found.check_links()
-    if found.journal.exists() and not resume:
+def _checked(run: RunDirectory, out: Path, resume: bool) -> RunDirectory:
+    run.check_links()
+    begun = run.journal.exists()
+    if begun and not resume:
         raise UsageError(
-            f"run {found.id} already exists in {out}: add --resume to continue it, or choose another --run-id"
+            f"run {run.id} already exists in {out}: add --resume to continue it, or choose another --run-id"
         )
-    if not found.journal.exists() and found.path.exists() and any(not _left(each) for each in found.path.iterdir()):
-        raise UsageError(f"{found.path} is not empty and not a run: choose another --run-id or --out")
-    return found
+    # A session that ran out of descriptors before it was refused may have left its scratch.
+    if not begun and run.path.exists() and any(not left.name.startswith(SCRATCH) for left in run.path.iterdir()):
+        raise UsageError(f"{run.path} is not empty and not a run: choose another --run-id or --out")
+    return run
 
 
 def runs_in(out: Path) -> list[Path]:
@@ -260,11 +261,6 @@ def _newest(out: Path, chunks: Path, skipped: Callable[[str], None]) -> RunDirec
         except (InterlockError, OSError) as error:
             skipped(f"--resume skipped a run: {error}")
     return max(same, key=lambda each: each[0])[1] if same else None
-
-
-def _left(path: Path) -> bool:
-    """Whether it is what a session leaves that ran out of descriptors before it was refused."""
-    return path.name.startswith(SCRATCH)
 
 
 def _named(path: Path) -> RunDirectory:
