@@ -72,12 +72,13 @@ def fused_width(method: Fusion, widths: Sequence[int], names: Sequence[str]) -> 
     for name, width in zip(names, widths, strict=True):
         if width < 1:
             raise UsageError(f"model {name} has {width} dimensions: expected at least 1")
-    if method is Fusion.CONCAT and sum(widths) > MAX_WIDTH:
+    width = sum(widths)
+    if method is Fusion.CONCAT and width > MAX_WIDTH:
         raise UsageError(
-            f"concatenating {', '.join(names)} gives {sum(widths):,} dimensions, Qdrant allows {MAX_WIDTH:,}: use "
+            f"concatenating {', '.join(names)} gives {width:,} dimensions, Qdrant allows {MAX_WIDTH:,}: use "
             f"--fusion {Fusion.NAMED}, or fewer models"
         )
-    return {Fusion.NAMED: None, Fusion.MEAN: min(widths), Fusion.CONCAT: sum(widths)}[method]
+    return {Fusion.NAMED: None, Fusion.MEAN: min(widths), Fusion.CONCAT: width}[method]
 
 
 def shares(weights: Sequence[float]) -> NDArray[np.float64]:
