@@ -181,7 +181,7 @@ def test_a_damaged_run_json_is_told_in_one_line_and_hurts_no_other_run(home, cal
     before = sorted(path for path in (home / "runs" / "one").rglob("*"))
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
     assert code == ExitCode.FAILED and len(said) == 1
-    assert "run.json of run one" in said[0]
+    assert "one/run.json" in said[0]
     assert sorted(path for path in (home / "runs" / "one").rglob("*")) == before
     code, said = call("run", "chunks", "--roster", tiny_a, "--reuse", "runs/one", "--run-id", "two", "--no-ui")
     assert code == ExitCode.USAGE and len(said) == 1
@@ -191,7 +191,7 @@ def test_a_run_json_that_is_gone_is_not_written_anew_beside_vectors_of_unknown_t
     (home / "runs" / "one" / "run.json").unlink()
     corpus(home / "chunks", {"Docs": {"a_chunks.json": [text.replace("text", "else") for text in sentences(12)]}})
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
-    assert (code, len(said)) == (ExitCode.FAILED, 1) and "run.json of run one is missing" in said[0]
+    assert (code, len(said)) == (ExitCode.FAILED, 1) and "one/run.json is missing" in said[0]
 
 
 @pytest.mark.parametrize("damage", [whole(b"[1]"), whole(DEEP), as_directory], ids=name)
@@ -202,7 +202,7 @@ def test_a_resume_passes_over_a_run_that_cannot_be_read_and_says_so(home, call, 
     summary = summary_of(home / "runs" / "one")
     assert summary["sessions"] == 2
     (warning,) = summary["warnings"]
-    assert "passed over" in warning and "run.json of run bad" in warning
+    assert "skipped a run" in warning and "bad/run.json" in warning
 
 
 @pytest.mark.parametrize("damage", NO_SUMMARY, ids=name)
@@ -247,7 +247,7 @@ def test_a_damaged_manifest_is_told_in_one_line(finished, tmp_path, call, damage
 def test_a_manifest_whose_models_are_those_of_the_vectors_is_read(finished):
     plain = json.loads((finished / "store" / "docs" / "manifest.json").read_text())
     assert [member.model for member in read_manifest(plain, {"tiny-a": 32, "fused": 32}).models] == ["tiny-a"]
-    with pytest.raises(UsageError, match="vectors do not match its manifest: tiny-a was 8, is now 32"):
+    with pytest.raises(UsageError, match="vectors do not match the store: tiny-a was 8, is now 32"):
         read_manifest(plain, {"tiny-a": 8, "fused": 32})
 
 
@@ -266,9 +266,10 @@ def test_a_damaged_journal_is_told_in_one_line_or_begun_again(home, call, tiny_a
 def test_a_begun_run_whose_journal_says_nothing_is_not_begun_again(home, call, tiny_a, damage):
     harm(home / "runs" / "one" / "journal.jsonl", damage)
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
-    assert (code, len(said)) == (ExitCode.FAILED, 1) and "journal.jsonl of run one is missing or says nothing" in said[
-        0
-    ]
+    assert (code, len(said)) == (
+        ExitCode.FAILED,
+        1,
+    ) and "one/journal.jsonl is missing or lacks the run's settings" in said[0]
     assert (home / "runs" / "one" / "journal.jsonl").read_bytes() == damage(b"")
 
 

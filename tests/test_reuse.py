@@ -229,14 +229,14 @@ def test_rows_that_were_computed_in_another_precision_are_not_taken(embed, one):
 def test_vectors_that_are_no_array_any_more_are_told_as_damaged(tmp_path, change):
     VectorFile(path := tmp_path / "vectors.npy", 6, 2)
     change(path)
-    with pytest.raises(InterlockError, match=r"vectors\.npy is damaged .*remove it and --resume"):
+    with pytest.raises(InterlockError, match=r"vectors\.npy is damaged .*delete it and --resume"):
         VectorFile(path, 6, 2)
 
 
 def test_vectors_of_another_kind_are_told_and_those_cut_short_are_made_whole(tmp_path):
     VectorFile(path := tmp_path / "vectors.npy", 6, 2).put(np.arange(6), np.ones((6, 2), np.float32))
     np.save(other := tmp_path / "other.npy", np.zeros((6, 2)))
-    with pytest.raises(InterlockError, match=r"holds \(6, 2\) vectors of float64"):
+    with pytest.raises(InterlockError, match=r"has \(6, 2\) vectors of float64, expected \(6, 2\) of float32"):
         VectorFile(other, 6, 2)
     os.truncate(path, path.stat().st_size - 8)
     np.testing.assert_array_equal(VectorFile(path, 6, 2).array, [[1, 1]] * 5 + [[0, 0]])

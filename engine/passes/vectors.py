@@ -68,7 +68,7 @@ class VectorFile:
         try:
             dtype, shape, size = header_of(path, whole=False)
             if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
-                raise InterlockError(f"{path} has {shape} vectors of {dtype}, expected {(texts, dim)}")
+                raise InterlockError(f"{path} has {shape} vectors of {dtype}, expected {(texts, dim)} of float32")
             atomic.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
             self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
         except NOT_AN_ARRAY as error:
