@@ -62,14 +62,13 @@ class Corpus:
         return sum(len(rows.texts) for rows in self.rows)
 
     def owners(self, rows: Rows) -> list[str]:
-        """The earlier collections in which texts of `rows` stood first."""
+        """List the earlier collections in which texts of `rows` stood first."""
         earlier = np.unique(rows.texts[rows.texts < rows.first_text])
         places = np.unique(np.searchsorted(self._starts, earlier, side="right") - 1)
         return [self.rows[place].collection.name for place in places]
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """The first text of each collection."""
         return np.asarray([rows.first_text for rows in self.rows], np.int64)
 
     def fingerprint(self) -> dict[str, str]:
@@ -92,16 +91,16 @@ def _read(collection: Collection, seen: dict[int, int], take: Callable[[list[str
     reader, rows = ChunkReader(collection), Rows(collection, len(seen))
     texts, points = array("i"), bytearray()
     window: list[str] = []
-    for found in reader:
-        if isinstance(found, Refusal):
-            rows.refusals.add(found)
+    for chunk in reader:
+        if isinstance(chunk, Refusal):
+            rows.refusals.add(chunk)
             continue
-        text = seen.setdefault(int.from_bytes(digest_of(found.text), "big"), len(seen))
+        text = seen.setdefault(int.from_bytes(digest_of(chunk.text), "big"), len(seen))
         texts.append(text)
-        points += bytes.fromhex(found.point_id.replace("-", ""))
+        points += bytes.fromhex(chunk.point_id.replace("-", ""))
         if text == rows.first_text + rows.own_texts:
             rows.own_texts += 1
-            window.append(found.text)
+            window.append(chunk.text)
         if len(window) == WINDOW:
             take(window)
             window = []
@@ -112,35 +111,35 @@ def _read(collection: Collection, seen: dict[int, int], take: Callable[[list[str
 
 
 def digest_of(text: str) -> bytes:
-    """What a text is known by: the first 16 bytes of its SHA-256."""
+    """Digest a text, as it is known here: the first 16 bytes of its SHA-256."""
     return hashlib.sha256(text.encode()).digest()[: DIGEST.itemsize]
 
 
 def digest_of_texts(digests: Digests) -> str:
-    """What all the texts of a corpus, in their order, are known by: a SHA-256 in hex."""
+    """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
     return hashlib.sha256(digests.tobytes()).hexdigest()
 
 
 def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
-    """The good chunks of a collection once more, in row order, each with the point id and the text of its row.
+    """Read the good chunks of a collection once more, in row order, each with the point id and the text of its row.
 
     `digests` are those of the corpus. Raises InterlockError where a file, a chunk or a refusal is not what it was when
     the run read it; what came before may then belong to a file that is no longer the one that was read.
     """
     reader, planned = ChunkReader(rows.collection), _planned(rows, digests)
     files, refused, known = 0, 0, len(rows.refusals)
-    for found in reader:
-        if len(reader.hashes) != files:
+    for chunk in reader:
+        if len(reader.hashes) != files:  # a file has been read to its end: the next chunk may be of one that changed
             files = _check_files(rows, reader.hashes, files)
-        if isinstance(found, Chunk):
-            if next(planned, None) != (bytes.fromhex(found.point_id.replace("-", "")), digest_of(found.text)):
+        if isinstance(chunk, Chunk):
+            if next(planned, None) != (bytes.fromhex(chunk.point_id.replace("-", "")), digest_of(chunk.text)):
                 raise _changed(rows, _differing(rows), "different chunks")
-            yield found
+            yield chunk
             continue
-        told = rows.refusals.told[refused : refused + 1]
+        expected = rows.refusals.told[refused : refused + 1]  # empty behind those that were kept by name
         refused += 1
-        if told not in ([found], []) or refused > known:
-            raise _changed(rows, found.file, found.reason)
+        if expected not in ([chunk], []) or refused > known:
+            raise _changed(rows, chunk.file, chunk.reason)
     _check_files(rows, reader.hashes, files)
     for name in rows.hashes.keys() - reader.hashes.keys():
         raise _changed(rows, name, "deleted")

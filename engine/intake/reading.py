@@ -35,7 +35,7 @@ def read_and_tokenise(
     emit: Callable[[AnyEvent], object],
     stop: Callable[[], bool],
 ) -> tuple[Corpus, dict[str, TokenStore]]:
-    """The corpus, and in `directory` a token store for each key of `wanted`.
+    """Read the corpus, and make in `directory` a token store for each key of `wanted`.
 
     Raises UsageError when no chunk is good, Stopped when `stop` says so.
     """
@@ -95,7 +95,7 @@ def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) ->
 
 
 def _refusals(corpus: Sequence[Rows]) -> str:
-    said = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals.told]
+    reasons = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals.told]
     total = sum(len(rows.refusals) for rows in corpus)
     more = f" (and {total - 3} more)" if total > 3 else ""
-    return "; ".join(said[:3]) + more
+    return "; ".join(reasons[:3]) + more

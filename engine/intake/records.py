@@ -176,7 +176,7 @@ def _bounded(record: bytes | memoryview) -> bytes | str:
 
 
 def depth_of(data: bytes) -> int:
-    """How deep brackets nest in a JSON text."""
+    """Count how deep brackets nest in a JSON text."""
     depth = deepest = 0
     for token in _TOKEN.finditer(data):
         depth += _step(token[0])

@@ -8,10 +8,10 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import IO, Self
 
@@ -54,7 +54,7 @@ class Specials:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, with its own truncation and padding off, and lowering where asked for."""
+    """Load the tokenizer of a `tokenizer.json`, its truncation and padding off, and lowering where asked for."""
     try:
         path.open("rb").close()  # the library would not say why it cannot
         with translated():
@@ -66,8 +66,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if lowercases(path):
-        own = [tokenizer.normalizer] if tokenizer.normalizer else []
-        tokenizer.normalizer = Sequenced([Lowercase(), *own])
+        tokenizer.normalizer = Sequenced([Lowercase(), *filter(None, [tokenizer.normalizer])])
     return tokenizer
 
 
@@ -93,59 +92,56 @@ def naming(models: Sequence[str], file: Path) -> Iterator[None]:
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """The encodings of `texts` without special tokens.
+    """Encode `texts` without special tokens.
 
     Raises UnavailableError for texts that the tokenizer cannot take, and where it does not finish in time: the library
     cannot be interrupted, so that its thread is then left behind.
     """
-    answer: SimpleQueue[list[Encoding] | UnavailableError] = SimpleQueue()
+    answer: Future[list[Encoding]] = Future()
 
     def encode() -> None:
         try:
             with translated():
-                answer.put(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+                answer.set_result(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
         except UnavailableError as error:
-            answer.put(error)
+            answer.set_exception(error)
 
     size = sum(map(len, texts))
     seconds = PATIENCE + size / SLOWEST
     threading.Thread(target=encode, name="tokenizer", daemon=True).start()
     for _ in range(math.ceil(seconds / SLICE)):
-        with suppress(Empty):
-            found = answer.get(timeout=SLICE)
-            if isinstance(found, UnavailableError):
-                raise found
-            return found
+        with suppress(TimeoutError):
+            return answer.result(timeout=SLICE)
     raise UnavailableError(
         f"tokenising {several(len(texts), 'text')} ({size:,} characters) took longer than {seconds:.0f} s"
     )
 
 
 def lowercases(path: Path) -> bool:
-    """Whether the sentence-transformers settings beside a `tokenizer.json` want every text in small letters."""
+    """Tell whether the sentence-transformers settings beside a `tokenizer.json` want every text in small letters."""
     return bool(sentence_config(path.parent)[1].get("do_lower_case"))
 
 
 def sentence_config(directory: Path) -> tuple[Path, dict[str, object]]:
-    """The file of a model's sentence-transformers settings that counts, and what it says.
+    """Find the file of a model's sentence-transformers settings that counts, the first that says anything, and read it.
 
-    That is the first that says anything. Without a `modules.json` nothing reads them, and they say nothing.
+    Without a `modules.json` nothing reads them, and they say nothing.
     """
     names = SENTENCE_CONFIGS if (directory / "modules.json").is_file() else ()
     for file in (directory / name for name in names):
         try:
-            said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             raise UnavailableError(f"cannot read {file}: {error}") from error
-        if not isinstance(said, dict):
+        if not isinstance(settings, dict):
             raise UnavailableError(f"{file} is not a JSON object")
-        if said:
-            return file, said
+        if settings:
+            return file, settings
     return directory / SENTENCE_CONFIGS[0], {}
 
 
 def specials_of(tokenizer: Tokenizer) -> Specials:
-    """The special ids around a text; raises UnavailableError for a template that is not before + text + after."""
+    """Find the special ids around a text; raises UnavailableError for a template that is not before + text + after."""
     with translated():
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
@@ -211,13 +207,8 @@ class TokenStore:
         return np.maximum(self.full_lengths + self.specials.count - limit, 0)
 
     def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
-        """The ids that a model with this `limit` is given for one text."""
+        """Return the ids that a model with this `limit` is given for one text."""
         start = self._offsets[text]
         kept = min(int(self._offsets[text + 1] - start), limit - self.specials.count)
-        return np.concatenate(
-            [
-                np.asarray(self.specials.before, np.int64),
-                self._ids[start : start + kept].astype(np.int64),
-                np.asarray(self.specials.after, np.int64),
-            ]
-        )
+        before, after = (np.asarray(ids, np.int64) for ids in (self.specials.before, self.specials.after))
+        return np.concatenate([before, self._ids[start : start + kept].astype(np.int64), after])

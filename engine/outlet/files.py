@@ -6,10 +6,10 @@ and right or not at all, and the same vectors always give the same bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,21 +41,13 @@ TEXTS = ("id", "chunk_id", "source", "text", "payload")
 """The columns of the table that hold text; those of the vectors follow."""
 
 
-class FileFormat(Protocol):
-    """How files of one kind are written, and read back, at a path that is not yet their own."""
-
-    def written(self, partial: Path) -> AbstractContextManager[Sink]: ...
-
-    def read(self, partial: Path) -> AbstractContextManager[Check]: ...
-
-
 def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: Mapping[Path, Sink]) -> list[Path]:
     """Write the files of `formats` ("npy", "parquet") in one walk for these and the sinks `beside`; the paths written.
 
     Raises InterlockError where the chunks are not those of the plan, the disk refuses, or a file does not hold what the
     plan says when it is read back; no file of this delivery has got its name then, unless the disk refused just that.
     """
-    kinds: dict[Path, FileFormat] = {}
+    kinds: dict[Path, Npy | Parquet] = {}  # each is written, and read back, at a path that is not yet its own
     rows = len(delivery.rows.texts)
     if "npy" in formats:
         kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
@@ -169,9 +161,9 @@ def _unlike_table(window: Window, group: "pa.Table") -> str:
     return fault
 
 
-def _differ(found: Vectors, wanted: Vectors) -> Mask:
+def _differ(written: Vectors, wanted: Vectors) -> Mask:
     """Which rows differ in any bit."""
-    differ: Mask = (found.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
+    differ: Mask = (written.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
     return differ
 
 

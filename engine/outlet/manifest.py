@@ -44,7 +44,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(collection: str, fusion: Fusion, roster: Sequence[RosterEntry], run_id: str) -> Mapping[str, object]:
-    """The manifest of a collection, as plain JSON."""
+    """Make the manifest of a collection, as plain JSON."""
     members = [msgspec.convert(msgspec.to_builtins(entry), Member) for entry in roster]
     origin = Origin(
         run_id=run_id,
@@ -57,30 +57,25 @@ def manifest_of(collection: str, fusion: Fusion, roster: Sequence[RosterEntry], 
 
 
 def read_manifest(plain: Mapping[str, object], dims: Mapping[str, int]) -> Manifest:
-    """The manifest of a store whose vectors have these dimensions by name.
+    """Read the manifest of a store whose vectors have these dimensions by name.
 
     Raises UsageError for one that this version cannot read, that contradicts itself, or that is not of these vectors.
     """
     try:
         manifest = msgspec.convert(plain, Manifest)
-        _check(manifest, dims)
+        widths = {member.model: member.dim for member in manifest.models}
+        if len(widths) < len(manifest.models):
+            raise ValueError("it lists a model twice")
+        for name in widths:
+            check_key(name)
+            if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
+                raise ValueError(f"it lacks the sources of {name}")
+        wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
+        if faults := list(differences(dict(dims), wanted)):
+            raise ValueError(f"its vectors do not match the store: {few(faults)}")
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(
             f"cannot read the store's manifest ({error}): it is damaged or from another version; restore it "
             "from a copy, or deliver again"
         ) from None
     return manifest
-
-
-def _check(manifest: Manifest, dims: Mapping[str, int]) -> None:
-    """Raises ValueError for what the types alone do not tell."""
-    widths = {member.model: member.dim for member in manifest.models}
-    if len(widths) < len(manifest.models):
-        raise ValueError("it lists a model twice")
-    for name in widths:
-        check_key(name)
-        if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
-            raise ValueError(f"it lacks the sources of {name}")
-    wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
-    if found := list(differences(dict(dims), wanted)):
-        raise ValueError(f"its vectors do not match the store: {few(found)}")

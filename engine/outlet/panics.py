@@ -64,28 +64,26 @@ class _Sieve:
         self._done.wait()
 
     def _hand_on(self) -> None:
+        """Until the last writer has gone: a process that was started meanwhile has this end of the pipe as well."""
+        kept = b""
         try:
             with suppress(OSError):  # the pipe is no more
-                self._sift()
+                while data := os.read(self._reader, 1 << 16):
+                    before, mark, after = (kept + data).partition(self._mark)
+                    kept = b""
+                    if mark:
+                        panic = _PANIC % re.escape(self._message.encode(errors="replace"))
+                        self._write(re.sub(panic, b"", before) + after)
+                        self._done.set()
+                    elif _BEGINS in before or self._mark.startswith(before[before.rfind(b"\0") :] or b"-"):
+                        kept = before  # a panic, or the mark, may have begun
+                    else:
+                        self._write(before)
         finally:
             self._done.set()
             os.close(self._reader)
             self._given_back.wait()
             os.close(self._real)
-
-    def _sift(self) -> None:
-        """Until the last writer has gone: a process that was started meanwhile has this end of the pipe as well."""
-        kept = b""
-        while data := os.read(self._reader, 1 << 16):
-            kept += data
-            before, mark, after = kept.partition(self._mark)
-            if mark:
-                self._write(re.sub(_PANIC % re.escape(self._message.encode(errors="replace")), b"", before) + after)
-                self._done.set()
-                kept = b""
-            elif _BEGINS not in kept and not self._mark.startswith(kept[kept.rfind(b"\0") :] or b"-"):
-                self._write(kept)
-                kept = b""
 
     def _write(self, data: bytes) -> None:
         with suppress(OSError):

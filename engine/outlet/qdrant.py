@@ -149,13 +149,13 @@ class Store:
             return int(self._shard.count(CountRequest(exact=True)))
 
     def retrieve(self, ids: Sequence[str]) -> list[Point]:
-        """The points of these ids that exist, in the order asked, with vectors at unit length."""
+        """Return the points of these ids that exist, in the order asked, with vectors at unit length."""
         with working(self.path, "reading"):
             records = self._shard.retrieve(list(ids), with_payload=True, with_vector=True)
         return [Point(str(r.id), r.payload or {}, _arrays(r.vector or {})) for r in records]
 
     def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """The text in the payload of each of these points that exists, by id; None where there is none."""
+        """Return the text in the payload of each of these points that exists, by id; None where there is none."""
         from qdrant_edge import PayloadSelector
 
         with working(self.path, "reading"):
@@ -164,11 +164,11 @@ class Store:
         return {point: text if isinstance(text, str) else None for point, text in texts.items()}
 
     def search(self, vector_name: str, vector: Vector, limit: int) -> list[Hit]:
-        """The `limit` points with the highest cosine to `vector` [dim], best first. Exact."""
+        """Return the `limit` points with the highest cosine to `vector` [dim], best first. Exact."""
         return self._hits(self._scores(vector_name, vector, limit))
 
     def search_named(self, vectors: Mapping[str, Vector], weights: Mapping[str, float], limit: int) -> list[Hit]:
-        """The `limit` points with the highest weighted mean of the models' cosines, best first. Exact.
+        """Return the `limit` points with the highest weighted mean of the models' cosines, best first. Exact.
 
         Each model gives its nearest points, the union is scored by every model, and the depth grows until no
         point outside the union can reach the last hit (Fagin's threshold). A point parked for a model scores
@@ -245,11 +245,12 @@ class Store:
         """Weighted mean cosine of every candidate, and the most that any other point could have."""
         near = {name: self._scores(name, vector, depth) for name, vector in vectors.items()}
         union = set().union(*near.values())
-        beyond = sum(share[n] * max(0.0, min(found.values(), default=0.0)) for n, found in near.items())
-        for name, found in near.items():
-            if rest := union - found.keys():
-                found |= self._scores(name, vectors[name], len(rest), rest)
-        means = {i: sum(share[n] * found.get(i, 0.0) for n, found in near.items()) for i in union}
+        # A point that no model has among its nearest is for each at most as near as the last of these.
+        beyond = sum(share[n] * max(0.0, min(scores.values(), default=0.0)) for n, scores in near.items())
+        for name, scores in near.items():
+            if rest := union - scores.keys():
+                scores |= self._scores(name, vectors[name], len(rest), rest)
+        means = {i: sum(share[n] * scores.get(i, 0.0) for n, scores in near.items()) for i in union}
         return means, beyond
 
     def _hits(self, scores: Mapping[str, float]) -> list[Hit]:
@@ -274,14 +275,14 @@ def verify(
         missing += window.keys() - texts.keys()
         changed += [point for point, text in texts.items() if text is None or digest_of(text) != window[point]]
     points, stale = store.count(), store.stale
-    found = {point.id: point.vectors for point in store.retrieve(list(sample))}
+    stored = {point.id: point.vectors for point in store.retrieve(list(sample))}
     cosines = [
-        _cosine(vector, found.get(point, {}).get(name))
+        _cosine(vector, stored.get(point, {}).get(name))
         for point, vectors in sample.items()
         for name, vector in vectors.items()
     ]
     worst = min(cosines, default=None)
-    odd = [point for point, vectors in sample.items() if found.get(point, {}).keys() != vectors.keys()]
+    odd = [point for point, vectors in sample.items() if stored.get(point, {}).keys() != vectors.keys()]
     faults = {"missing": missing, "with a different text": changed, "with other vectors than delivered": odd}
     ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
     detail = f"{points:,} points ({expected:,} expected, {stale:,} stale); "

@@ -27,7 +27,7 @@ def search(
     policy: Policy,
     lessor: Lessor,
 ) -> list[Hit]:
-    """The `limit` best chunks for `query`, best first.
+    """Return the `limit` best chunks for `query`, best first.
 
     Raises UsageError for a store or collection that is not there, UnavailableError for a model that is not, and
     UsageError where a model here is not the one that the store was written with.
@@ -45,7 +45,6 @@ def search(
 
 
 def _only(directory: Path) -> str:
-    """The one collection of a store."""
     names = shard.collections(directory)
     if not names:
         raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")

@@ -77,7 +77,7 @@ class Delivery:
         return range(0, len(self.rows.texts), WINDOW)
 
     def vectors(self, rows: Places) -> dict[str, Vectors]:
-        """The vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`.
+        """Return the vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`.
 
         Raises InterlockError where the passes hold no such vectors any more.
         """
@@ -96,28 +96,28 @@ class Delivery:
         return vectors if fused is None else vectors | {"fused": fused}
 
     def places(self, start: int) -> Places:
-        """The rows of the window that begins at `start`."""
+        """Return the rows of the window that begins at `start`."""
         return np.arange(start, min(start + WINDOW, len(self.rows.texts)))
 
     def points(self, rows: Places) -> list[bytes]:
-        """The id of each row's point."""
+        """Return the id of each row's point."""
         ids: list[bytes] = self.rows.points[rows].tolist()
         return ids
 
     def texts(self, rows: Places) -> list[bytes]:
-        """The digest of each row's text."""
+        """Return the digest of each row's text."""
         digests: list[bytes] = self.digests[self.rows.texts[rows]].tolist()
         return digests
 
     def windows(self) -> Iterator[Window]:
-        """Every window in order, with its chunks. Raises InterlockError where they are not those of the plan."""
+        """Yield every window in order, with its chunks. Raises InterlockError where they are not those of the plan."""
         stream = reread(self.rows, self.digests)
         for window in self.without_chunks():
             yield replace(window, chunks=list(islice(stream, WINDOW)))
         next(stream, None)  # reads on to the end of the files, which is compared as well
 
     def without_chunks(self) -> Iterator[Window]:
-        """The same windows with no chunks in them, for what needs only the plan: no file is read again."""
+        """Yield the same windows with no chunks in them, for what needs only the plan: no file is read again."""
         for rows in map(self.places, self.starts):
             yield Window(int(rows[0]), self.points(rows), self.texts(rows), self.vectors(rows))
 
@@ -160,15 +160,15 @@ def _unlike(path: Path, fault: str) -> InterlockError:
 
 
 def with_fused(widths: Mapping[str, int], fused: int | None) -> dict[str, int]:
-    """The models' widths and that of the fused vector, where there is one."""
+    """Return the models' widths and that of the fused vector, where there is one."""
     return {**widths} if fused is None else {**widths, "fused": fused}
 
 
 def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:
-    """Which rows are vectors; a parked one is not finite."""
+    """Tell which rows are vectors; a parked one is not finite."""
     return np.asarray(np.isfinite(vectors).all(axis=1))
 
 
 def uuid_of(point: bytes) -> str:
-    """The id of a point as it is written."""
+    """Return the id of a point as it is written."""
     return str(UUID(bytes=point))

@@ -129,6 +129,6 @@ def at_once(path: str, flags: int) -> int:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with opened(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -33,7 +33,7 @@ def differences(stored: object, wanted: object, where: str = "") -> Iterator[str
 
 
 def few(items: Sequence[str], most: int = 8) -> str:
-    """The first `most` items, and how many more there are."""
+    """Return the first `most` items, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 

@@ -507,40 +507,13 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
     exit_code: int
 
 
-AnyEvent = (
-    RunStarted
-    | RunResumed
-    | DevicesFound
-    | DeviceSampled
-    | DeviceLost
-    | ControlApplied
-    | ControlRefused
-    | ModelResolved
-    | DownloadRetried
-    | RosterResolved
-    | RecordRefused
-    | CollectionRead
-    | CorpusTokenised
-    | RowsReused
-    | PassPlanned
-    | BatchesLost
-    | LeaseGranted
-    | ModelAttached
-    | MemoryCalibrated
-    | BatchCommitted
-    | Mitigated
-    | PressurePassed
-    | RowParked
-    | LeaseReleased
-    | ResidueFound
-    | EnsemblePassCompleted
-    | PassFailed
-    | ArtefactWritten
-    | StoreVerified
-    | CollectionClosed
-    | Warned
-    | RunClosed
-)
+_Begins = RunStarted | RunResumed | DevicesFound | DeviceSampled | DeviceLost | ControlApplied | ControlRefused
+_Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
+_Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached
+_Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
+_Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
+_Delivers = ArtefactWritten | StoreVerified | CollectionClosed | Warned | RunClosed
+AnyEvent = _Begins | _Reads | _Plans | _Computes | _Ends | _Delivers
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -561,5 +534,5 @@ def joined(names: Iterable[str]) -> str:
 
 
 def timed(device_kind: str) -> bool:
-    """Whether the seconds of such a device say anything: one that is simulated or scripted is not there."""
+    """Tell whether the seconds of such a device say anything: one that is simulated or scripted is not there."""
     return device_kind not in ("sim", "scripted")

@@ -69,7 +69,7 @@ class Recorder:
             return read(self._state)
 
     def snapshot(self) -> Snapshot:
-        """The run at this moment."""
+        """Copy the run at this moment."""
         with self._lock:
             return snapshot(self._state, self._next - 1)
 

@@ -18,7 +18,7 @@ class Ring:
         self._entries.append(entry)
 
     def after(self, seq: int) -> tuple[list[Entry], int]:
-        """Those with a `seq` above this one, and how many before them are kept no more."""
+        """Return those with a `seq` above this one, and how many before them are kept no more."""
         count = self._entries[-1].seq - seq if self._entries else 0
         fresh = list(islice(reversed(self._entries), max(0, count)))[::-1]
         return fresh, fresh[0].seq - seq - 1 if fresh else 0

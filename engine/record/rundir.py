@@ -92,13 +92,8 @@ class RunDirectory:
             return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
     def vectors(self, model_pass: int, model: str) -> Path:
-        """The vectors of a pass, a row for each distinct text."""
+        """Return the path of the vectors of a pass, a row for each distinct text."""
         return self.path / "passes" / f"{model_pass}_{model}" / "vectors.npy"
-
-    @property
-    def vectors_begun(self) -> bool:
-        """Whether there may be vectors."""
-        return (self.path / "passes").exists()
 
     @property
     def digests(self) -> Path:
@@ -106,7 +101,7 @@ class RunDirectory:
         return self.path / "passes" / "texts.npy"
 
     def exports(self, collection: str) -> Path:
-        """Where a collection's files go. Raises UsageError for a link."""
+        """Return where a collection's files go. Raises UsageError for a link."""
         path = self.path / "exports" / collection
         _refuse_links([path.parent, path])
         return path
@@ -127,7 +122,7 @@ class RunDirectory:
         return inputs
 
     def begun(self) -> Begun | None:
-        """What the latest session was called with, by the journal; None where no session came so far.
+        """Read in the journal what the latest session was called with; None where no session came so far.
 
         Raises InterlockError for a run that was begun and whose journal does not say so.
         """
@@ -158,16 +153,16 @@ class RunDirectory:
 
     def unmake(self) -> None:
         """Remove the directories that were made for a run that never came to work, as far as they are empty."""
-        for each in self.made:
+        for directory in self.made:
             with suppress(OSError):
-                each.rmdir()
+                directory.rmdir()
 
     def _below(self) -> Iterator[Path]:
         """The directories that a run writes into."""
-        for each in (self.path / "passes", self.path / "exports"):
-            yield each
+        for directory in (self.path / "passes", self.path / "exports"):
+            yield directory
             with suppress(OSError):
-                yield from (path for path in each.iterdir() if path.is_dir())
+                yield from (path for path in directory.iterdir() if path.is_dir())
 
 
 def _refuse_links(paths: Iterable[Path]) -> None:
@@ -182,7 +177,7 @@ def _refuse_links(paths: Iterable[Path]) -> None:
 def choose(
     out: Path, run_id: str, chunks: Path, resume: bool, skipped: Callable[[str], None] = lambda _: None
 ) -> RunDirectory:
-    """The directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
+    """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
 
     A run that cannot be read is no run to continue unless it is named: `skipped` is told, and so it is of a name that
     none of the runs there has. Raises UsageError for a run that exists and is not to be resumed, for a directory of
@@ -212,27 +207,25 @@ def _checked(run: RunDirectory, out: Path, resume: bool) -> RunDirectory:
 
 
 def runs_in(out: Path) -> list[Path]:
-    """The directories of the runs in `out`, the one written last first."""
-    found: list[tuple[int, Path]] = []
+    """List the directories of the runs in `out`, the one written last first."""
+    runs: list[tuple[int, Path]] = []
     with suppress(OSError):
         for file in out.glob(f"*/{JOURNAL}"):
             with suppress(OSError):
-                found.append((file.stat().st_mtime_ns, file.parent))
-    return [path for _, path in sorted(found, reverse=True)]
+                runs.append((file.stat().st_mtime_ns, file.parent))
+    return [path for _, path in sorted(runs, reverse=True)]
 
 
 def beside(path: Path) -> str:
-    """Which runs there are where somebody looked for the one at `path`, in words."""
+    """Tell which runs there are where somebody looked for the one at `path`, in words."""
     names = [run.name for run in runs_in(path.parent)]
-    if not names:
-        return f"no run in {path.parent}"
-    return f"runs in {path.parent}: {few(names, LISTED)}"
+    return f"runs in {path.parent}: {few(names, LISTED)}" if names else f"no run in {path.parent}"
 
 
 def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
     """Tie the run to its inputs. Raises UsageError with what changed where it was begun with others."""
     begun = directory.inputs()
-    if not begun and directory.vectors_begun:
+    if not begun and (directory.path / "passes").exists():
         raise InterlockError(
             f"{directory.path / RUN} is missing, so vectors cannot be matched to texts: restore it from a "
             "copy, or start a new run"

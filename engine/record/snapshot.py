@@ -179,7 +179,7 @@ class Snapshot:
 
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
-    """What the state says now, where `seq` is that of the entry folded last."""
+    """Copy what the state says now, where `seq` is that of the entry folded last."""
     started = state.started
     held = list(state.held.values())
     priced = all(share.plan.flops for share in state.shares() if share.plan.batches)
@@ -233,8 +233,8 @@ def _current(state: RunState) -> str:
     if state.status:
         return ""
     if state.current_pass is not None and state.latest_batch is not None and _phase(state) == "running":
-        found = state.share_of(state.current_pass, state.latest_batch)
-        return found[0].name if found else ""
+        owner = state.share_of(state.current_pass, state.latest_batch)
+        return owner[0].name if owner else ""
     return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
 
 

@@ -177,16 +177,16 @@ class RunState:
         return sum(self.seconds_of_session.values())
 
     def shares(self) -> list[Share]:
-        """Every share of every pass, in the order of the passes."""
+        """Return every share of every pass, in the order of the passes."""
         shares = [share for collection in self.collections.values() for share in collection.shares.values()]
         return sorted(shares, key=lambda share: (share.plan.model_pass, share.plan.first_batch))
 
     def shares_of(self, model_pass: int) -> list[Share]:
-        """Every share of one pass."""
+        """Return every share of one pass."""
         return [each.shares[model_pass] for each in self.collections.values() if model_pass in each.shares]
 
     def share_of(self, model_pass: int, batch_index: int) -> tuple[CollectionState, Share] | None:
-        """The collection and share that a cell of the grid belongs to."""
+        """Return the collection and share that a cell of the grid belongs to."""
         places = self.places.get(model_pass, [])
         at = bisect_right(places, batch_index, key=lambda place: place[0]) - 1
         if at < 0 or batch_index >= places[at][0] + places[at][1]:

@@ -156,7 +156,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 @uncollected()
 def summarise(state: RunState) -> Summary:
-    """The summary of a state that has seen at least `run_started`."""
+    """Make the summary of a state that has seen at least `run_started`."""
     started = state.started
     assert started is not None
     return Summary(
@@ -190,7 +190,7 @@ def summarise(state: RunState) -> Summary:
 
 @uncollected()
 def dumps(summary: Summary) -> bytes:
-    """The bytes of `summary.json`."""
+    """Write out the bytes of `summary.json`."""
     return unarmed(msgspec.json.format(msgspec.json.encode(summary), indent=2)) + b"\n"
 
 
@@ -205,7 +205,7 @@ def load(data: bytes) -> Summary:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of `summary.json`."""
+    """Return the JSON Schema (2020-12) of `summary.json`."""
     named = msgspec.json.schema(Summary)["$defs"]
     for part in named.values():
         part["additionalProperties"] = False
@@ -218,12 +218,12 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as it is committed."""
+    """Return the schema as it is committed."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
 def committed_schema() -> str:
-    """The schema file that ships with the package."""
+    """Return the schema file that ships with the package."""
     return resources.files("interlock.engine.record").joinpath(SCHEMA_FILE).read_text()
 
 

@@ -20,16 +20,16 @@ def human_bytes(count: float) -> str:
 
 def distinct_sizes(*counts: float) -> list[str]:
     """Write sizes that are compared so that different ones look different: '1,088 MiB' and '1,024 MiB'."""
-    told = [human_bytes(count) for count in counts]
+    texts = [human_bytes(count) for count in counts]
     power = next((power for power in range(len(UNITS)) if max(counts) < 1024 ** (power + 1)), len(UNITS) - 1)
-    while power and len(set(told)) < len(set(counts)):
+    while power and len(set(texts)) < len(set(counts)):
         power -= 1
-        told = [f"{count / 1024**power:,.0f} {UNITS[power]}" for count in counts]
-    return told
+        texts = [f"{count / 1024**power:,.0f} {UNITS[power]}" for count in counts]
+    return texts
 
 
 def parse_bytes(text: str) -> int:
-    """A size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
+    """Read a size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _FACTORS or len(match[1]) > 30:
         raise ValueError("expected a size such as 12GiB or 800MiB")

@@ -11,14 +11,14 @@ GOOD: tuple[Status, ...] = ("completed", "skipped")
 
 
 def unfinished(state: RunState, name: str) -> list[str]:
-    """The models that have not seen every text of the collection, those it shares with earlier ones included."""
+    """Return the models that have not seen every text of the collection, those it shares with earlier ones included."""
     owners = [state.collections[owner] for owner in (name, *state.collections[name].read.borrows)]
     shares = [share for owner in owners for share in owner.shares.values()]
     return list(dict.fromkeys(share.plan.model for share in shares if share.batches_done < share.plan.batches))
 
 
 def of_collection(state: RunState, name: str) -> tuple[Status, str]:
-    """Where a collection stands, before and after it is delivered."""
+    """Tell where a collection stands, before and after it is delivered."""
     collection = state.collections[name]
     if not collection.read.chunks:
         return "skipped", "no usable record" if collection.read.refused else "no chunk files"
@@ -36,7 +36,7 @@ def of_collection(state: RunState, name: str) -> tuple[Status, str]:
 
 
 def of_run(state: RunState) -> tuple[Status, str]:
-    """What became of a run whose collections are all closed."""
+    """Tell what became of a run whose collections are all closed."""
     bad = [collection for collection in state.collections.values() if collection.status not in GOOD]
     if not bad:
         return "completed", ""
