@@ -98,7 +98,7 @@ def _read(collection: Collection, seen: dict[int, int], take: Callable[[list[str
         text = seen.setdefault(int.from_bytes(digest_of(chunk.text), "big"), len(seen))
         texts.append(text)
         points += bytes.fromhex(chunk.point_id.replace("-", ""))
-        if text == rows.first_text + rows.own_texts:
+        if text == rows.first_text + rows.own_texts:  # it has the next number, so nobody had it before
             rows.own_texts += 1
             window.append(chunk.text)
         if len(window) == WINDOW:

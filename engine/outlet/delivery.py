@@ -8,11 +8,11 @@ from msgspec.structs import asdict
 
 from interlock.engine.intake.corpus import Digests, Rows
 from interlock.engine.outlet import files, shard
-from interlock.engine.outlet.fusion import Fusion, fused_width
+from interlock.engine.outlet.fusion import Fusion, delivered
 from interlock.engine.outlet.manifest import manifest_of
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.outlet.store import sink, verified
-from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors, with_fused
+from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
 from interlock.engine.record.rundir import RunDirectory
@@ -22,9 +22,7 @@ Emit = Callable[[AnyEvent], object]
 
 def check_store(collection: str, roster: Sequence[RosterEntry], fusion: Fusion, directory: Path, run_id: str) -> None:
     """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing."""
-    widths = {entry.model: entry.dim for entry in roster}
-    fused = fused_width(fusion, list(widths.values()), list(widths))
-    dims = with_fused(widths, fused)
+    dims = delivered(fusion, {entry.model: entry.dim for entry in roster})
     shard.check(directory, collection, dims, manifest_of(collection, fusion, roster, run_id))
 
 

@@ -53,7 +53,7 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
         kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
     if "parquet" in formats:
         kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims)
-    with ExitStack() as published:
+    with ExitStack() as published:  # files get their names as it closes, when all of them have been compared
         partials = {path: published.enter_context(atomic.replacing(path)) for path in kinds}
         with ExitStack() as open_files:
             sinks = {path: open_files.enter_context(kind.written(partials[path])) for path, kind in kinds.items()}

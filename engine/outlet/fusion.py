@@ -6,7 +6,7 @@ larger than the window is held. A parked row (NaN in any model) is NaN in the fu
 never invented.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -79,6 +79,12 @@ def fused_width(method: Fusion, widths: Sequence[int], names: Sequence[str]) -> 
             f"--fusion {Fusion.NAMED}, or fewer models"
         )
     return {Fusion.NAMED: None, Fusion.MEAN: min(widths), Fusion.CONCAT: width}[method]
+
+
+def delivered(method: Fusion, widths: Mapping[str, int]) -> dict[str, int]:
+    """Return the width of every vector that is delivered, by name: the models' own, and `fused` if there is one."""
+    fused = fused_width(method, list(widths.values()), list(widths))
+    return {**widths} if fused is None else {**widths, "fused": fused}
 
 
 def shares(weights: Sequence[float]) -> NDArray[np.float64]:

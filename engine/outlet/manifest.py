@@ -8,8 +8,7 @@ from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key
-from interlock.engine.outlet.fusion import Fusion, fused_width
-from interlock.engine.outlet.windows import with_fused
+from interlock.engine.outlet.fusion import Fusion, delivered
 from interlock.engine.record.compare import differences, few
 from interlock.engine.record.events import RosterEntry
 
@@ -70,8 +69,7 @@ def read_manifest(plain: Mapping[str, object], dims: Mapping[str, int]) -> Manif
             check_key(name)
             if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
                 raise ValueError(f"it lacks the sources of {name}")
-        wanted = with_fused(widths, fused_width(manifest.fusion, list(widths.values()), list(widths)))
-        if faults := list(differences(dict(dims), wanted)):
+        if faults := list(differences(dict(dims), delivered(manifest.fusion, widths))):
             raise ValueError(f"its vectors do not match the store: {few(faults)}")
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError(

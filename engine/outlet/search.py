@@ -90,10 +90,11 @@ def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec]
     here = [one for one in alone if cached(one)]
     for one in here:
         snapshot = resolve(one, policy, lambda _: None)
-        if snapshot.fingerprint == member.fingerprint:
+        if snapshot.fingerprint == member.fingerprint:  # which decides; a commit or a place may differ
             return snapshot
         others.append(snapshot)
     held = {source for one in here for source in one.sources}
+    # What lies here is another model, so asking for it again would never fetch the right one.
     absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
     try:
         fetched = resolve(absent, policy, lambda _: None)

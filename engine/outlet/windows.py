@@ -17,7 +17,7 @@ import numpy.typing as npt
 from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk
 from interlock.engine.intake.corpus import Digests, Rows, reread
-from interlock.engine.outlet.fusion import Fusion, fuse, fused_width, truncate
+from interlock.engine.outlet.fusion import Fusion, delivered, fuse, truncate
 from interlock.engine.passes.vectors import release
 from interlock.engine.record import atomic
 
@@ -68,8 +68,7 @@ class Delivery:
     @property
     def dims(self) -> dict[str, int]:
         """The width of every vector that is delivered, by name."""
-        widths = {source.name: source.dim for source in self.sources}
-        return with_fused(widths, fused_width(self.fusion, list(widths.values()), list(widths)))
+        return delivered(self.fusion, {source.name: source.dim for source in self.sources})
 
     @property
     def starts(self) -> range:
@@ -157,11 +156,6 @@ def _unlike(path: Path, fault: str) -> InterlockError:
         f"{path} differs from what was written ({fault}): nothing was delivered for this collection; "
         "check for another writer or a failing disk, then --resume"
     )
-
-
-def with_fused(widths: Mapping[str, int], fused: int | None) -> dict[str, int]:
-    """Return the models' widths and that of the fused vector, where there is one."""
-    return {**widths} if fused is None else {**widths, "fused": fused}
 
 
 def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:

@@ -148,7 +148,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.BatchesLost():
             _lose(state, event)
         case ev.LeaseGranted():
-            if state.current_pass != event.model_pass:
+            if state.current_pass != event.model_pass:  # or the batch of another pass would be shown as its latest
                 state.current_pass, state.latest_batch = event.model_pass, None
             _keep(state, replace(convert(event, LeaseState, from_attributes=True), granted_at=state.latest_at))
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):

@@ -82,7 +82,7 @@ class Journal:
         self._begin = self._end = 0
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = io.FileIO(path, "ab", opener=_open)
+            self._handle = io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -142,7 +142,3 @@ class Journal:
         with contextlib.suppress(InterlockError):
             self.sync()
         self._handle.close()
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

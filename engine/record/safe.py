@@ -4,11 +4,12 @@ People get `safe` lines; programs get JSON that is `unarmed`: the same values in
 """
 
 import re
-import unicodedata
+from unicodedata import category
 
 LIMIT = 500
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
 DELETE = 0x7F
 
 
@@ -17,15 +18,13 @@ def safe(text: object, limit: int = LIMIT) -> str:
     line = str(text)
     shown = line[:limit]
     if not _PLAIN.fullmatch(shown):
-        shown = "".join(sign if _harmless(sign) else sign.encode("unicode_escape").decode() for sign in shown)
+        shown = "".join(
+            sign if sign == " " or category(sign) not in _UNSAFE else sign.encode("unicode_escape").decode()
+            for sign in shown
+        )
     return shown if len(line) <= limit else shown + "…"
 
 
 def unarmed(data: bytes) -> bytes:
     """JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; its values stay the same."""
     return _STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", data.decode()).encode()
-
-
-def _harmless(sign: str) -> bool:
-    """Everything but controls, formats (bidi among them), surrogates and separators that break a line."""
-    return sign == " " or unicodedata.category(sign) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")

@@ -182,6 +182,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
     """Copy what the state says now, where `seq` is that of the entry folded last."""
     started = state.started
     held = list(state.held.values())
+    # Operations and tokens cannot be added up: tokens count for all, if one share has no price.
     priced = all(share.plan.flops for share in state.shares() if share.plan.batches)
     latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
     return Snapshot(
