@@ -1,7 +1,7 @@
 """The command line: commands and their flags; the flags of a run come from `engine.config.RunSettings`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +32,9 @@ COMMANDS = {
 }
 
 
+RAW = argparse.RawDescriptionHelpFormatter
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line without letting it steer the terminal."""
 
@@ -40,15 +43,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
-        found, left = super().parse_known_args(args, namespace)
-        if left:
-            told = ", ".join(each + self._meant(each) for each in left)
-            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {safe(told)}\n")
-        return found, left
-
-    def _meant(self, argument: str) -> str:
-        options = [each[2:] for each in self._option_string_actions if each.startswith("--")]
-        return meant(argument[2:].partition("=")[0], options, "--") if argument.startswith("--") else ""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+            words = [
+                word + (meant(word[2:].partition("=")[0], options, "--") if word.startswith("--") else "")
+                for word in unknown
+            ]
+            text = safe(", ".join(words))
+            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {text}\n")
+        return known, unknown
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,21 +66,13 @@ def parser() -> argparse.ArgumentParser:
         "interlock",
         description="Embed document collections with an ensemble of models, one at a time under a memory lease.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RAW,
     )
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
     root.set_defaults(command="setup", config=None)
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
-    _run(commands)
-    _plan(commands)
-    _demo(commands)
-    _watch(commands)
-    _view(commands)
-    _search(commands)
-    _models(commands)
-    _config(commands)
-    _doctor(commands)
-    _schema(commands)
+    for add in (_run, _plan, _demo, _watch, _view, _search, _models, _config, _doctor, _schema):
+        add(commands)
     return root
 
 
@@ -108,9 +104,8 @@ def _plan(commands: Any) -> None:
         "weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its\n"
         "configuration alone.",
     )
-    command.add_argument(
-        "chunks", type=Path, nargs="?", metavar="CHUNKS", help="directory of collections of chunk files"
-    )
+    text = "directory of collections of chunk files"
+    command.add_argument("chunks", type=Path, nargs="?", metavar="CHUNKS", help=text)
     _settings(command)
 
 
@@ -123,11 +118,8 @@ def _demo(commands: Any) -> None:
     )
     command.add_argument("--all", action="store_true", help="use every docstring (thousands), not a few hundred")
     command.add_argument("--query", default=QUESTION, help="search query at the end")
-    command.add_argument(
-        "--scripted",
-        action="store_true",
-        help="rehearse every failure: the real engine on simulated GPUs, models without weights",
-    )
+    text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
+    command.add_argument("--scripted", action="store_true", help=text)
     command.add_argument("--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast")
     _front_end(command)
     _settings(command)
@@ -142,17 +134,9 @@ def _watch(commands: Any) -> None:
         "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
     )
     command.add_argument("run", type=Path, metavar="RUN_DIR", help="run directory")
-    command.add_argument(
-        "--speed",
-        type=float,
-        default=0.0,
-        metavar="N",
-        help="replay at N times the speed; 0 (default): show its current state",
-    )
-    _config_file(command)
-    for item in knobs():
-        if item.metadata["screen"] and item.name != "on_hangup":
-            _setting(command, item.name)
+    text = "replay at N times the speed; 0 (default): show its current state"
+    command.add_argument("--speed", type=float, default=0.0, metavar="N", help=text)
+    _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
 
 
 def _view(commands: Any) -> None:
@@ -166,9 +150,7 @@ def _view(commands: Any) -> None:
     command.add_argument("file", type=Path, metavar="FILE", help="summary.json or run directory")
     command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="second summary to compare with")
     command.add_argument("--plain", action="store_true", help="print text to stdout instead")
-    _config_file(command)
-    for name in ("theme", "ascii", "slow_link"):
-        _setting(command, name)
+    _settings(command, "theme", "ascii", "slow_link")
 
 
 def _search(commands: Any) -> None:
@@ -182,9 +164,7 @@ def _search(commands: Any) -> None:
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
     command.add_argument("--limit", type=int, default=5, metavar="N", help="number of chunks (default 5)")
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
-    _config_file(command)
-    for name in ("threads", "ceiling", "offline"):
-        _setting(command, name)
+    _settings(command, "threads", "ceiling", "offline")
 
 
 def _models(commands: Any) -> None:
@@ -197,9 +177,7 @@ def _models(commands: Any) -> None:
     command.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="list (default) or fetch")
     command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _config_file(command)
-    for name in ("offline", "refresh_models"):
-        _setting(command, name)
+    _settings(command, "offline", "refresh_models")
 
 
 def _config(commands: Any) -> None:
@@ -209,12 +187,8 @@ def _config(commands: Any) -> None:
 
 
 def _doctor(commands: Any) -> None:
-    command = _command(
-        commands,
-        "doctor",
-        "Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run.",
-    )
-    _settings(command)
+    text = "Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run."
+    _settings(_command(commands, "doctor", text))
 
 
 def _schema(commands: Any) -> None:
@@ -222,13 +196,8 @@ def _schema(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=COMMANDS[name],
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    texts = {"help": COMMANDS[name], "description": description, "epilog": epilog}
+    command: argparse.ArgumentParser = commands.add_parser(name, **texts, formatter_class=RAW)
     command.set_defaults(command=name)
     return command
 
@@ -241,28 +210,22 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="print no progress lines")
 
 
-def _settings(command: argparse.ArgumentParser) -> None:
-    _config_file(command)
-    for item in knobs():
-        _setting(command, item.name)
+def _settings(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add the configuration file and the flags of these settings, in this order; without names, of all."""
+    text = "TOML file with settings and [models.*] tables"
+    command.add_argument("--config", type=Path, metavar="FILE.toml", help=text)
+    metadata = {item.name: item.metadata for item in knobs()}
+    for name in names or metadata:
+        _setting(command, name, metadata[name])
 
 
-def _config_file(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--config", type=Path, metavar="FILE.toml", help="TOML file with settings and [models.*] tables"
-    )
-
-
-def _setting(command: argparse.ArgumentParser, name: str) -> None:
-    item = next(item for item in knobs() if item.name == name)
-    text, default = item.metadata["help"], item.metadata["default"]
-    if item.metadata["metavar"]:
-        shown = f" (default {default})" if default else ""
-        command.add_argument(flag_of(name), dest=name, metavar=item.metadata["metavar"], help=text + shown)
+def _setting(command: argparse.ArgumentParser, name: str, about: Mapping[str, Any]) -> None:
+    default = about["default"]
+    text = about["help"] + (f" (default {default})" if default else "")
+    if about["metavar"]:
+        command.add_argument(flag_of(name), dest=name, metavar=about["metavar"], help=text)
         return
-    command.add_argument(
-        flag_of(name), dest=name, action="store_const", const="yes", help=text + f" (default {default})"
-    )
+    command.add_argument(flag_of(name), dest=name, action="store_const", const="yes", help=text)
     opposite = f"not {flag_of(name)}" if default == "yes" else argparse.SUPPRESS
     command.add_argument("--no-" + flag_of(name)[2:], dest=name, action="store_const", const="no", help=opposite)
     if name == "exclusive":

@@ -33,7 +33,16 @@ def run(options: argparse.Namespace) -> int:
     from interlock.console.front_ends import headless
 
     headless.check_outputs(options.events, options.summary)
-    return _embed(options.chunks, _settings(options, options.chunks), options)
+    settings = _settings(options, options.chunks)
+    limit_threads(settings)
+    from interlock.console.front_ends.dispatch import run_with_front_end
+
+    def make(controls: "Controls") -> "Work":
+        from interlock.engine.run import Run
+
+        return Run(options.chunks, settings, controls)
+
+    return run_with_front_end(make, options.chunks, settings, _outputs(options))
 
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
@@ -45,18 +54,6 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
 
         summarise_failure(chunks, None, error, _outputs(options))
         raise
-
-
-def _embed(chunks: Path, settings: Configuration, options: argparse.Namespace) -> int:
-    limit_threads(settings)
-    from interlock.console.front_ends.dispatch import run_with_front_end
-
-    def make(controls: "Controls") -> "Work":
-        from interlock.engine.run import Run
-
-        return Run(chunks, settings, controls)
-
-    return run_with_front_end(make, chunks, settings, _outputs(options))
 
 
 def _outputs(options: argparse.Namespace) -> "Outputs":
@@ -114,31 +111,16 @@ def _survey(settings: Configuration) -> int:
     models, ceiling, kind = survey(settings)
     rows = []
     for each in models:
-        row = [each.key, each.dtype, f"{each.longest:,}", "-", "-", "-", "-", each.source]
+        needs = ["-"] * 4
         if law := each.law:
-            fits = (
-                f"{each.most_tokens:,}"
-                if each.most_tokens >= each.longest
-                else f"{each.most_tokens:,}, streamed or CPU"
-            )
+            a_thousand = law.activations(1024, min(1024, each.longest))
             batch = f"{each.batch_tokens:,} tokens: {human_bytes(each.batch_bytes)}"
-            row[3:7] = [
-                human_bytes(law.weights),
-                human_bytes(law.activations(1024, min(1024, each.longest))),
-                batch,
-                fits,
-            ]
-        rows.append(row)
-    heads = [
-        "model",
-        "dtype",
-        "longest text",
-        "weights",
-        "per 1,024 tokens",
-        "a batch",
-        f"most in {human_bytes(ceiling)}",
-    ]
-    print(render([*heads, "configuration"], rows))
+            fits = f"{each.most_tokens:,}" + ", streamed or CPU" * (each.most_tokens < each.longest)
+            needs = [human_bytes(law.weights), human_bytes(a_thousand), batch, fits]
+        rows.append([each.key, each.dtype, f"{each.longest:,}", *needs, each.source])
+    most = f"most in {human_bytes(ceiling)}"
+    heads = ["model", "dtype", "longest text", "weights", "per 1,024 tokens", "a batch", most, "configuration"]
+    print(render(heads, rows))
     print(f"\npredicted for {kind}: peak including weights; no weights were read and nothing was computed")
     if unreached := sum(each.source == UNREACHED for each in models):
         print(f"hub not reached: no configuration for {several(unreached, 'model')}", file=sys.stderr)
@@ -266,15 +248,10 @@ def models(options: argparse.Namespace) -> int:
 def config(options: argparse.Namespace) -> int:
     """Print every setting with its origin."""
     settings = configuration(options)
-    rows = [
-        [
-            item.name,
-            safe(json.dumps(shown(getattr(settings.settings, item.name)))),
-            settings.origins[item.name],
-            flag_of(item.name),
-        ]
-        for item in knobs()
-    ]
+    rows = []
+    for name in (item.name for item in knobs()):
+        value = safe(json.dumps(shown(getattr(settings.settings, name))))
+        rows.append([name, value, settings.origins[name], flag_of(name)])
     print(render(["setting", "value", "from", "flag"], rows))
     return ExitCode.COMPLETED
 

@@ -32,18 +32,17 @@ def told(error: BaseException, run: Path | None = None) -> InterlockError:
         return InterlockError(reason)
     kept = _kept(error, run)
     where = f"report it with {kept}" if kept else "details could not be saved"
-    return InterlockError(f"{_word(error)} (a bug in interlock or a faulty machine): {where}")
-
-
-def _word(error: BaseException) -> str:
-    """What went wrong, in a line."""
-    said = (str(error).strip() or "no message").splitlines()[0]
-    return safe(_without_secrets(f"{type(error).__name__}: {said}"), 200)
+    message = (str(error).strip() or "no message").splitlines()[0]
+    what = safe(_without_secrets(f"{type(error).__name__}: {message}"), 200)
+    return InterlockError(f"{what} (a bug in interlock or a faulty machine): {where}")
 
 
 def _kept(error: BaseException, run: Path | None) -> Path | None:
     """The crash file, in the first place that takes one."""
-    data = "".join(f"{line}\n" for line in _lines(error)).encode(errors="backslashreplace")
+    versions = f"interlock {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    story = "".join(traceback.format_exception(error)).splitlines()
+    lines = [f"command: {shlex.join(sys.argv)}", versions, "", *story]
+    data = "".join(f"{safe(_without_secrets(line), LONGEST)}\n" for line in lines).encode(errors="backslashreplace")
     places = [(run, "crash-")] if run and run.is_dir() else []
     for place, prefix in [*places, (None, "interlock-crash-")]:
         with suppress(OSError):
@@ -52,13 +51,6 @@ def _kept(error: BaseException, run: Path | None) -> Path | None:
                 file.write(data)
             return Path(name)
     return None
-
-
-def _lines(error: BaseException) -> list[str]:
-    versions = f"interlock {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    story = traceback.format_exception(error)
-    said = [f"command: {shlex.join(sys.argv)}", versions, "", *"".join(story).splitlines()]
-    return [safe(_without_secrets(line), LONGEST) for line in said]
 
 
 def _without_secrets(line: str) -> str:

@@ -71,13 +71,13 @@ def _devices(settings: RunSettings) -> Iterator[Check]:
 def _device(device: Device, ceiling: int) -> Check:
     """A device is good if a run would get it now, with room for something."""
     run, room = holder(device), min(ceiling, device.room(ceiling))
-    found = [
+    facts = [
         f"{device.label}, {human_bytes(device.total)}",
         f"{human_bytes(room)} available to a run (ceiling {human_bytes(ceiling)})",
         *_others(device),
         *([f"in use by {run}: wait for it, or choose other --devices"] if run else []),
     ]
-    return run is None and room > RESERVE, f"device {device.name}", "; ".join(found)
+    return run is None and room > RESERVE, f"device {device.name}", "; ".join(facts)
 
 
 def _others(device: Device) -> list[str]:

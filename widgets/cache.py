@@ -6,12 +6,12 @@ On a small screen `line` says the most of it in one line of another pane.
 from collections.abc import Sequence
 
 from interlock.engine.record.counting import several
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.units import human_bytes
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, rates, trouble, unreal
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fitted, kept, width_of
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 
@@ -26,30 +26,31 @@ class Cache(Pane):
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
     """At most `height` rows of `width` cells: on few lines, those that change."""
-    rows_now, tokens_now = rates(snapshot)
-    pace = snapshot.pace
-    made = [
+    pace, (rows_now, tokens_now) = snapshot.pace, rates(snapshot)
+    reused, computed, wanted = _sums(snapshot.passes, "reused", "rows_done", "rows")
+    read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
+    ranked = [
         (0, _pace("texts/s", rows_now, pace.rows, snapshot, width, ascii)),
         (3, _pace("tokens/s", tokens_now, pace.tokens, snapshot, width, ascii)),
-        (2, _told("models", *_models(snapshot), width=width, ascii=ascii)),
-        (1, _told("vectors", *_vectors(snapshot), width=width, ascii=ascii)),
-        (5, _told("chunks", *_chunks(snapshot), width=width, ascii=ascii)),
-        (4, _told("trouble", *_trouble(snapshot), width=width, ascii=ascii)),
+        (2, _fact("models", _models(snapshot))),
+        (1, _fact("vectors", f"{count(reused)} reused, {count(computed)} of {count(wanted)} computed")),
+        (5, _fact("chunks", f"{count(read)} read, {several(again, 'duplicate')}, {refused} refused")),
+        (4, _fact("trouble", *_trouble(snapshot))),
     ]
-    most = sorted(rank for rank, _ in made)[: max(1, height)]
-    return [row for rank, row in made if rank in most]
+    most = sorted(rank for rank, _ in ranked)[: max(1, height)]
+    shown = [fitted(spans, width) for rank, spans in ranked if rank in most]
+    return ascii_only(shown) if ascii else shown
 
 
 def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
     """The most of it in one row, with as much of the history as there is room for."""
-    rate = rates(snapshot)[0]
-    word = unreal(snapshot)
+    rate, word = rates(snapshot)[0], unreal(snapshot)
     hits, downloads = _outcomes(snapshot)
-    reused = sum(each.reused for each in snapshot.passes)
+    reused, parked = _sums(snapshot.passes, "reused", "parked")
     parts = [
         (0, f"{count(rate):>5} texts/s" + f" ({word})" * bool(word), ""),
         (1, f"{count(reused)} vectors reused", ""),
-        (2, trouble(snapshot.mitigations, sum(each.parked for each in snapshot.passes)), "warn"),
+        (2, trouble(snapshot.mitigations, parked), "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]
@@ -59,63 +60,53 @@ def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
     if spare >= LEAST_HISTORY and rate:
         picture = glyphs.sparkline(_whole(snapshot.pace.rows), spare, ascii=ascii)
         spans[1:1] = [Span(" "), Span(picture, "fill")]
-    return [fitted(spans, width, ascii=ascii)]
+    row = fitted(spans, width)
+    return ascii_only([row]) if ascii else [row]
 
 
-def _pace(label: str, now: float, told: Sequence[int], snapshot: Snapshot, width: int, ascii: bool) -> Row:
+def _pace(label: str, now: float, seconds: Sequence[int], snapshot: Snapshot, width: int, ascii: bool) -> list[Span]:
     """The pace, how it went, and that it is not real where it is not."""
     word = unreal(snapshot)
     text = f"{count(now):>6}" + (" mean" if snapshot.over else "") + (f" ({word})" if word else "")
-    spans = [Span(label.ljust(LABEL), "dim"), Span(text, "bold"), Span("  ")]
     spare = min(width - LABEL - width_of(text) - 2, MOST_HISTORY)
-    if spare >= LEAST_HISTORY:
-        spans.append(Span(glyphs.sparkline(_whole(told), spare, ascii=ascii), "fill"))
-    return fitted(spans, width, ascii=ascii)
+    history = glyphs.sparkline(_whole(seconds), spare, ascii=ascii) if spare >= LEAST_HISTORY else ""
+    return [*_fact(label, text, "bold"), Span("  "), Span(history, "fill")]
 
 
-def _whole(told: Sequence[int]) -> list[int]:
+def _fact(label: str, text: str, style: str = "") -> list[Span]:
+    return [Span(label.ljust(LABEL), "dim"), Span(text, style)]
+
+
+def _whole(seconds: Sequence[int]) -> list[int]:
     """The latest seconds; the last of all still counts."""
-    return list(told)[-MOST_HISTORY - 1 :][:-1]
+    return list(seconds)[-MOST_HISTORY - 1 : -1]
 
 
-def _told(label: str, text: str, style: str = "", *, width: int, ascii: bool) -> Row:
-    return fitted([Span(label.ljust(LABEL), "dim"), Span(text, style)], width, ascii=ascii)
-
-
-def _models(snapshot: Snapshot) -> tuple[str]:
-    """Which were here already, and what was fetched."""
-    hits, downloads = _outcomes(snapshot)
-    size = sum(model.bytes for model in snapshot.models if model.outcome != "hit")
-    told = [f"{hits} in cache"]
-    told += [f"{downloads} downloaded ({human_bytes(size)})"] * bool(downloads)
-    told += [f"{snapshot.retries} {'retry' if snapshot.retries == 1 else 'retries'}"] * bool(snapshot.retries)
-    return (", ".join(told) if snapshot.models else "none resolved yet",)
+def _sums(views: Sequence[PassView] | Sequence[CollectionView], *names: str) -> list[int]:
+    return [sum(getattr(view, name) for view in views) for name in names]
 
 
 def _outcomes(snapshot: Snapshot) -> tuple[int, int]:
+    """Models that were in the cache, and those that were not."""
     hits = sum(model.outcome == "hit" for model in snapshot.models)
     return hits, len(snapshot.models) - hits
 
 
-def _vectors(snapshot: Snapshot) -> tuple[str]:
-    """Reused from earlier runs, and computed in this one."""
-    reused, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("reused", "rows_done"))
-    of = sum(each.rows for each in snapshot.passes)
-    return (f"{count(reused)} reused, {count(done)} of {count(of)} computed",)
-
-
-def _chunks(snapshot: Snapshot) -> tuple[str]:
-    """What was read, and what of it needed no vector of its own."""
-    read, again, refused = (
-        sum(getattr(each, name) for each in snapshot.collections) for name in ("chunks", "duplicates", "refused")
-    )
-    return (f"{count(read)} read, {several(again, 'duplicate')}, {refused} refused",)
+def _models(snapshot: Snapshot) -> str:
+    if not snapshot.models:
+        return "none resolved yet"
+    hits, downloads = _outcomes(snapshot)
+    size = sum(model.bytes for model in snapshot.models if model.outcome != "hit")
+    parts = [f"{hits} in cache"]
+    parts += [f"{downloads} downloaded ({human_bytes(size)})"] * bool(downloads)
+    parts += [several(snapshot.retries, "retry", "retries")] * bool(snapshot.retries)
+    return ", ".join(parts)
 
 
 def _trouble(snapshot: Snapshot) -> tuple[str, str]:
-    """What an operator may want to look into, and how it is to look."""
-    parked = sum(each.parked for each in snapshot.passes)
-    told = [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
-    told += [f"{several(parked, 'row')} parked"] * bool(parked)
-    told += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
-    return (", ".join(told), "warn") if told else ("none", "")
+    """What an operator may want to look into, and its style."""
+    (parked,) = _sums(snapshot.passes, "parked")
+    parts = [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
+    parts += [f"{several(parked, 'row')} parked"] * bool(parked)
+    parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
+    return (", ".join(parts), "warn") if parts else ("none", "")

@@ -18,7 +18,7 @@ from textual.geometry import Region
 
 from interlock.engine.record.safe import safe
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fit, fitted, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
@@ -86,18 +86,17 @@ def rows(
         return []
     find = finder(pattern)
     window = list(enumerate(lines))[top : top + height]
-    made = [_row(line, place == chosen, width, find, ascii) for place, line in window]
+    shown = [_row(line, place == chosen, width, find, ascii) for place, line in window]
     if not lines and height > 0:
-        made = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
-    blank = (Span(" " * width),)
-    return made + [blank] * (height - len(made))
+        shown = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
+    shown += [(Span(" " * width),)] * (height - len(shown))
+    return ascii_only(shown) if ascii else shown
 
 
 def title(name: str, level: str, *, following: bool, fresh: int, pattern: str = "") -> str:
     """What stands above the lines: the filter, whether the end is followed or how much came since, the pattern."""
     parts = [name, level, "follow" if following else f"+{fresh}"]
-    if pattern:
-        parts.append(f"/{safe(pattern, LONGEST_PATTERN)}")
+    parts += [f"/{safe(pattern, LONGEST_PATTERN)}"] * bool(pattern)
     return "  ".join(parts)
 
 
@@ -110,12 +109,12 @@ def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None, asc
     if width >= _SPELT:
         spans.append(Span(fit(line.severity, 8), style))
     if width >= _WORDED:
-        spans += [*_marked(fit(line.word, 10, ascii=ascii), "bold", find), Span(" ")]
+        spans += [*_marked(fit(line.word, 10), "bold", find), Span(" ")]
     left = width - sum(width_of(span.text) for span in spans)
-    spans += _told(line, left, find, ascii)
+    spans += _text(line, left, find)
     if chosen:
         spans = [Span(span.text, span.style if span.style == "mark" else "chosen") for span in spans]
-    return fitted(spans, width, ascii=ascii)
+    return fitted(spans, width)
 
 
 def _sign(sign: str, style: str, ascii: bool) -> Span:
@@ -128,9 +127,9 @@ def _clock(at: float) -> str:
     return "--:--:--"
 
 
-def _told(line: Line, width: int, find: re.Pattern[str] | None, ascii: bool) -> list[Span]:
+def _text(line: Line, width: int, find: re.Pattern[str] | None) -> list[Span]:
     """The text, cut; where what was found is behind the cut, the sign of the cut is marked."""
-    text = fit(line.text, width, ascii=ascii)
+    text = fit(line.text, width)
     style = "error" if line.severity == "error" else ""
     if find and find.search(line.text) and not find.search(text):
         return [Span(text[:-1], style), Span(text[-1:], "mark")]
@@ -198,9 +197,8 @@ class EventsPane(Pane):
 
     def feed(self, lines: Sequence[Line]) -> None:
         """Take the lines that there are now, old ones with them; only rows that differ are painted."""
-        told = tuple(lines)
-        if told != self._lines:
-            self._lines = told
+        if tuple(lines) != self._lines:
+            self._lines = tuple(lines)
             self._keep()
 
     def set_level(self, level: str) -> None:
@@ -226,15 +224,13 @@ class EventsPane(Pane):
 
     def find_next(self) -> bool:
         """Go to the next line that has the pattern, after the last to the first; whether there is one."""
-        places = self._found()
-        if places:
+        if places := self._found():
             self._go(next((place for place in places if place > self._place), places[0]))
         return bool(places)
 
     def find_previous(self) -> bool:
         """Go to the line before that has the pattern, from the first to the last; whether there is one."""
-        places = self._found()
-        if places:
+        if places := self._found():
             self._go(next((place for place in reversed(places) if place < self._place), places[-1]))
         return bool(places)
 
@@ -242,27 +238,17 @@ class EventsPane(Pane):
         """Move the cursor; who comes down to the last line follows again."""
         self._go(self._place + lines, follow=lines > 0)
 
-    def home(self) -> None:
-        """To the first line."""
-        self._go(0)
-
     def follow(self) -> None:
         """To the last line, and stay at the end."""
         self._go(len(self._kept) - 1, follow=True)
 
-    end = follow
-
-    def action_move(self, lines: int) -> None:
-        self.move(lines)
+    action_move, action_follow = move, follow
 
     def action_page(self, pages: int) -> None:
         self.move(pages * max(1, self.inner_height - 1))
 
     def action_home(self) -> None:
-        self.home()
-
-    def action_follow(self) -> None:
-        self.follow()
+        self._go(0)
 
     def on_resize(self) -> None:
         self._draw()
@@ -316,26 +302,13 @@ class EventsPane(Pane):
         if bottom:
             self._known = max(self._known, self._kept[bottom - 1].seq)
         cursor = None if self._following and not self.has_focus else self._place
-        made = rows(
-            self._kept,
-            cursor,
-            self._top,
-            self.inner_width,
-            height,
-            pattern=self._pattern,
-            level=self._level,
-            ascii=self._ascii,
-        )
-        self.show(made)
-        self._entitle()
-
-    def _entitle(self) -> None:
-        """The title alone is painted: setting `border_title` would paint all lines with it."""
-        told = title(self._heading, self._level, following=self._following, fresh=self.fresh, pattern=self._pattern)
-        if told != self._title:
-            self._title = told
-            self._border_title = Content(told)
-            self.refresh(Region(0, -1, self.inner_width, 1))
+        lines, width, level, pattern = self._kept, self.inner_width, self._level, self._pattern
+        self.show(rows(lines, cursor, self._top, width, height, pattern=pattern, level=level, ascii=self._ascii))
+        text = title(self._heading, level, following=self._following, fresh=self.fresh, pattern=pattern)
+        if text != self._title:  # the title alone is painted: setting `border_title` would paint all lines with it
+            self._title = text
+            self._border_title = Content(text)
+            self.refresh(Region(0, -1, width, 1))
 
 
 def _seq(line: Line) -> int:

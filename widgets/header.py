@@ -11,7 +11,7 @@ from interlock.engine.record.counting import batches_of, pass_of, percent
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import formats as words
-from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 STALE_SECONDS = 5.0
 GAP = 2
@@ -54,7 +54,7 @@ def rows(
     since anything was heard, `dropped` the events that were not shown, `frozen` those since the screen was frozen."""
     left = [_state(snapshot, pending), *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
     right = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
-    return [_laid(left, right, width, ascii)]
+    return _laid(left, right, width, ascii)
 
 
 def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, ascii: bool = False) -> list[Row]:
@@ -63,21 +63,22 @@ def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, asci
         _state(snapshot, NOTHING)._replace(rank=0),
         *_marks(snapshot, "live", False),
         *_where(snapshot),
-        *(each for each in _times(snapshot) if each.rank <= END),
+        *(field for field in _times(snapshot) if field.rank <= END),
         *_warnings(snapshot, stale, 0, None),
         Field(90, "(enlarge to 40x10)", "dim"),
     ]
-    return [_laid(fields, [], width, ascii)]
+    return _laid(fields, [], width, ascii)
 
 
 def _state(snapshot: Snapshot, pending: Mapping[str, str]) -> Field:
     """The word for how the run stands; a pause that was asked for is under way until it counts."""
-    if not snapshot.over and "stop" in pending:
-        return Field(0, "STOPPING", "warn")
-    if not snapshot.over and pending.get("pause", "yes" if snapshot.paused else "no") != _yes(snapshot.paused):
-        return Field(0, "RESUMING" if snapshot.paused else "PAUSING", "warn")
-    if not snapshot.over and snapshot.paused:
-        return Field(0, "PAUSED", "warn")
+    if not snapshot.over:
+        if "stop" in pending:
+            return Field(0, "STOPPING", "warn")
+        if pending.get("pause", _yes(snapshot.paused)) != _yes(snapshot.paused):
+            return Field(0, "RESUMING" if snapshot.paused else "PAUSING", "warn")
+        if snapshot.paused:
+            return Field(0, "PAUSED", "warn")
     return Field(0, WORDS.get(snapshot.phase, snapshot.phase.upper()), STYLES.get(snapshot.phase, "title"))
 
 
@@ -104,8 +105,8 @@ def _where(snapshot: Snapshot) -> list[Field]:
         own = f" at {percent(now.share_done).strip()}" if passes > 1 else ""
         fields.append(Field(10, pass_of(number, passes) + own))
         fields.append(Field(25, now.model, least=14))
-        if told := batches_of(now):
-            fields.append(Field(30, told, "dim"))
+        if batches := batches_of(now):
+            fields.append(Field(30, batches, "dim"))
     if snapshot.collection:
         fields.append(Field(50, snapshot.collection, "dim", least=14))
     return fields
@@ -153,22 +154,25 @@ def _yes(on: bool) -> str:
     return "yes" if on else "no"
 
 
-def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> Row:
-    """The fields that fit, the right part at the right edge; what is over goes to those that were cut, by rank."""
+def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> list[Row]:
+    """The fields that fit, the right part at the right edge."""
     fields = left + right
     sizes = [field.size for field in fields]
     room = width - 2  # a cell at either end
     shown = kept(sizes, [field.rank for field in fields], room, GAP)
+    # All were counted at their least size, so that many fit; what is over goes to those that were cut, by rank.
     spare = room + GAP - sum(sizes[place] + GAP for place in shown)
     for place in sorted(shown, key=lambda place: fields[place].rank):
         more = min(spare, width_of(fields[place].text) - sizes[place])
         sizes[place] += more
         spare -= more
-    spans = {place: Span(fit(fields[place].text, sizes[place], ascii=ascii), fields[place].style) for place in shown}
+    spans = {place: Span(fit(fields[place].text, sizes[place]), fields[place].style) for place in shown}
     near = [span for place, span in spans.items() if place < len(left)]
     far = [span for place, span in spans.items() if place >= len(left)]
+    # `spare` has no gap for the seam between the two parts, which has one only where both are there.
     between = Span(" " * (max(0, spare) + GAP * bool(near and far)))
-    return fitted([Span(" "), *_joined(near), between, *_joined(far)], width, ascii=ascii)
+    row = fitted([Span(" "), *_joined(near), between, *_joined(far)], width)
+    return ascii_only([row]) if ascii else [row]
 
 
 def _joined(spans: list[Span]) -> list[Span]:

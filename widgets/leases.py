@@ -7,13 +7,12 @@ GiB.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.events import Receipt
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.formats import devices_of, gib
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 LEAST_MODEL, USUAL_MODEL, MOST_MODEL, ROOMY = 12, 20, 28, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
@@ -44,34 +43,34 @@ class Leases(Pane):
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
     """All leases that are known, for a pane that scrolls, below their titles where `height` has room for these."""
+    shown = _rows(snapshot, width, height)
+    return ascii_only(shown) if ascii else shown
+
+
+def _rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     newest = list(reversed(snapshot.leases))
     leases = sorted(newest, key=lambda lease: not _held(lease, snapshot))
     if not leases:
-        return [fitted([Span("no lease yet", "dim")], width, ascii=ascii)]
+        return [fitted([Span("no lease yet", "dim")], width)]
     texts = [[column.text(lease, snapshot) for column in COLUMNS] for lease in leases]
     titles = [column.title if height > 1 else "" for column in COLUMNS]
     gap = 2 if width >= ROOMY else 1
     sizes = _sizes([titles, *texts], texts, width, gap)
-    made = []
-    if height > 1:
-        made.append(fitted(_spans(titles, ["dim"] * len(COLUMNS), sizes, gap, ascii), width, ascii=ascii))
+    shown = [_row(titles, ["dim"] * len(COLUMNS), sizes, width, gap)] if height > 1 else []
     for lease, line in zip(leases, texts, strict=True):
         styles = [_style(column, lease, snapshot) for column in COLUMNS]
-        made.append(fitted(_spans(line, styles, sizes, gap, ascii), width, ascii=ascii))
+        shown.append(_row(line, styles, sizes, width, gap))
     if earlier := snapshot.leases_in_all - len(leases):
-        made.append(fitted([Span(f"and {earlier} earlier (all are in the summary)", "dim")], width, ascii=ascii))
-    return made
+        shown.append(fitted([Span(f"and {earlier} earlier (all are in the summary)", "dim")], width))
+    return shown
 
 
-def _sizes(lines: Sequence[Sequence[str]], told: Sequence[Sequence[str]], width: int, gap: int) -> dict[int, int]:
+def _sizes(lines: Sequence[Sequence[str]], texts: Sequence[Sequence[str]], width: int, gap: int) -> dict[int, int]:
     """The columns that say anything and fit, with their widths; what is over goes to the names of models."""
     widest = [max(width_of(line[place]) for line in lines) for place in range(len(COLUMNS))]
-    least = [
-        *widest[:MODEL_AT],
-        min(widest[MODEL_AT], USUAL_MODEL if width >= ROOMY else LEAST_MODEL),
-        *widest[MODEL_AT + 1 :],
-    ]
-    some = [place for place in range(len(COLUMNS)) if any(line[place] for line in told)]
+    least = list(widest)
+    least[MODEL_AT] = min(widest[MODEL_AT], USUAL_MODEL if width >= ROOMY else LEAST_MODEL)
+    some = [place for place in range(len(COLUMNS)) if any(line[place] for line in texts)]
     fits = kept([least[place] for place in some], [COLUMNS[place].rank for place in some], width, gap)
     sizes = {some[at]: least[some[at]] for at in fits}
     spare = width + gap - sum(size + gap for size in sizes.values())
@@ -80,12 +79,11 @@ def _sizes(lines: Sequence[Sequence[str]], told: Sequence[Sequence[str]], width:
     return sizes
 
 
-def _spans(line: Sequence[str], styles: Sequence[str], sizes: Mapping[int, int], gap: int, ascii: bool) -> list[Span]:
+def _row(line: Sequence[str], styles: Sequence[str], sizes: Mapping[int, int], width: int, gap: int) -> Row:
     spans: list[Span] = []
     for place, size in sizes.items():
-        text = fit(line[place], size, right=COLUMNS[place].right, ascii=ascii)
-        spans += [Span(" " * gap), Span(text, styles[place])]
-    return spans[1:]
+        spans += [Span(" " * gap), Span(fit(line[place], size, right=COLUMNS[place].right), styles[place])]
+    return fitted(spans[1:], width)
 
 
 def _style(column: LeaseColumn, lease: LeaseState, snapshot: Snapshot) -> str:
@@ -100,22 +98,10 @@ def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
     return lease.held and not snapshot.over
 
 
-def _name(lease: LeaseState, snapshot: Snapshot) -> str:
-    return lease.lease
-
-
-def _model(lease: LeaseState, snapshot: Snapshot) -> str:
-    return lease.model
-
-
-def _devices(lease: LeaseState, snapshot: Snapshot) -> str:
-    return devices_of(lease.devices)
-
-
 def _state(lease: LeaseState, snapshot: Snapshot) -> str:
     if _held(lease, snapshot):
         return "HELD"
-    return "LOST" if lease.held_seconds is None or any(each.lost for each in lease.receipts) else "RELEASED"
+    return "LOST" if lease.held_seconds is None or any(receipt.lost for receipt in lease.receipts) else "RELEASED"
 
 
 def _time(lease: LeaseState, snapshot: Snapshot) -> str:
@@ -126,9 +112,11 @@ def _time(lease: LeaseState, snapshot: Snapshot) -> str:
 
 
 def _memory(lease: LeaseState, snapshot: Snapshot) -> str:
-    """Before it, at its peak and after it; of a lease that is held, what there is now."""
-    if receipt := _worst(lease):
-        sizes = (receipt.before.occupied, receipt.peak.occupied, receipt.after.occupied)
+    """Before it, at its peak and after it, where that was the most; while it is held, what there is now."""
+    known = [receipt for receipt in lease.receipts if not receipt.lost]
+    if known:
+        worst = max(known, key=lambda receipt: receipt.peak.occupied)
+        sizes = (worst.before.occupied, worst.peak.occupied, worst.after.occupied)
         return " >".join(f"{gib(size):>4}" for size in sizes)
     if not _held(lease, snapshot):
         return "unknown"
@@ -145,14 +133,6 @@ def _residue(lease: LeaseState, snapshot: Snapshot) -> str:
     return f"! {human_bytes(left)}" if left else "0 B" if known else "unknown"
 
 
-def _budget(lease: LeaseState, snapshot: Snapshot) -> str:
-    return gib(lease.budget_bytes)
-
-
-def _weights(lease: LeaseState, snapshot: Snapshot) -> str:
-    return gib(lease.weights_bytes) if lease.weights_bytes else ""
-
-
 def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
     """What was unusual."""
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
@@ -162,16 +142,6 @@ def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
     return " ".join(notes)
 
 
-def _schedule(lease: LeaseState, snapshot: Snapshot) -> str:
-    return lease.schedule
-
-
-def _worst(lease: LeaseState) -> Receipt | None:
-    """Of the device on which it took the most."""
-    known = [receipt for receipt in lease.receipts if not receipt.lost]
-    return max(known, key=lambda receipt: receipt.peak.occupied, default=None)
-
-
 def _left(lease: LeaseState) -> int:
     return sum(receipt.residue_bytes for receipt in lease.receipts if not receipt.lost)
 
@@ -179,16 +149,16 @@ def _left(lease: LeaseState) -> int:
 USUAL = 4
 MODEL_AT = 1
 COLUMNS = (
-    LeaseColumn("lease", 5, _name),
-    LeaseColumn("model", 0, _model),
-    LeaseColumn("devices", 6, _devices),
+    LeaseColumn("lease", 5, lambda lease, _: lease.lease),
+    LeaseColumn("model", 0, lambda lease, _: lease.model),
+    LeaseColumn("devices", 6, lambda lease, _: devices_of(lease.devices)),
     LeaseColumn("state", 1, _state),
     LeaseColumn("held", 2, _time, right=True),
     LeaseColumn("before>peak>after", 4, _memory),
     LeaseColumn("residue", 3, _residue, right=True),
-    LeaseColumn("weights", 9, _weights, right=True),
-    LeaseColumn("budget", 8, _budget, right=True),
+    LeaseColumn("weights", 9, lambda lease, _: gib(lease.weights_bytes) if lease.weights_bytes else "", right=True),
+    LeaseColumn("budget", 8, lambda lease, _: gib(lease.budget_bytes), right=True),
     LeaseColumn("notes", 7, _notes),
-    LeaseColumn("schedule", 10, _schedule),
+    LeaseColumn("schedule", 10, lambda lease, _: lease.schedule),
 )
 """In their order on the screen."""

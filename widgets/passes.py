@@ -13,7 +13,7 @@ from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import devices_of, tally, trouble
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
@@ -42,26 +42,27 @@ def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = Fals
 
     Where there are more passes than lines, one line tells of those that are not shown.
     """
-    if not snapshot.passes:
-        made = _before(snapshot, width, ascii)
-        return made + _collections(snapshot, width, height - len(made), ascii)
-    made = _passes(snapshot, width, max(1, height - with_cache), ascii)
-    if with_cache and len(made) < height:
-        made += cache.line(snapshot, width, ascii=ascii)
-    return made + _collections(snapshot, width, height - len(made), ascii)
+    if snapshot.passes:
+        shown = _passes(snapshot, width, max(1, height - with_cache), ascii)
+        if with_cache and len(shown) < height:
+            shown += cache.line(snapshot, width, ascii=ascii)
+    else:
+        shown = [_before(snapshot, width)]
+    shown += _collections(snapshot, width, height - len(shown))
+    return ascii_only(shown) if ascii else shown
 
 
-def _before(snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
+def _before(snapshot: Snapshot, width: int) -> Row:
     """What is done while there are no passes yet."""
-    told = {
+    doing = {
         "starting": "starting: finding devices and models",
         "resolving": f"resolving models: {len(snapshot.models)} so far",
         "reading": f"reading and tokenising {several(len(snapshot.collections), 'collection')}",
     }
-    text = told.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
+    text = doing.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
     if snapshot.over and snapshot.reason:
         text += f": {snapshot.reason}"
-    return [fitted([Span(text, STYLES.get(snapshot.phase, "dim"))], width, ascii=ascii)]
+    return fitted([Span(text, STYLES.get(snapshot.phase, "dim"))], width)
 
 
 def _passes(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row]:
@@ -75,8 +76,8 @@ def _passes(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row
     others = passes[:first] + passes[first + room :]
     failed = any(each.word == "failed" for each in others)
     text = f"and {len(others)} more: {tally(each.word for each in others)}"
-    told = fitted([Span(text, "error" if failed else "dim")], width, ascii=ascii)
-    return [*_table(passes[first : first + room], snapshot, width, ascii), told][:lines]
+    more = fitted([Span(text, "error" if failed else "dim")], width)
+    return [*_table(passes[first : first + room], snapshot, width, ascii), more][:lines]
 
 
 def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
@@ -86,61 +87,48 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: 
     number = max(2, len(str(len(snapshot.passes))))
     model = min(MOST_MODEL, max(width_of(each.model) for each in passes), max(LEAST_MODEL, width // 4))
     room = width - number - 1 - model - 1
+    # Nothing is written under a column that is empty in every row, so it takes no room from the others.
     present = [place for place, size in enumerate(sizes) if size]
+    # The bar keeps its usual length where the needed columns leave that much; else it shrinks so that they stay.
     needed = [place for place in present if COLUMNS[place].rank <= NEEDED]
     bar = USUAL_BAR if sum(sizes[place] + 1 for place in needed) + USUAL_BAR <= room else LEAST_BAR
     chosen = kept([sizes[place] for place in present], [COLUMNS[place].rank for place in present], room - bar - 1)
     shown = [present[place] for place in chosen]
+    # What the columns that were left out would have taken goes back to the bar: every row ends at the right edge.
     bar = max(0, room - sum(sizes[place] + 1 for place in shown))
-    made = []
+    table = []
     for each, line in zip(passes, texts, strict=True):
         begin = [
             Span(f"{each.model_pass + 1:>{number}} ", "dim"),
-            Span(fit(each.model, model, ascii=ascii), "bold" if each.word == "running" else ""),
+            Span(fit(each.model, model), "bold" if each.word == "running" else ""),
             Span(" "),
         ]
-        rest = _failed(each, line) if each.failure else _values(each, line, shown, sizes, bar, ascii)
-        made.append(fitted([*begin, *rest], width, ascii=ascii))
-    return made
-
-
-def _failed(each: PassView, line: list[str]) -> list[Span]:
-    """The reason stands where others have their grid: nothing else matters of a pass that failed."""
-    done = " ".join(text for text in line[:2] if text)
-    return [Span("failed", "error"), Span(f" at {done}: ", "dim"), Span(each.failure, "warn")]
-
-
-def _picture(each: PassView, width: int, ascii: bool) -> str:
-    """The grid; of a pass that had nothing to compute, a full one."""
-    if each.word == "reused":
-        return glyphs.SHADES[ascii][3] * width
-    return glyphs.grid(each.cells, each.batches, width, ascii=ascii)
+        if each.failure:  # the reason stands where others have their grid: nothing else matters of a pass that failed
+            done = " ".join(text for text in line[:2] if text)
+            rest = [Span("failed", "error"), Span(f" at {done}: ", "dim"), Span(each.failure, "warn")]
+        else:
+            rest = [*_grid(each, bar, ascii), *_values(each, line, shown, sizes)]
+        table.append(fitted([*begin, *rest], width))
+    return table
 
 
 def _grid(each: PassView, width: int, ascii: bool) -> list[Span]:
-    """What is empty of it steps back."""
-    empty, done = glyphs.SHADES[ascii][0], "dim" if each.word == "reused" else "fill"
-    parts = groupby(_picture(each, width, ascii), key=lambda sign: sign == empty)
-    return [Span("".join(signs), "rest" if is_empty else done) for is_empty, signs in parts]
+    """Which batches are committed (all, where there was nothing to compute); what is empty of it steps back."""
+    empty, full = glyphs.SHADES[ascii][0], glyphs.SHADES[ascii][-1]
+    if each.word == "reused":
+        return [Span(full * width, "dim")]
+    parts = groupby(glyphs.grid(each.cells, each.batches, width, ascii=ascii), key=lambda sign: sign == empty)
+    return [Span("".join(signs), "rest" if is_empty else "fill") for is_empty, signs in parts]
 
 
-def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int], bar: int, ascii: bool) -> list[Span]:
-    """The grid, and the columns that are shown."""
-    spans = _grid(each, bar, ascii)
+def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int]) -> list[Span]:
+    spans = []
     for place in shown:
         column = COLUMNS[place]
         text = line[place].rjust(sizes[place]) if column.right else line[place].ljust(sizes[place])
         style = STYLES.get(each.word, "") if column.text is _word else column.style
         spans += [Span(" "), Span(text, style)]
     return spans
-
-
-def _percent(each: PassView, snapshot: Snapshot) -> str:
-    return percent(each.share_done)
-
-
-def _batches(each: PassView, snapshot: Snapshot) -> str:
-    return f"{each.batches_done}/{each.batches}" if each.batches else ""
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
@@ -154,60 +142,47 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""
 
 
-def _trouble(each: PassView, snapshot: Snapshot) -> str:
-    return trouble(each.mitigations, each.parked)
-
-
-def _devices(each: PassView, snapshot: Snapshot) -> str:
-    return devices_of(each.devices)
-
-
-def _weight(each: PassView, snapshot: Snapshot) -> str:
-    return f"w {each.weight:.2f}"
-
-
 NEEDED = 4
 COLUMNS = (
-    PassColumn(0, _percent, right=True),
-    PassColumn(2, _batches, right=True),
+    PassColumn(0, lambda each, _: percent(each.share_done), right=True),
+    PassColumn(2, lambda each, _: f"{each.batches_done}/{each.batches}" if each.batches else "", right=True),
     PassColumn(1, _word),
     PassColumn(3, _time, right=True),
-    PassColumn(4, _trouble, style="warn"),
-    PassColumn(6, _devices, style="dim"),
-    PassColumn(7, _weight, style="dim"),
+    PassColumn(4, lambda each, _: trouble(each.mitigations, each.parked), style="warn"),
+    PassColumn(6, lambda each, _: devices_of(each.devices), style="dim"),
+    PassColumn(7, lambda each, _: f"w {each.weight:.2f}", style="dim"),
 )
 """In their order on the screen."""
 
 
-def _collections(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row]:
+def _collections(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
     """A line each; where they do not all fit, how many more there are and how they stand."""
-    found = snapshot.collections
-    if lines < 1 or not found:
+    collections = snapshot.collections
+    if lines < 1 or not collections:
         return []
-    shown = found if len(found) <= lines else found[: lines - 1]
-    name = min(MOST_MODEL, max(width_of(each.name) for each in found), max(LEAST_MODEL, width // 3))
-    word = max(width_of(each.word) for each in found)
-    made = [_collection(each, name, word, width, ascii) for each in shown]
-    if rest := found[len(shown) :]:
+    shown = collections if len(collections) <= lines else collections[: lines - 1]
+    name = min(MOST_MODEL, max(width_of(each.name) for each in collections), max(LEAST_MODEL, width // 3))
+    word = max(width_of(each.word) for each in collections)
+    rows = [_collection(each, name, word, width) for each in shown]
+    if rest := collections[len(shown) :]:
         more = "more " if shown else ""
         text = f"and {len(rest)} {more}{'collection' if len(rest) == 1 else 'collections'}: "
-        made.append(fitted([Span(text + tally(each.word for each in rest), "dim")], width, ascii=ascii))
-    return made
+        rows.append(fitted([Span(text + tally(each.word for each in rest), "dim")], width))
+    return rows
 
 
-def _collection(each: CollectionView, name: int, word: int, width: int, ascii: bool) -> Row:
+def _collection(each: CollectionView, name: int, word: int, width: int) -> Row:
     """Its name, what became of it, and why."""
-    facts = [f"{each.chunks} chunks"] if each.chunks else []
-    facts += [several(each.duplicates, "duplicate")] * bool(each.duplicates) + [f"{each.refused} refused"] * bool(
-        each.refused
-    )
+    facts = [each.reason] if each.reason else []
+    facts += [f"{each.chunks} chunks"] * bool(each.chunks)
+    facts += [several(each.duplicates, "duplicate")] * bool(each.duplicates)
+    facts += [f"{each.refused} refused"] * bool(each.refused)
     facts += [several(each.artefacts, "file")] * bool(each.artefacts)
     facts += [] if each.verified is None else ["verified" if each.verified else "DIFFERS"]
-    told = ", ".join([*([each.reason] if each.reason else []), *facts])
     spans = [
-        Span(fit(each.name, name, ascii=ascii)),
+        Span(fit(each.name, name)),
         Span(" "),
         Span(each.word.ljust(word), STYLES.get(each.word, "dim")),
-        Span("  " + told, "error" if each.verified is False else "dim"),
+        Span("  " + ", ".join(facts), "error" if each.verified is False else "dim"),
     ]
-    return fitted(spans, width, ascii=ascii)
+    return fitted(spans, width)

@@ -15,27 +15,22 @@ LEAST_TEXT = 14
 
 
 def rows(
-    heads: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    width: int,
-    *,
-    of: int | None = None,
-    ascii: bool = False,
+    heads: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, of: int | None = None, ascii: bool = False
 ) -> list[Row]:
     """The head and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
-    shown = [[safe(cell) for cell in line] for line in cells]
-    right = numeric(shown, len(heads))
-    needs = [max([width_of(heads[place]), *(width_of(line[place]) for line in shown)]) for place in range(len(heads))]
+    texts = [[safe(cell) for cell in line] for line in cells]
+    right = numeric(texts, len(heads))
+    needs = [max(map(width_of, column)) for column in zip(heads, *texts, strict=True)]
     widths = _widths(needs, right, width)
-    made = [fitted([Span(_line(heads, widths, right, ascii), "title")], width, ascii=ascii)]
-    made += [fitted([Span(_line(line, widths, right, ascii))], width, ascii=ascii) for line in shown]
-    notes = []
+    shown = [
+        fitted([Span(_line(heads, widths, right), "title")], width),
+        *(fitted([Span(_line(line, widths, right))], width) for line in texts),
+    ]
     if of and of > len(cells):
-        notes.append(f"and {of - len(cells):,} more in the tree")
+        shown.append(fitted([Span(f"and {of - len(cells):,} more in the tree", "dim")], width))
     if left_out := heads[len(widths) :]:
-        notes.append(f"no room for: {', '.join(left_out)}")
-    made += [fitted([Span(note, "dim")], width, ascii=ascii) for note in notes]
-    return ascii_only(made) if ascii else made
+        shown.append(fitted([Span(f"no room for: {', '.join(left_out)}", "dim")], width))
+    return ascii_only(shown) if ascii else shown
 
 
 def _widths(needs: Sequence[int], right: Sequence[bool], width: int) -> list[int]:
@@ -45,20 +40,12 @@ def _widths(needs: Sequence[int], right: Sequence[bool], width: int) -> list[int
         over = sum(widths) + GAP * (count - 1) - width
         texts = [place for place in range(count) if not right[place]]
         if over <= sum(max(0, widths[place] - LEAST_TEXT) for place in texts):
-            return _shrunk(widths, texts, over)
+            for _ in range(over):
+                widths[max(texts, key=lambda place: widths[place])] -= 1
+            return widths
     return [max(0, min(needs[0], width))] if needs else []
 
 
-def _shrunk(widths: list[int], texts: Sequence[int], over: int) -> list[int]:
-    while over > 0:
-        widest = max(texts, key=lambda place: widths[place])
-        widths[widest] -= 1
-        over -= 1
-    return widths
-
-
-def _line(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool], ascii: bool) -> str:
-    cells = (
-        fit(text, width, right=number, ascii=ascii) for text, width, number in zip(texts, widths, right, strict=False)
-    )
+def _line(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    cells = (fit(text, width, right=number) for text, width, number in zip(texts, widths, right, strict=False))
     return (" " * GAP).join(cells)

@@ -36,6 +36,7 @@ def plain(rows: Iterable[Row]) -> list[str]:
 
 
 LONGEST = 4000
+ELLIPSIS, CUT = "…", "~"
 
 
 def width_of(text: str) -> int:
@@ -48,34 +49,26 @@ def _easy(text: str) -> bool:
     return len(text) <= LONGEST and text.isascii() and text.isprintable()
 
 
-def fit(text: str, width: int, *, right: bool = False, ascii: bool = False) -> str:
-    """`text` in exactly `width` cells: padded, or cut with an ellipsis (in ASCII: a tilde)."""
-    if _easy(text):
-        size = len(text)
-    else:
-        text = safe(text, LONGEST)
-        size = cell_len(text)
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """`text` in exactly `width` cells: padded, or cut with an ellipsis (which `ascii_only` makes a tilde)."""
+    text = text if _easy(text) else safe(text, LONGEST)
+    size = cell_len(text)
     if size <= width:
         return " " * (width - size) + text if right else text + " " * (width - size)
-    return set_cell_size(text, max(0, width - 1)) + (CUT if ascii else ELLIPSIS) if width > 0 else ""
+    return set_cell_size(text, max(0, width - 1)) + ELLIPSIS if width > 0 else ""
 
 
-ELLIPSIS, CUT = "…", "~"
-
-
-def fitted(spans: Sequence[Span], width: int, *, ascii: bool = False) -> Row:
+def fitted(spans: Sequence[Span], width: int) -> Row:
     """A row cut or padded to `width` cells."""
-    made: list[Span] = []
+    row: list[Span] = []
     left = width
     for span in spans:
         size = width_of(span.text)
         if size > left:
-            made.append(Span(fit(span.text, left, ascii=ascii), span.style))
-            left = 0
-            break
-        made.append(span)
+            return (*row, Span(fit(span.text, left), span.style))
+        row.append(span)
         left -= size
-    return (*made, Span(" " * left)) if left else tuple(made)
+    return (*row, Span(" " * left)) if left else tuple(row)
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from interlock.engine.record.snapshot import DeviceView, Snapshot
 from interlock.widgets import glyphs
 from interlock.widgets.formats import GIB, gib
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 SHORT_BAR, USUAL_BAR, LEAST_CELL = 10, 16, 28
 MOST_PAIRED = 8
@@ -38,9 +38,13 @@ def legend(width: int, *, ascii: bool = False) -> str:
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
     """At most `height` rows of `width` cells."""
-    devices = snapshot.devices
+    shown = _shown(snapshot.devices, width, height, ascii)
+    return ascii_only(shown) if ascii else shown
+
+
+def _shown(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool) -> list[Row]:
     if not devices:
-        return [fitted([Span("no device yet", "dim")], width, ascii=ascii)]
+        return [fitted([Span("no device yet", "dim")], width)]
     if len(devices) * 2 <= height:
         return [row for device in devices for row in _double(device, devices, width, ascii)]
     if len(devices) <= height:
@@ -58,19 +62,19 @@ def _double(device: DeviceView, devices: tuple[DeviceView, ...], width: int, asc
     parts = [*_made_of(device), *_facts(device)]
     sizes = [*(len(text) for text, _ in parts), LEAST_HISTORY]
     shown = kept(sizes, [*(rank for _, rank in parts), HISTORY_RANK], width - begin, 2)
-    told = "  ".join(parts[place][0] for place in shown if place < len(parts))
-    spans = [Span(" " * begin), Span(told, "dim"), Span("  ")]
+    text = "  ".join(parts[place][0] for place in shown if place < len(parts))
+    spans = [Span(" " * begin), Span(text, "dim"), Span("  ")]
     if len(parts) in shown:
-        size = min(width - begin - len(told) - 2, MOST_HISTORY)
+        size = min(width - begin - len(text) - 2, MOST_HISTORY)
         top = max(device.peak, *device.history, 1)
         spans.append(Span(glyphs.sparkline(device.history, size, top=top, ascii=ascii), "fill"))
-    return [_gauge(device, devices, width, ascii, []), fitted(spans, width, ascii=ascii)]
+    return [_gauge(device, devices, width, ascii, []), fitted(spans, width)]
 
 
 def _single(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
     """Everything in one line."""
     if device.lost or not device.memory:
-        return _silent(device, devices, width, ascii)
+        return _silent(device, devices, width)
     return _gauge(device, devices, width, ascii, _facts(device))
 
 
@@ -78,7 +82,8 @@ def _gauge(
     device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool, facts: list[tuple[str, int]]
 ) -> Row:
     """Name, bar and numbers; the label and `facts` as far as the bar keeps its usual width."""
-    name, numbers = _name_width(devices), _numbers(devices, device)
+    name = _name_width(devices)
+    numbers = _sizes(device).rjust(max(len(_sizes(each)) for each in devices))  # under one another
     fixed = name + 1 + width_of(numbers) + 1 + 4
     if fixed + 1 + SHORT_BAR > width:
         numbers = f"{_cells(_used(device))}/{gib(device.facts.ceiling_bytes)}"
@@ -88,54 +93,45 @@ def _gauge(
     texts = [text for text, _ in facts]
     shown = kept([label, *map(len, texts)], [3, *(rank for _, rank in facts)], spare - 1, 1) if spare > 0 else []
     after = "".join(" " + texts[place - 1] for place in shown if place)
-    before = fit(device.facts.name, name, ascii=ascii)
-    spans = [Span(before, "bold"), Span(" ")]
+    spans = [Span(fit(device.facts.name, name), "bold"), Span(" ")]
     if 0 in shown:
-        spans += [Span(fit(device.facts.label, label, ascii=ascii), "dim"), Span(" ")]
+        spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
     bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 6 - len(after))
-    spans += [
-        *_bar(device, bar, ascii),
-        Span(" " + numbers + " "),
-        Span(_percent(device), _style(device)),
-    ]
-    return fitted([*spans, Span(after, "dim")], width, ascii=ascii)
+    share = _share(device)
+    style = "error" if share >= FULL else "warn" if share >= NEARLY_FULL else ""
+    spans += [*_bar(device, bar, ascii), Span(f" {numbers} "), Span(_percent(device), style), Span(after, "dim")]
+    return fitted(spans, width)
 
 
-def _silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
+def _silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> Row:
     """A device that is lost, or that has told nothing yet."""
-    spans = [Span(fit(device.facts.name, _name_width(devices), ascii=ascii), "bold"), Span(" ")]
+    spans = [Span(fit(device.facts.name, _name_width(devices)), "bold"), Span(" ")]
     if device.lost:
         spans += [Span("LOST", "error"), Span(f" {device.facts.label}: {device.lost}", "warn")]
     else:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
         spans += [Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")]
-    return fitted(spans, width, ascii=ascii)
+    return fitted(spans, width)
 
 
 def _paired(devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Row]:
     """Two devices in a line, the first half of them in the left column."""
     lines, column = (len(devices) + 1) // 2, (width - 2) // 2
-    return [
-        fitted(
-            [span for place in range(line, len(devices), lines)
-             for span in (*_single(devices[place], devices, column, ascii), Span("  "))][:-1],
-            width,
-            ascii=ascii,
-        )
-        for line in range(lines)
-    ]  # fmt: skip
+    cells = [_single(device, devices, column, ascii) for device in devices]
+    rows = [[span for cell in cells[line::lines] for span in (*cell, Span("  "))][:-1] for line in range(lines)]
+    return [fitted(row, width) for row in rows]
 
 
 def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool) -> list[Row]:
     """The lost and the fullest, in their usual order, and what is to be known of the others."""
     ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -_share(devices[place])))
     most = max(1, height - 1)
-    made = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
+    rows = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
     others = [devices[place] for place in ranked[most:]]
     lost = sum(bool(device.lost) for device in others)
     text = f"and {len(others)} more" + (f", {lost} LOST" if lost else "")
     text += f", none above {_percent(others[0]).strip()}" if not lost else ""
-    return [*made, fitted([Span(text, "warn" if lost else "dim")], width, ascii=ascii)][: max(1, height)]
+    return [*rows, fitted([Span(text, "warn" if lost else "dim")], width)][: max(1, height)]
 
 
 def _made_of(device: DeviceView) -> list[tuple[str, int]]:
@@ -174,18 +170,11 @@ def _bar(device: DeviceView, width: int, ascii: bool) -> list[Span]:
     )
 
 
-def _numbers(devices: tuple[DeviceView, ...], device: DeviceView) -> str:
-    """Used, the ceiling (where it is below the total) and the total, under one another."""
-    told = [_sizes(each) for each in devices]
-    return _sizes(device).rjust(max(len(text) for text in told))
-
-
 def _sizes(device: DeviceView) -> str:
+    """Used, the ceiling where it is below the total, and the total."""
     facts = device.facts
-    limits = (
-        (facts.ceiling_bytes, facts.total_bytes) if facts.ceiling_bytes < facts.total_bytes else (facts.total_bytes,)
-    )
-    return "/".join([_cells(_used(device)), *(gib(limit) for limit in limits)]) + " GiB"
+    ceiling = f"{gib(facts.ceiling_bytes)}/" if facts.ceiling_bytes < facts.total_bytes else ""
+    return f"{_cells(_used(device))}/{ceiling}{gib(facts.total_bytes)} GiB"
 
 
 def _cells(size: int) -> str:
@@ -211,10 +200,6 @@ def _share(device: DeviceView) -> float:
 
 def _percent(device: DeviceView) -> str:
     return f"{min(999, int(_share(device) * 100 + 1e-9)):>3}%"
-
-
-def _style(device: DeviceView) -> str:
-    return "error" if _share(device) >= FULL else "warn" if _share(device) >= NEARLY_FULL else ""
 
 
 def _name_width(devices: tuple[DeviceView, ...]) -> int:

@@ -31,8 +31,8 @@ def rows(
     about, body = list(_about(node, width)), list(_body(document, node, width, ascii))
     lines = [*_difference(node, found, width), *(about + body if node.branch else body + about)]
     lines += _others(node, siblings, width)
-    made = [fitted(line, width, ascii=ascii) for line in lines]
-    return ascii_only(made) if ascii else made
+    drawn = [fitted(line, width) for line in lines]
+    return ascii_only(drawn) if ascii else drawn
 
 
 def kind(value: object) -> str:

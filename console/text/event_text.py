@@ -52,7 +52,10 @@ def describe(
         case ev.RunStarted():
             return Description("notice", "run", True, f"run {event.run_id} started: chunks from {event.chunks}")
         case ev.RunResumed():
-            return Description("notice", "run", True, _resumed(event))
+            committed = f"{several(event.committed or 0, 'batch', 'batches')} already committed"
+            chunks = f"run resumed: chunks from {event.chunks}"
+            text = chunks if event.committed is None else f"run {event.run_id} resumed: {committed}"
+            return Description("notice", "run", True, text)
         case ev.DevicesFound():
             return Description("note", "device", True, _devices(event))
         case ev.DeviceSampled():
@@ -66,7 +69,10 @@ def describe(
             text = f"{event.control} stays as it is: {event.reason} ({event.who} asked for {event.value})"
             return Description("warning", "control", True, text)
         case ev.ModelResolved():
-            return Description("note" if event.outcome == "hit" else "notice", "cache", True, _model(event))
+            verb = {"hit": "found on this machine", "download": "downloaded", "refresh": "refreshed"}[event.outcome]
+            commit = f" @ {event.commit[:12]}" if event.commit else ""
+            text = f"model {event.model}: {verb} ({label(event.source)}{commit}, {human_bytes(event.bytes)})"
+            return Description("note" if event.outcome == "hit" else "notice", "cache", True, text)
         case ev.DownloadRetried():
             text = f"download attempt {event.attempt} failed ({event.reason}), retrying in {event.wait_seconds:g} s"
             return Description("warning", "cache", True, f"model {event.model}: {text}")
@@ -119,7 +125,10 @@ def describe(
             return Description("error", "parked", True, text, f"in {event.collection} without a {event.model} vector")
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
-            return Description("warning" if lost else "notice", "lease", True, _released(event, timed))
+            held = f" after {duration(event.held_seconds)}" if timed else ""
+            receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
+            text = f"lease {event.lease}: released {event.model}{held}{receipts}"
+            return Description("warning" if lost else "notice", "lease", True, text)
         case ev.ResidueFound():
             size, left = distinct_sizes(event.bytes, event.left_bytes)
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
@@ -127,9 +136,8 @@ def describe(
         case ev.EnsemblePassCompleted():
             return Description("notice", "pass", True, _completed(event, timed))
         case ev.PassFailed():
-            return Description(
-                "error", "pass", True, f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
-            )
+            text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
+            return Description("error", "pass", True, text)
         case ev.ArtefactWritten():
             verb = "wrote and verified" if event.verified else "wrote"
             text = f"{verb} {event.path} ({several(event.rows, 'row')}, {human_bytes(event.bytes)})"
@@ -166,12 +174,6 @@ def _feigned(device_kind: str) -> str:
     return {"sim": "SIMULATED ", "scripted": "SCRIPTED "}.get(device_kind, "")
 
 
-def _resumed(event: ev.RunResumed) -> str:
-    if event.committed is None:
-        return f"run resumed: chunks from {event.chunks}"
-    return f"run {event.run_id} resumed: {several(event.committed, 'batch', 'batches')} already committed"
-
-
 def _devices(event: ev.DevicesFound) -> str:
     if not event.devices:
         return "no device found"
@@ -181,12 +183,6 @@ def _devices(event: ev.DevicesFound) -> str:
     )
     feigned = next((word for each in event.devices if (word := _feigned(each.kind))), "")
     return f"{feigned}device{'s' * (len(event.devices) > 1)}: {facts}"
-
-
-def _model(event: ev.ModelResolved) -> str:
-    verb = {"hit": "found on this machine", "download": "downloaded", "refresh": "refreshed"}[event.outcome]
-    commit = f" @ {event.commit[:12]}" if event.commit else ""
-    return f"model {event.model}: {verb} ({label(event.source)}{commit}, {human_bytes(event.bytes)})"
 
 
 def _collection(event: ev.CollectionRead) -> str:
@@ -226,12 +222,6 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
     begin = f"{event.rung or 'step'} in {pass_of(event.model_pass)}{place}{where}"
     return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
-
-
-def _released(event: ev.LeaseReleased, timed: bool) -> str:
-    held = f" after {duration(event.held_seconds)}" if timed else ""
-    receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
-    return f"lease {event.lease}: released {event.model}{held}{receipts}"
 
 
 def _receipt(receipt: ev.Receipt) -> str:

@@ -30,24 +30,17 @@ NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")
 
 def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     """Two tables, of collections and of passes with these columns, without a final newline."""
-    collections = [
-        [
-            rows.collection.name,
-            f"{len(rows.collection.files):,}",
-            f"{len(rows.texts):,}",
-            f"{rows.own_texts:,}",
-            f"{rows.duplicates:,}",
-            f"{len(rows.refusals):,}",
-            rows.collection.qdrant_collection,
-        ]
-        for rows in seen.collections
-    ]
+    collections = []
+    for rows in seen.collections:
+        counts = (len(rows.collection.files), len(rows.texts), rows.own_texts, rows.duplicates, len(rows.refusals))
+        name, store = rows.collection.name, rows.collection.qdrant_collection
+        collections.append([name, *(f"{count:,}" for count in counts), store])
     passes = [[PASSES[name](number, each) for name in columns] for number, each in enumerate(seen.passes, 1)]
     titles = {"on": f"of {human_bytes(seen.budget_bytes)} on"}
     heads = [titles.get(name, name) for name in columns]
-    found = ["collection", "files", "chunks", "texts", "duplicates", "refused", "Qdrant collection"]
-    told = [render(found, collections), "", render(heads, passes), ""]
-    told.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
+    above = ["collection", "files", "chunks", "texts", "duplicates", "refused", "Qdrant collection"]
+    lines = [render(above, collections), "", render(heads, passes), ""]
+    lines.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
     if any(each.seconds is None for each in seen.passes):
-        told.append("time: unknown until each model has run once on this kind of device")
-    return "\n".join(told)
+        lines.append("time: unknown until each model has run once on this kind of device")
+    return "\n".join(lines)
