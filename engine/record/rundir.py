@@ -134,7 +134,7 @@ class RunDirectory:
             atomic.opened(self.journal) as lines,
         ):
             for line in lines:
-                # Most lines are batches: to look for a name in one is far cheaper than to decode it.
+                # Most lines are batches: looking for a name in one takes less than decoding it.
                 entry = journal.decode(line) if any(mark in line for mark in _TELLING) else None
                 match entry.body if entry else None:
                     case RunStarted(config=config) | RunResumed(config=config):
