@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,17 +54,15 @@ class ModelSnapshot:
 
         `looked` are the stamps from before they were loaded: what moved meanwhile is refused, whatever it is now.
         """
-        if looked and looked == self.stamped() and (looked == self.stamps or self._hashes_hold()):
-            return
+        if looked and looked == self.stamped():
+            if looked == self.stamps:
+                return
+            with suppress(OSError):  # who only touched or replaced a file may have left the same in it
+                if _fingerprint(self.path, _hashes(self.path, self.weights)) == self.fingerprint:
+                    return
         raise UnavailableError(
             f"model {model}: its files in {self.path} changed during the run: restore them, then --resume"
         )
-
-    def _hashes_hold(self) -> bool:
-        with suppress(OSError):
-            hashes = {_within(file, self.path): atomic.sha256_of(file) for file in self.weights}
-            return _fingerprint(self.path, hashes) == self.fingerprint
-        return False
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ class Policy:
 
 def is_offline() -> bool:
     """Whether the environment forbids the network (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
-    said = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return any(value in ("1", "TRUE", "YES", "ON") for value in said)
+    values = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(value in ("1", "TRUE", "YES", "ON") for value in values)
 
 
 def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]) -> ModelSnapshot:
@@ -91,23 +89,19 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     try:
         weights = tuple(weights_of(path))
         stamps = {file: _stamp(file) for file in _counting(path, weights)}
-        hashes = {_within(file, path): atomic.sha256_of(file) for file in weights}
-        _check_sha(spec, path, hashes)
+        hashes = _hashes(path, weights)
+        digest = hashes.get("model.safetensors")
+        if spec.weights_sha256 and digest != spec.weights_sha256:
+            raise UnavailableError(
+                f"model {spec.key}: the weights in {path} have SHA-256 {digest}, expected {spec.weights_sha256}: "
+                "delete that copy and fetch it again"
+            )
         fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
     except OSError as error:
         raise UnavailableError(f"model {spec.key}: cannot read {error.filename or path}: {error.strerror}") from error
     seconds = round(time.monotonic() - began, 3)
     snapshot = ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
-    emit(
-        ModelResolved(
-            model=spec.key,
-            source=source,
-            outcome=outcome,
-            commit=commit,
-            bytes=snapshot.bytes,
-            seconds=snapshot.seconds,
-        )
-    )
+    emit(ModelResolved(model=spec.key, source=source, outcome=outcome, commit=commit, bytes=size, seconds=seconds))
     return snapshot
 
 
@@ -135,7 +129,7 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
 def _locate(
     spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]
 ) -> tuple[Path, str, str | None, Outcome]:
-    repo = next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
+    repo = spec.hub_repo
     held, looked = _held(spec, local)
     if held and not (policy.refresh and repo):
         return *held, "hit"
@@ -167,18 +161,9 @@ def _advice(spec: ModelSpec) -> list[str]:
     return [f"  to fetch it: {command}" for command in how_to_fetch(spec)]
 
 
-def _check_sha(spec: ModelSpec, path: Path, hashes: dict[str, str]) -> None:
-    wanted, found = spec.weights_sha256, hashes.get("model.safetensors")
-    if wanted and found != wanted:
-        raise UnavailableError(
-            f"model {spec.key}: the weights in {path} have SHA-256 {found}, expected {wanted}: delete that "
-            "copy and fetch it again"
-        )
-
-
 def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
     """What makes two copies the same model: its weights, configuration, modules and tokenizer."""
-    parts = dict(hashes) | {_within(file, path): atomic.sha256_of(file) for file in _counting(path, ())}
+    parts = hashes | _hashes(path, _counting(path, ()))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -187,8 +172,9 @@ def _counting(path: Path, weights: Sequence[Path]) -> list[Path]:
     return sorted({*weights, *(file for pattern in _IDENTITY for file in path.glob(pattern))})
 
 
-def _within(file: Path, path: Path) -> str:
-    return str(file.relative_to(path))
+def _hashes(path: Path, files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of each file, by its name within `path`."""
+    return {str(file.relative_to(path)): atomic.sha256_of(file) for file in files}
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
@@ -225,14 +211,8 @@ def _download(
     def say(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
-        emit(
-            DownloadRetried(
-                model=spec.key,
-                attempt=state.attempt_number,
-                wait_seconds=round(wait, 1),
-                reason=_reason(error) if error else "no answer",
-            )
-        )
+        why = _reason(error) if error else "no answer"
+        emit(DownloadRetried(model=spec.key, attempt=state.attempt_number, wait_seconds=round(wait, 1), reason=why))
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),

@@ -63,7 +63,11 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     """
     path = snapshot.path
     config, modules = read_object(path / "config.json"), modules_of(path)
-    _refuse_foreign(path, modules)
+    if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
+        raise UnavailableError(
+            f"{path / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
+            "model without it"
+        )
     check_settings(path, config, modules)
     check_sentence(spec.key, path, config)
     poolings = _poolings(spec, path, modules)
@@ -96,14 +100,6 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card
-
-
-def _refuse_foreign(path: Path, modules: Sequence[Module]) -> None:
-    if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
-        raise UnavailableError(
-            f"{path / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
-            "model without it"
-        )
 
 
 def _is_plain(modules: Sequence[Module]) -> bool:
@@ -161,11 +157,11 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
 def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
     """What is put before documents and before queries."""
     file = path / "config_sentence_transformers.json"
-    said = read_object(file).get("prompts") or {}
-    if not isinstance(said, dict) or not all(isinstance(text, str | None) for text in said.values()):
+    prompts = read_object(file).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UnavailableError(f"{file}: prompts: expected an object of strings")
-    document = said.get("document") or said.get("passage") or ""
-    query = said.get("query") or ""
+    document = prompts.get("document") or prompts.get("passage") or ""
+    query = prompts.get("query") or ""
     return (
         document if spec.document_prompt is None else spec.document_prompt,
         query if spec.query_prompt is None else spec.query_prompt,

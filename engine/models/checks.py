@@ -15,12 +15,10 @@ from interlock.engine.models.network import PACKED_TYPES
 
 Config = Mapping[str, object]
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
-KINDS = frozenset(
-    (
-        *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
-        *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
-    )
-)
+KINDS = {
+    *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
+    *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
+}
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
 
@@ -39,25 +37,25 @@ def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> Non
     for module in modules:
         file = path / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
-            told = dense["activation_function"]
-            _require(file, "activation_function", told, _is_activation, "an activation of torch.nn")
+            _require(
+                file, "activation_function", dense["activation_function"], _is_activation, "an activation of torch.nn"
+            )
         if module.kind == "Pooling":
             for key, value in read_object(file).items():
                 if key.startswith("pooling_mode_"):
                     _require(file, key, value, _is_flag, "true or false")
-    file, said = sentence_config(path)
-    _require(file, "do_lower_case", said.get("do_lower_case"), _is_flag, "true or false")
+    file, settings = sentence_config(path)
+    _require(file, "do_lower_case", settings.get("do_lower_case"), _is_flag, "true or false")
 
 
 def _check_config(file: Path, config: Config) -> None:
-    for key in COUNTS:
-        if key in config:
-            _require(file, key, config[key], _is_count, "an integer >= 1")
-    for key in ("layer_norm_eps", "layer_norm_epsilon"):
-        if key in config:
-            _require(file, key, config[key], _is_size, "a number >= 0")
-    if "hidden_act" in config:
-        _require(file, "hidden_act", config["hidden_act"], _is_hidden_activation, "an activation of transformers")
+    expected = {
+        **dict.fromkeys(COUNTS, (_is_count, "an integer >= 1")),
+        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon"), (_is_size, "a number >= 0")),
+        "hidden_act": (_is_hidden_activation, "an activation of transformers"),
+    }
+    for key in (key for key in expected if key in config):
+        _require(file, key, config[key], *expected[key])
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
         raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
@@ -99,8 +97,9 @@ def _is_activation(value: object) -> bool:
     """Whether it is the full name of an activation of torch.nn, or of Identity."""
     from torch.nn.modules import activation
 
-    known = {f"torch.nn.modules.activation.{name}" for name in activation.__all__} | {
-        "torch.nn.modules.linear.Identity"
+    known = {
+        "torch.nn.modules.linear.Identity",
+        *(f"torch.nn.modules.activation.{name}" for name in activation.__all__),
     }
     known |= {f"torch.nn.{name.rsplit('.', 1)[-1]}" for name in known}
     return isinstance(value, str) and value in known

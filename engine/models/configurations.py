@@ -36,16 +36,11 @@ class Found:
 def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
     """The configuration of each model: of this machine, else, where the policy lets it, of the hub."""
     found = [_here(spec) for spec in specs]
-    asked = [
-        (place, _Asked(repo, spec.revision))
-        for place, spec in enumerate(specs)
-        if found[place].config is None and (repo := _repo(spec)) and not policy.offline and not is_offline()
-    ]
-    if asked:
-        _ask([each for _, each in asked], PATIENCE)
-    for place, each in asked:
-        if each.answer.config is not None or found[place].source == NOWHERE:
-            found[place] = each.answer
+    missing = [index for index, spec in enumerate(specs) if found[index].config is None and spec.hub_repo]
+    if missing and not policy.offline and not is_offline():
+        for index, answer in _of_hub({index: specs[index] for index in missing}).items():
+            if answer.config is not None or found[index].source == NOWHERE:
+                found[index] = answer
     return found
 
 
@@ -62,44 +57,37 @@ def _here(spec: ModelSpec) -> Found:
     return Found(None, why)
 
 
-def _repo(spec: ModelSpec) -> str | None:
-    return next((source[3:] for source in spec.sources if source.startswith("hf:")), None)
-
-
-class _Asked:
-    """One model's question to the hub; `answer` says that it was not reached until it has answered."""
-
-    def __init__(self, repo: str, revision: str) -> None:
-        self._repo, self._revision = repo, revision
-        self.answer = Found(None, UNREACHED)
-
-    def go(self, until: float) -> None:
-        """Ask, with a look-up first that is not retried: the library's own download would wait for a network."""
-        from huggingface_hub import get_session, hf_hub_download, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-        url = hf_hub_url(self._repo, "config.json", revision=self._revision)
-        with suppress(Exception):  # the hub and its transport each raise their own
-            left = until - time.monotonic()
-            status = get_session().head(url, headers=build_hf_headers(), timeout=left).status_code
-            if status >= 400:
-                self.answer = Found(None, NOWHERE if status in DENIED else UNREACHED)
-                return
-            file = hf_hub_download(self._repo, "config.json", revision=self._revision)
-            try:
-                self.answer = Found(read_object(Path(file)), f"hf:{self._repo}")
-            except UnavailableError as error:
-                self.answer = Found(None, str(error))
-
-
-def _ask(questions: Sequence[_Asked], seconds: float) -> None:
+def _of_hub(specs: Mapping[int, ModelSpec]) -> dict[int, Found]:
     """Ask all at the same time; a thread that hangs, in a look-up of a name for one, is left behind."""
     import huggingface_hub  # noqa: F401  # its import is not the hub's time, and threads are not to race for it
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    until = time.monotonic() + seconds
-    threads = [threading.Thread(target=each.go, args=(until,), name="hub", daemon=True) for each in questions]
+    answers = dict.fromkeys(specs, Found(None, UNREACHED))
+    until = time.monotonic() + PATIENCE
+
+    def ask(index: int) -> None:
+        with suppress(Exception):  # the hub and its transport each raise their own
+            answers[index] = _answer(specs[index].hub_repo or "", specs[index].revision, until)
+
+    threads = [threading.Thread(target=ask, args=(index,), name="hub", daemon=True) for index in specs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
+    return dict(answers)
+
+
+def _answer(repo: str, revision: str, until: float) -> Found:
+    """Ask, with a look-up first that is not retried: the library's own download would wait for a network."""
+    from huggingface_hub import get_session, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    url = hf_hub_url(repo, "config.json", revision=revision)
+    left = until - time.monotonic()
+    status = get_session().head(url, headers=build_hf_headers(), timeout=left).status_code
+    if status >= 400:
+        return Found(None, NOWHERE if status in DENIED else UNREACHED)
+    try:
+        return Found(read_object(Path(hf_hub_download(repo, "config.json", revision=revision))), f"hf:{repo}")
+    except UnavailableError as error:
+        return Found(None, str(error))

@@ -21,8 +21,8 @@ def cost_of(config: Mapping[str, object]) -> Cost | None:
 
     None where it does not say how wide and how deep the model is.
     """
-    inside = config.get("text_config")
-    config = {**config, **inside} if isinstance(inside, Mapping) else config
+    text = config.get("text_config")  # of a model for text and images: its text half says what a token costs
+    config = {**config, **text} if isinstance(text, Mapping) else config
     width = _whole(config, "hidden_size", "n_embd", "d_model", "dim")
     depth = _whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if width is None or depth is None:
@@ -32,17 +32,14 @@ def cost_of(config: Mapping[str, object]) -> Cost | None:
     shared = _whole(config, "num_key_value_heads") or heads
     inner = _whole(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * width
     attention = 2 * width * size * (heads + shared)
-    feed_forward = (3 if _gated(config) else 2) * width * inner
+    activations = ("hidden_act", "hidden_activation", "activation_function", "feed_forward_proj")
+    activation = next((str(config[name]) for name in activations if config.get(name)), "")
+    gated = activation.startswith(GATED_ACTIVATIONS) or str(config.get("model_type", "")).startswith(GATED_TYPES)
+    feed_forward = (3 if gated else 2) * width * inner
     return Cost(per_token=2.0 * depth * (attention + feed_forward), per_pair=4.0 * depth * heads * size)
-
-
-def _gated(config: Mapping[str, object]) -> bool:
-    names = ("hidden_act", "hidden_activation", "activation_function", "feed_forward_proj")
-    activation = next((str(config[name]) for name in names if config.get(name)), "")
-    return activation.startswith(GATED_ACTIVATIONS) or str(config.get("model_type", "")).startswith(GATED_TYPES)
 
 
 def _whole(config: Mapping[str, object], *names: str) -> int | None:
     """The first of these settings that is a size."""
-    found = [value for name in names if isinstance(value := config.get(name), int) and not isinstance(value, bool)]
-    return next((value for value in found if 0 < value < MOST), None)
+    numbers = [value for name in names if isinstance(value := config.get(name), int) and not isinstance(value, bool)]
+    return next((value for value in numbers if 0 < value < MOST), None)

@@ -37,9 +37,9 @@ class PackedEncoder(nn.Module):
         super().__init__()
         self.embeddings = _Embeddings(weights, shape)
         self.nearness = _Nearness(weights, shape) if shape.kind == "mpnet" else None
-        places = [f"encoder.layer.{n}." for n in range(shape.depth)]
+        prefixes = [f"encoder.layer.{number}." for number in range(shape.depth)]
         self.layers = nn.ModuleList(
-            kind(weights, place, shape) for place in places for kind in (_Attention, FeedForward)
+            half(weights, prefix, shape) for prefix in prefixes for half in (_Attention, FeedForward)
         )
 
     @classmethod
@@ -69,7 +69,11 @@ class PackedEncoder(nn.Module):
         Call it last: packed weights can no longer be moved or converted. Where the device is not a CPU, or
         torch lacks these kernels, nothing happens.
         """
-        for module in self.modules() if _can_fuse(self.embeddings.words) else ():
+        words = self.embeddings.words
+        if words.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return self
+        bfloat16 = words.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        for module in self.modules() if bfloat16 or words.dtype is torch.float32 else ():
             if isinstance(module, _Linear) and not module.weight.is_mkldnn:
                 module.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
         return self
@@ -82,7 +86,10 @@ class PackedEncoder(nn.Module):
         up to T, or one is below 1 or above the number of positions.
         """
         self._check(ids, lengths)
-        runs = _runs(lengths)
+        runs, stop = [], 0
+        for length, equal in groupby(lengths):
+            start, stop = stop, stop + sum(equal)
+            runs.append((slice(start, stop), length))
         bias = None if self.nearness is None else self.nearness(max(lengths))
         rows = self.embeddings(F.pad(ids, (0, filling(len(ids)))), runs)
         for layer in self.layers:
@@ -93,8 +100,10 @@ class PackedEncoder(nn.Module):
         positions = len(self.embeddings.places) - 1
         shortest, longest = min(lengths, default=0), max(lengths, default=0)
         if not 1 <= shortest <= longest <= positions or sum(lengths) != len(ids):
-            told = f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids"
-            raise ValueError(f"{told}; they must add up, each from 1 to the model's {positions} positions")
+            raise ValueError(
+                f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids; they must add up, each "
+                f"from 1 to the model's {positions} positions"
+            )
 
 
 class _Embeddings(nn.Module):
@@ -191,27 +200,12 @@ class _Linear(nn.Module):
         return F.linear(rows, self.weight, self.bias).add_(other)
 
 
-def _runs(lengths: Sequence[int]) -> _Runs:
-    runs, stop = [], 0
-    for length, equal in groupby(lengths):
-        start, stop = stop, stop + sum(equal)
-        runs.append((slice(start, stop), length))
-    return runs
-
-
 def _buckets(distance: Tensor) -> Tensor:
     """T5's two-sided buckets as MPNet uses them: exact for near keys, then logarithmic up to `_REACH`."""
     side, exact = _BUCKETS // 2, _BUCKETS // 4
     away = distance.abs()
     far = torch.log(away.clamp(min=1).float() / exact) / math.log(_REACH / exact) * (side - exact)
     return torch.where(away < exact, away, (exact + far.long()).clamp(max=side - 1)) + (distance > 0) * side
-
-
-def _can_fuse(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    bfloat16 = weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return bool(bfloat16) or weight.dtype is torch.float32
 
 
 def _norm(weights: "_Weights", name: str, shape: "_Shape") -> nn.LayerNorm:

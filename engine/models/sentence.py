@@ -14,7 +14,7 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import sentence_config
 from interlock.engine.models.layout import read_object
 
-Said = Mapping[str, object]
+Settings = Mapping[str, object]
 USED = ("max_seq_length", "do_lower_case")
 UNHEARD = ("unpad_inputs", "backend", "cache_dir")
 """They say how a library computes, and not what."""
@@ -54,10 +54,10 @@ class _Tokenizer(msgspec.Struct):
     truncation: _Truncation | None = None
 
 
-def check_sentence(model: str, path: Path, config: Said) -> None:
+def check_sentence(model: str, path: Path, config: Settings) -> None:
     """Raise UnavailableError for a setting that would change vectors and is not done here; `config` is config.json."""
-    file, said = sentence_config(path)
-    for key, value in _unknown(said, config):
+    file, settings = sentence_config(path)
+    for key, value in _unknown(settings, config):
         raise UnavailableError(
             f"model {model}: {file}: {key} is {str(repr(value))[:100]}, which changes vectors and is not supported"
         )
@@ -82,18 +82,18 @@ def check_whole(model: str, path: Path, dim: int) -> None:
 
 def limits_of(path: Path) -> Iterator[tuple[Path, str, object]]:
     """File, key and value of each limit on tokens, the one that outdoes the others first; a value may be None."""
-    file, said = sentence_config(path)
+    file, settings = sentence_config(path)
     for group in ("tokenizer_args", "processor_kwargs"):
-        yield file, f"{group}.model_max_length", _group(said, group).get("model_max_length")
-    yield file, "max_seq_length", said.get("max_seq_length")
+        yield file, f"{group}.model_max_length", _group(settings, group).get("model_max_length")
+    yield file, "max_seq_length", settings.get("max_seq_length")
     own = path / "tokenizer_config.json"
     for key in ("model_max_length", "max_len"):
         yield own, key, read_object(own).get(key)
 
 
-def _unknown(said: Said, config: Said) -> Iterator[tuple[str, object]]:
+def _unknown(settings: Settings, config: Settings) -> Iterator[tuple[str, object]]:
     """Keys and values that are neither used nor harmless."""
-    for key, value in said.items():
+    for key, value in settings.items():
         if value is None or value == {} or key in USED or key in UNHEARD:
             continue
         if key not in (*GROUPS, "processing_kwargs", "modality_config") or not isinstance(value, dict):
@@ -111,7 +111,7 @@ def _unknown(said: Said, config: Said) -> Iterator[tuple[str, object]]:
             yield from _unfit(key, value, GROUPS[key], config if GROUPS[key] == "config" else {})
 
 
-def _unfit(place: str, group: Said, kind: str, config: Said) -> Iterator[tuple[str, object]]:
+def _unfit(place: str, group: Settings, kind: str, config: Settings) -> Iterator[tuple[str, object]]:
     for key, value in group.items():
         used = key in ("model_max_length", "truncation_side") and kind == "tokenizer"
         same = (key in config and config[key] == value) or (key == "truncation" and value in CUT_WHOLE)
@@ -121,17 +121,17 @@ def _unfit(place: str, group: Said, kind: str, config: Said) -> Iterator[tuple[s
 
 def _sides(path: Path) -> Iterator[tuple[Path, str, object]]:
     """File, key and value of each word on where texts are cut, the one that outdoes the others first."""
-    file, said = sentence_config(path)
+    file, settings = sentence_config(path)
     for group in ("tokenizer_args", "processor_kwargs"):
-        yield file, f"{group}.truncation_side", _group(said, group).get("truncation_side")
+        yield file, f"{group}.truncation_side", _group(settings, group).get("truncation_side")
     own = path / "tokenizer_config.json"
     yield own, "truncation_side", read_object(own).get("truncation_side")
     file = path / "tokenizer.json"
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, OSError):  # what is wrong with it is told by its trial
-        found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer).truncation
-        yield file, "truncation.direction", found and found.direction.lower()
+        truncation = msgspec.json.decode(file.read_bytes(), type=_Tokenizer).truncation
+        yield file, "truncation.direction", truncation and truncation.direction.lower()
 
 
-def _group(said: Said, key: str) -> Said:
-    found = said.get(key)
-    return found if isinstance(found, dict) else {}
+def _group(settings: Settings, key: str) -> Settings:
+    value = settings.get(key)
+    return value if isinstance(value, dict) else {}

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.layout import check_complete
@@ -54,7 +53,7 @@ def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     """
     with _as_missing():
         parts = _parts(source)
-        path, commit = (_joined(parts, model_cache() / spec.key), None) if parts else _place(source, spec)
+        path, commit = (_joined(parts, _target(parts, spec)), None) if parts else _place(source, spec)
         check_complete(path)
         return path, commit
 
@@ -66,9 +65,9 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     """
     with _as_missing():
         parts = _parts(source)
-        if parts and not _is_joined(_target(parts, model_cache() / spec.key)):
+        if parts and not _is_joined(_target(parts, spec)):
             return parts[0].parent, None
-        path, commit = (_target(parts, model_cache() / spec.key), None) if parts else _place(source, spec)
+        path, commit = (_target(parts, spec), None) if parts else _place(source, spec)
         check_complete(path)
         return path, commit
 
@@ -77,7 +76,7 @@ def config_in(source: str, spec: ModelSpec) -> Path:
     """The `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
     with _as_missing():
         parts = _parts(source)
-        path = _target(parts, model_cache() / spec.key) if parts else _place(source, spec)[0]
+        path = _target(parts, spec) if parts else _place(source, spec)[0]
         if not (path / "config.json").is_file():
             raise Missing(f"no config.json in {path}")
         return path / "config.json"
@@ -97,7 +96,10 @@ def _place(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     if kind == "hf":
         return _from_hub_cache(name, spec.revision)
     if kind == "pkg":
-        return _from_package(name), None
+        configs = [file for file in _files_of([name]) if file.name in ("modules.json", "config.json")]
+        if not configs:
+            raise Missing("no model in the package")
+        return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve(), None
     path = Path(source).expanduser()
     if not path.is_dir():
         raise Missing("not a directory")
@@ -129,14 +131,6 @@ def _files_of(names: Sequence[str]) -> list[Path]:
         raise Missing("package name missing") from None
 
 
-def _from_package(name: str) -> Path:
-    """A model that lies unpacked inside one installed package."""
-    configs = [file for file in _files_of([name]) if file.name in ("modules.json", "config.json")]
-    if not configs:
-        raise Missing("no model in the package")
-    return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve()
-
-
 def _parts(source: str) -> list[Path]:
     """The pieces of one zip that the packages of `pkg:a+b+...` hold, in order; none for any other source."""
     kind, _, name = source.partition(":")
@@ -151,19 +145,19 @@ def _parts(source: str) -> list[Path]:
     return parts
 
 
-def _target(parts: Sequence[Path], home: Path) -> Path:
-    """Where in `home` the model that `parts` make is unpacked."""
+def _target(parts: Sequence[Path], spec: ModelSpec) -> Path:
+    """Where the model that `parts` make is unpacked, by their names and sizes: another release goes elsewhere."""
     sizes = "".join(f"{part.name}:{part.stat().st_size}" for part in parts)
-    return home / hashlib.sha256(sizes.encode()).hexdigest()[:16]
+    return model_cache() / spec.key / hashlib.sha256(sizes.encode()).hexdigest()[:16]
 
 
 def _is_joined(target: Path) -> bool:
     return (target / "complete").exists()
 
 
-def _joined(parts: Sequence[Path], home: Path) -> Path:
-    """The one zip that `parts` make, unpacked once into `home`, whoever else wants it at the same time."""
-    target = _target(parts, home)
+def _joined(parts: Sequence[Path], target: Path) -> Path:
+    """The one zip that `parts` make, unpacked once into `target`, whoever else wants it at the same time."""
+    home = target.parent
     if not _is_joined(target):
         with _alone(home):
             if not _is_joined(target):
@@ -201,19 +195,17 @@ def _unpack(archive: Path, target: Path) -> None:
     """The model's files from the one directory of the archive that holds `config.json`."""
     try:
         with zipfile.ZipFile(archive) as bundle:
-            root = min((name for name in bundle.namelist() if name.endswith("config.json")), key=len)[
-                : -len("config.json")
-            ]
+            shortest = min((name for name in bundle.namelist() if name.endswith("config.json")), key=len)
+            root = shortest.removesuffix("config.json")
             for member in bundle.infolist():
                 path = Path(member.filename.removeprefix(root))
                 wanted = any(path.match(pattern) for pattern in PATTERNS) and ".." not in path.parts
                 if member.filename.startswith(root) and not member.is_dir() and wanted:
-                    with atomic.replacing(target / path) as partial:
-                        _copy(bundle.open(member), partial)
+                    with (
+                        bundle.open(member) as source,
+                        atomic.replacing(target / path) as partial,
+                        partial.open("wb") as out,
+                    ):
+                        shutil.copyfileobj(source, out, BLOCK)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise Missing(f"the parts do not form a zip with a model ({error})") from None
-
-
-def _copy(source: IO[bytes], target: Path) -> None:
-    with source, target.open("wb") as out:
-        shutil.copyfileobj(source, out, BLOCK)

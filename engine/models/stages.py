@@ -35,22 +35,24 @@ class TensorSlice:
 
 def layers_of(network: nn.Module) -> list[nn.Module]:
     """The repeated layers: the list of modules that holds the most weights; empty where there is none."""
-    lists: list[nn.Module] = [
-        module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)
-    ]
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     return list(max(lists, key=size_of).children()) if lists else []
 
 
 def stages_of(network: nn.Module) -> list[list[Tensor]]:
     """The distinct tensors of every stage of `walk`; a tensor belongs to the first that has it."""
     seen: set[int] = set()
-    return [_fresh(tensors_of(stage, whole=whole), seen) for stage, whole in walk(network)]
+    stages = []
+    for stage, whole in walk(network):
+        fresh = {id(tensor): tensor for tensor in tensors_of(stage, whole=whole) if id(tensor) not in seen}
+        seen |= fresh.keys()
+        stages.append(list(fresh.values()))
+    return stages
 
 
 def walk(network: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
     """Each stage, and whether it counts with everything inside it."""
-    layers = {id(layer) for layer in layers_of(network)}
-    return _walk(network, layers)
+    return _walk(network, {id(layer) for layer in layers_of(network)})
 
 
 def tensors_of(stage: nn.Module, *, whole: bool) -> list[Tensor]:
@@ -102,9 +104,3 @@ def _walk(module: nn.Module, layers: set[int]) -> Iterator[tuple[nn.Module, bool
         yield module, False
     for child in module.children():
         yield from _walk(child, layers)
-
-
-def _fresh(tensors: list[Tensor], seen: set[int]) -> list[Tensor]:
-    new = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
-    seen |= new.keys()
-    return list(new.values())

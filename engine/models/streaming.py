@@ -47,7 +47,9 @@ class Streaming:
             self._hooks.append(layer.module.register_forward_pre_hook(lambda *_, number=number: self._enter(number)))
         for stage in (stage for stage in stages if not stage.is_layer and stage.host):
             self._hooks.append(stage.module.register_forward_pre_hook(lambda *_, stage=stage: self._visit(stage)))
-            self._hooks.append(stage.module.register_forward_hook(lambda *_, stage=stage: self._leave(stage)))
+            self._hooks.append(
+                stage.module.register_forward_hook(lambda *_, stage=stage: stage.point_to(stage.host, piece=True))
+            )
 
     def end(self) -> None:
         """Stop; the weights are on the host, and the slots are given back."""
@@ -82,14 +84,11 @@ class Streaming:
     def _make_slot(self, slot: int) -> None:
         """As large as the largest layer, made when it is first needed."""
         if not self._slots[slot]:
-            dtypes = {dtype for layer in self._layers for dtype in layer.host}
+            sizes: dict[torch.dtype, int] = {}
+            for dtype, piece in (held for layer in self._layers for held in layer.host.items()):
+                sizes[dtype] = max(sizes.get(dtype, 0), len(piece))
             self._slots[slot] = {
-                dtype: torch.empty(
-                    max(len(layer.host[dtype]) for layer in self._layers if dtype in layer.host),
-                    dtype=dtype,
-                    device=self._device.torch,
-                )
-                for dtype in dtypes
+                dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()
             }
 
     def _visit(self, stage: Stage) -> None:
@@ -97,9 +96,6 @@ class Streaming:
         for dtype, piece in stage.host.items():
             pieces[dtype].copy_(piece, non_blocking=True)
         stage.point_to(pieces, piece=True)
-
-    def _leave(self, stage: Stage) -> None:
-        stage.point_to(stage.host, piece=True)
 
 
 def _spans(places: Iterable[TensorSlice]) -> dict[torch.dtype, tuple[int, int]]:

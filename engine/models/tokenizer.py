@@ -81,17 +81,20 @@ def _tried(file: Path) -> str:
     with subprocess.Popen(  # noqa: S603  # our own script, with the file as its argument
         trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        said = _answer(process)
-    if said is None:
+        answer = _answer(process)
+    if answer is None:
         return f"timed out after {12 * SECONDS} s"
     if process.returncode == -signal.SIGXCPU:
         return f"timed out after {SECONDS} s of CPU time"
     if process.returncode == -signal.SIGKILL:
         return "its process was killed (SIGKILL): too slow, too much memory, or from outside"
     if process.returncode < 0:
-        return f"it needs more than {units.human_bytes(MEMORY)}, or crashes its process ({_name(-process.returncode)})"
+        name = f"signal {-process.returncode}"
+        with suppress(ValueError):  # signals for real-time use have no name
+            name = signal.Signals(-process.returncode).name
+        return f"it needs more than {units.human_bytes(MEMORY)}, or crashes its process ({name})"
     try:
-        return str(json.loads(said))
+        return str(json.loads(answer))
     except ValueError:
         return f"its process exited with {process.returncode} and no message"
 
@@ -105,9 +108,3 @@ def _answer(process: subprocess.Popen[bytes]) -> bytes | None:
         return None
     finally:
         process.kill()
-
-
-def _name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"

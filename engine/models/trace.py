@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -68,9 +68,10 @@ def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str =
     `narrow` counts float32 at half its bytes. Weights are those of the network alone. An architecture that cannot be
     traced gets a generous closed form.
     """
-    about = [LAW_VERSION, _plain(config), packed, str(dtype), attention, narrow, *map(metadata.version, _LIBRARIES)]
-    told = json.dumps(about, sort_keys=True, default=str).encode()
-    file = model_cache() / "laws" / f"{hashlib.sha256(told).hexdigest()}.json"
+    matters = {key: value for key, value in config.items() if key not in _UNHEARD}
+    about = [LAW_VERSION, matters, packed, str(dtype), attention, narrow, *map(metadata.version, _LIBRARIES)]
+    described = json.dumps(about, sort_keys=True, default=str).encode()
+    file = model_cache() / "laws" / f"{hashlib.sha256(described).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(file.read_bytes(), type=Law)
     try:
@@ -84,11 +85,6 @@ def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str =
 
 _LIBRARIES = ("torch", "transformers")
 _UNHEARD = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "id2label", "label2id")
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    """What of a configuration can matter."""
-    return {key: value for key, value in config.items() if key not in _UNHEARD}
 
 
 def _weights_in(card: "ModelCard", size: int) -> int:
@@ -120,40 +116,30 @@ def _guessed(config: Config, size: int, attention: str) -> Law:
     return Law(values * size, 0, ((float(size * max(4 * width + 3 * inner, 16 * width)), float(slope)),))
 
 
-class _Subject(Protocol):
-    """A network that can be traced: blank, with a few layers, and one more."""
-
-    depth: int
-    layers: int
-    longest: int
-
-    def blank(self, layers: int) -> nn.Module:
-        """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
-
-    def tokens(self, rows: int, length: int) -> int:
-        """How many tokens are computed for rows of one length."""
-
-    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
-        """Unit vectors of blank rows, computed as the encoder does."""
-
-
 class _Packed:
+    """Our network as a trace wants it: blank, with any number of layers, called as the encoder calls it."""
+
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         self._config, self._dtype = config, dtype
         self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
 
     def blank(self, layers: int) -> nn.Module:
+        """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
         return PackedEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
 
     def tokens(self, rows: int, length: int) -> int:
+        """How many tokens are computed for rows of one length."""
         return rows * length + filling(rows * length)
 
     def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        """Unit vectors of blank rows, computed as the encoder does."""
         hidden = network(torch.ones(rows * length, dtype=torch.int64), [length] * rows).float()
         return F.normalize(hidden[torch.arange(rows)], dim=1)
 
 
 class _Padded:
+    """A network of transformers, likewise: with two layers or one of every kind, since a peak may be of any kind."""
+
     def __init__(self, config: Config, dtype: torch.dtype, attention: str) -> None:
         self._config, self._dtype, self._attention = config, dtype, attention
         text = self._settings().get_text_config()
@@ -183,14 +169,12 @@ class _Padded:
     def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
         ids = torch.ones(rows, length, dtype=torch.int64)
         mask = torch.ones_like(ids) if masked else None
-        hidden = network(input_ids=ids, attention_mask=self._no_mask() if mask is None else mask)[0]
+        # A causal network would have to look at its positions to know that it needs no mask; it is told instead.
+        sure = self._attention == "sdpa" and self._kinds == ["full_attention"]
+        unmasked = {"full_attention": None} if sure else None
+        hidden = network(input_ids=ids, attention_mask=unmasked if mask is None else mask)[0]
         counted = (torch.ones_like(ids) if mask is None else mask)[..., None].to(hidden.dtype)
         return F.normalize((hidden * counted).sum(1, dtype=torch.float32), dim=1)
-
-    def _no_mask(self) -> dict[str, None] | None:
-        """A causal network would have to look at its positions to know that it needs no mask; it is told instead."""
-        told = self._attention == "sdpa" and self._kinds == ["full_attention"]
-        return {"full_attention": None} if told else None
 
     def _settings(self) -> Any:
         from transformers import CONFIG_MAPPING
@@ -203,23 +187,23 @@ class _Padded:
 
 def _longest(config: Config) -> int:
     """The longest row of a configuration; two positions may belong to padding."""
-    said = config.get("max_position_embeddings") or config.get("n_positions")
-    return max(1, said - 2) if isinstance(said, int) else POSITIONS
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    return max(1, positions - 2) if isinstance(positions, int) else POSITIONS
 
 
 def _blank(settings: Any) -> nn.Module:
     """The network of a configuration, its encoder if it has two halves, without a number being drawn for it."""
     from transformers import MODEL_MAPPING
 
-    found = MODEL_MAPPING[type(settings)]
-    base = found[0] if isinstance(found, tuple) else found
+    mapped = MODEL_MAPPING[type(settings)]
+    base = mapped[0] if isinstance(mapped, tuple) else mapped
     blank = type(base.__name__, (base,), {"__module__": base.__module__, "_init_weights": lambda *_: None})
     network: Any = blank(settings)
     half: nn.Module = network.get_encoder() if settings.is_encoder_decoder else network
     return half
 
 
-def _traced(subject: _Subject, *, narrow: bool) -> Law:
+def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
     """Sizes of the network, and the law of its forwards with a mask and without."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -227,7 +211,13 @@ def _traced(subject: _Subject, *, narrow: bool) -> Law:
         network, larger = subject.blank(subject.layers), subject.blank(subject.layers + 1)
 
         def fitted(*, masked: bool) -> Law:
-            return fit([_sample(subject, network, *shape, masked, narrow) for shape in shapes(subject.longest)])
+            samples = []
+            for rows, length in shapes(subject.longest):
+                counter = Counter()
+                with torch.inference_mode(), Meter(counter, narrow=narrow):
+                    subject.forward(network, rows, length, masked=masked)
+                samples.append(Sample(subject.tokens(rows, length), length, counter.peak))
+            return fit(samples)
 
         whole = fitted(masked=True)
         bare: Law | None = None
@@ -236,6 +226,7 @@ def _traced(subject: _Subject, *, narrow: bool) -> Law:
                 bare = fitted(masked=False)
     share = 2 if narrow else 1
     size = size_of(network)
+    # One layer more is what every further layer weighs: the whole depth never has to be built.
     weights = (size + (subject.depth - subject.layers) * (size_of(larger) - size)) // share
     law = replace(whole, slots=slot_bytes(network) // share, bare=bare if bare != whole else None)
     return _weighing(law, weights)
@@ -243,24 +234,15 @@ def _traced(subject: _Subject, *, narrow: bool) -> Law:
 
 def shapes(longest: int) -> list[tuple[int, int]]:
     """Rows and their length for each forward of a trace, up to rows of `longest`."""
-    lengths = _lengths(longest)
-    batches = [(1 + 2 * STEP * max(1, TOKENS // (2 * STEP * length)), length) for length in lengths]
-    few = [(1, length) for length in lengths[-4:]] + [(2, length) for length in lengths[-3:]]
-    return batches + few + [(8, length) for length in lengths[::-2][:2]]
-
-
-def _lengths(longest: int) -> list[int]:
-    """Neighbours at both ends, where they tell the slope of a phase that ends there, and four between."""
     top = (longest - 1) // STEP
     if top < 4:
-        return sorted({max(1, longest * quarter // 4) for quarter in range(1, 5)})
-    between = (round(2 * (top / 2) ** (share / 5)) for share in range(1, 5))
-    return [1 + STEP * step for step in sorted({1, 2, *between, top - 1, top})]
-
-
-def _sample(subject: _Subject, network: nn.Module, rows: int, length: int, masked: bool, narrow: bool) -> Sample:
-    """The peak of one forward."""
-    counter = Counter()
-    with torch.inference_mode(), Meter(counter, narrow=narrow):
-        subject.forward(network, rows, length, masked=masked)
-    return Sample(subject.tokens(rows, length), length, counter.peak)
+        lengths = sorted({max(1, longest * quarter // 4) for quarter in range(1, 5)})
+    else:
+        # Neighbours at both ends, where they tell the slope of a phase that ends there, and four between.
+        between = (round(2 * (top / 2) ** (share / 5)) for share in range(1, 5))
+        lengths = [1 + STEP * step for step in sorted({1, 2, *between, top - 1, top})]
+    # Many rows, for what grows with the tokens: one above a multiple of the step, as the lengths are.
+    batches = [(1 + 2 * STEP * max(1, TOKENS // (2 * STEP * length)), length) for length in lengths]
+    # Few long rows, for what grows with the longest row alone, and for preludes: `fit` looks in one row and in two.
+    few = [(1, length) for length in lengths[-4:]] + [(2, length) for length in lengths[-3:]]
+    return batches + few + [(8, length) for length in lengths[::-2][:2]]

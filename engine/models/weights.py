@@ -82,7 +82,8 @@ class Replica(Attached):
     def stream(self) -> None:
         """Drop the weights from the device and copy each stage's when it is computed."""
         if self._streaming is None:
-            self._to_host()
+            for stage in self._stages:
+                stage.point_to(self._master.flats)
             self._streaming = Streaming(self._stages, self._device)
 
     def whole(self) -> None:
@@ -101,10 +102,6 @@ class Replica(Attached):
             for stage in self._stages:
                 stage.point_to(flats)
 
-    def _to_host(self) -> None:
-        for stage in self._stages:
-            stage.point_to(self._master.flats)
-
 
 class Master:
     """One model's weights in host memory, laid end to end, one flat tensor for each precision."""
@@ -113,7 +110,7 @@ class Master:
         """Take over `network`: its tensors become views of the flat ones."""
         self._network = network
         stages = stages_of(network)
-        self.flats, self._places = _flattened([tensor for stage in stages for tensor in stage])
+        self.flats, self._slices = _flattened([tensor for stage in stages for tensor in stage])
         self._stages = [[id(tensor) for tensor in stage] for stage in stages]
         self.bytes = sum(flat.numel() * flat.element_size() for flat in self.flats.values())
 
@@ -131,7 +128,7 @@ class Master:
         layers = {id(layer) for layer in layers_of(network)}
         return network, [
             Stage(
-                module, id(module) in layers, [(memo[number], self._places[number]) for number in numbers], self.flats
+                module, id(module) in layers, [(memo[number], self._slices[number]) for number in numbers], self.flats
             )
             for (module, _), numbers in zip(walk(network), self._stages, strict=True)
         ]
@@ -163,17 +160,17 @@ def attach_to_host(card: ModelCard, device: Device, load: Callable[[ModelCard], 
 
 def _flattened(tensors: Sequence[Tensor]) -> tuple[dict[torch.dtype, Tensor], dict[int, TensorSlice]]:
     """Lay tensors flat in this order; each gives its own memory back as it is copied."""
-    places: dict[int, TensorSlice] = {}
+    slices: dict[int, TensorSlice] = {}
     used: Counter[torch.dtype] = Counter()
     for tensor in tensors:
-        places[id(tensor)] = TensorSlice(tensor.dtype, used[tensor.dtype], tensor.shape)
+        slices[id(tensor)] = TensorSlice(tensor.dtype, used[tensor.dtype], tensor.shape)
         step = ALIGNMENT // tensor.element_size()
         used[tensor.dtype] += math.ceil(tensor.numel() / step) * step
     flats = {dtype: torch.empty(size, dtype=dtype) for dtype, size in used.items()}
     for tensor in tensors:
-        place = places[id(tensor)]
-        tensor.data = place.view(flats[place.dtype]).copy_(tensor.data)
-    return flats, places
+        piece = slices[id(tensor)]
+        tensor.data = piece.view(flats[piece.dtype]).copy_(tensor.data)
+    return flats, slices
 
 
 def _like(tensor: Tensor) -> Tensor:
