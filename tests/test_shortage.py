@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.gpu.device_errors import Trouble, classify, needed
+from interlock.engine.gpu.device_errors import Trouble, classify
 
 HINT = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -94,24 +94,12 @@ def test_GIVEN_torchs_own_error_for_host_memory_WHEN_classified_THEN_it_is_memor
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 46, dtype=torch.uint8)
     assert classify(caught.value) is Trouble.MEMORY
-    assert needed(caught.value) == 1 << 46
-
-
-@given(st.integers(0, 1 << 40))
-def test_GIVEN_an_allocation_as_torch_words_it_WHEN_parsed_THEN_it_is_never_less_and_close(size):
-    read = needed(torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {torch_words(size)}. GPU 0 has a"))
-    assert size <= read <= size * 1.011 + 1
-
-
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError(), RuntimeError("")])
-def test_GIVEN_an_error_that_names_no_size_WHEN_parsed_THEN_nothing_is_made_up(error):
-    assert needed(error) is None
 
 
 @given(st.text())
 def test_GIVEN_any_text_of_a_bug_WHEN_read_THEN_reading_it_never_fails(text):
     assert classify(ValueError(text)) is None
-    assert needed(RuntimeError(text)) is None or "allocate" in text.lower()
+    classify(RuntimeError(text))
 
 
 def torch_words(size):

@@ -57,7 +57,7 @@ class Chip:
             raise _AcceleratorError(_LOST)
 
     def allocate(self, size: int) -> tuple[Handle, bool]:
-        """Memory for a tensor, and whether what is in it is to be spoiled."""
+        """Take memory for a tensor; the second value says whether its contents are to be spoiled."""
         with self._lock:
             self.allocations += 1
             number = self.allocations
@@ -95,7 +95,7 @@ class Chip:
         self.allocator.empty_cache()
 
     def memory(self) -> Memory:
-        """What is held now; of a lost card, what was when it was lost."""
+        """Count what is held now; of a lost card, what was when it was lost."""
         if self._last:
             return self._last[0]
         now = self.allocator.counters()
@@ -103,7 +103,7 @@ class Chip:
         return Memory(allocated=now.allocated, reserved=now.reserved, occupied=occupied)
 
     def peak(self) -> Memory:
-        """The most since the allocator's `start_peak`; of a lost card, until it was lost."""
+        """Count the most since the allocator's `start_peak`; of a lost card, until it was lost."""
         if self._last:
             return self._last[1]
         now = self.allocator.counters()

@@ -39,7 +39,7 @@ class Device(Protocol):
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 
     def memory(self) -> Memory:
-        """What it holds now."""
+        """Measure what it holds now."""
 
     def room(self, ceiling: int) -> int:
         """Bytes that can be allocated now beside what is allocated, with this process under `ceiling` at driver level.
@@ -59,7 +59,7 @@ class Device(Protocol):
         return self.computing()
 
     def join_copies(self) -> None:
-        """What is computed from now on waits for the copies issued so far."""
+        """Let what is computed from now on wait for the copies issued so far."""
         return
 
     def hold(self, model: object, size: int) -> None:
@@ -74,10 +74,10 @@ class Device(Protocol):
         """Begin a new measurement of the peak."""
 
     def peak(self) -> Memory:
-        """The most it held since `start_peak`."""
+        """Measure the most it held since `start_peak`."""
 
     def retries(self) -> int:
-        """How often the allocator had to give back its cache before an allocation succeeded, since the start."""
+        """Count how often the allocator gave back its cache before an allocation succeeded, since the start."""
 
     def trim(self) -> None:
         """Give back memory that is cached and free."""
@@ -86,4 +86,4 @@ class Device(Protocol):
         """Give back everything that is no longer used, after looking for it; waits for the driver to see it."""
 
     def readings(self) -> Readings | None:
-        """What the driver says of the device now; None where no driver tells."""
+        """Ask the driver for its figures of the device now; None where no driver tells."""

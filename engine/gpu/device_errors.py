@@ -5,7 +5,6 @@ else is a bug, and less memory would only hide it. Pure: it looks at the error's
 """
 
 import errno
-import math
 import re
 from enum import StrEnum
 
@@ -59,8 +58,6 @@ _LOST = (
 
 _MEMORY_TEXT = re.compile("|".join(map(re.escape, _MEMORY)))
 _LOST_TEXT = re.compile(rf"(?:CUDA|HIP|CUDNN)\b.*?(?:{'|'.join(map(re.escape, _LOST))})", re.IGNORECASE | re.DOTALL)
-_ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", re.IGNORECASE)
-_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def classify(error: BaseException) -> Trouble | None:
@@ -74,15 +71,3 @@ def classify(error: BaseException) -> Trouble | None:
     if _MEMORY_TEXT.search(str(error)):
         return Trouble.MEMORY
     return Trouble.LOST if _LOST_TEXT.search(str(error)) else None
-
-
-def needed(error: BaseException) -> int | None:
-    """Bytes of the allocation that failed, never fewer than were asked for; None where the error does not say.
-
-    What torch says is rounded to two decimals.
-    """
-    asked = _ASKED.search(str(error))
-    if asked is None:
-        return None
-    unit = _UNITS[asked[2].lower()]
-    return int(float(asked[1])) if unit == 1 else math.ceil((float(asked[1]) + 0.005) * unit)

@@ -35,14 +35,19 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
     if faults:
         raise UsageError("--faults needs simulated devices: use --devices sim:2xT4, or drop --faults")
     if wanted == "auto":
-        return _gpus(None) if torch.cuda.is_available() else [CpuDevice()]
+        return _gpus() if torch.cuda.is_available() else [CpuDevice()]
     if wanted == "cpu":
         return [CpuDevice()]
-    return _gpus(_numbers(wanted))
+    if wanted == "cuda":
+        return _gpus()
+    names = [name.strip() for name in wanted.split(",")]
+    if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names):
+        raise UnavailableError(f"unknown device {wanted!r}: use auto, cpu, cuda, cuda:0,cuda:1 or sim:2xT4")
+    return _gpus(list(dict.fromkeys(int(name.removeprefix("cuda:")) for name in names)))
 
 
 def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
-    """What the summary says of the machine and of the GPUs among `devices`; no names of hosts or people."""
+    """Describe the machine for the summary and of the GPUs among `devices`; no names of hosts or people."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -53,7 +58,7 @@ def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
 
 
 def why_no_gpu() -> str:
-    """What is missing between torch and a GPU, where torch sees none."""
+    """Say what is missing between torch and a GPU, where torch sees none."""
     from interlock.engine.gpu.nvml import open_nvml
 
     driver = open_nvml()
@@ -67,17 +72,8 @@ def why_no_gpu() -> str:
     return f"torch {torch.__version__} sees none; driver {driver.driver()} reports {known or 'none'}{masked}"
 
 
-def _numbers(wanted: str) -> list[int] | None:
-    """The GPUs that a text names, each once; None for all."""
-    if wanted == "cuda":
-        return None
-    names = [name.strip() for name in wanted.split(",")]
-    if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names):
-        raise UnavailableError(f"unknown device {wanted!r}: use auto, cpu, cuda, cuda:0,cuda:1 or sim:2xT4")
-    return list(dict.fromkeys(int(name.removeprefix("cuda:")) for name in names))
-
-
-def _gpus(numbers: Sequence[int] | None) -> list[Device]:
+def _gpus(numbers: Sequence[int] | None = None) -> list[Device]:
+    """The GPUs with these numbers; without any, all of them."""
     from interlock.engine.gpu.cuda import CudaDevice
 
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -61,6 +61,9 @@ class DeviceFaults:
     def __init__(self, faults: Sequence[Fault], device: str) -> None:
         own = [fault for fault in faults if fault.device in (None, device)]
         self._by_kind = {kind: [fault for fault in own if fault.kind == kind] for kind in MENU}
+        self.scattered = sum(fault.size for fault in self._by_kind["fragment"])
+        self.leaked = sum(fault.size for fault in self._by_kind["leak"])
+        self.lag = max((fault.seconds for fault in self._by_kind["lag"]), default=0.0)
 
     def short(self, number: int, size: int) -> bool:
         """Whether this allocation is refused whatever is free."""
@@ -79,18 +82,6 @@ class DeviceFaults:
     def others(self, number: int) -> int:
         """Bytes that other processes want to hold at this allocation."""
         return sum(fault.size for fault in self._by_kind["other"] if fault.first <= number <= fault.last)
-
-    @property
-    def scattered(self) -> int:
-        return sum(fault.size for fault in self._by_kind["fragment"])
-
-    @property
-    def leaked(self) -> int:
-        return sum(fault.size for fault in self._by_kind["leak"])
-
-    @property
-    def lag(self) -> float:
-        return max((fault.seconds for fault in self._by_kind["lag"]), default=0.0)
 
 
 def _fault(item: str) -> Fault:

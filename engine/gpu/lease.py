@@ -48,7 +48,7 @@ class Lease:
         self._models.append(weakref.ref(model))
 
     def holders(self) -> str:
-        """Who refers to models that should be gone; empty when nobody does."""
+        """Name who refers to models that should be gone; empty when nobody does."""
         alive = [model for ref in self._models if (model := ref()) is not None]
         kinds = {type(holder).__name__ for model in alive for holder in gc.get_referrers(model) if holder is not alive}
         if alive and not kinds:  # since Python 3.12 a frame that runs does not show its locals to the collector
@@ -56,7 +56,7 @@ class Lease:
         return ", ".join(sorted(kinds))
 
     def overruns(self) -> list[str]:
-        """What the receipts show that should not be: a peak over the budget."""
+        """Describe each peak over its budget; empty when there is none."""
         overruns = []
         for receipt in self.receipts:
             grown = receipt.peak.occupied - receipt.before.occupied
@@ -126,17 +126,17 @@ class Lessor:
             self._open.remove(lease)
 
     def lose(self, device: Device) -> None:
-        """No receipt of the present leases can speak of this device."""
+        """Mark this device as lost in every open lease: no receipt can measure it."""
         for lease in self._open:
             if device.name in lease.budgets:
                 lease.lost.add(device.name)
 
     def budget(self, device: Device) -> int:
-        """Bytes that a lease may have on a device now."""
+        """Measure the bytes that a lease may have on a device now."""
         return min(self.ceiling, device.room(self.ceiling) - RESERVE)
 
     def check(self, holder: str, predicted: int, device: Device) -> int:
-        """The budget that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
+        """Return the bytes that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
             needs, free = units.distinct_sizes(predicted, max(0, budget))
@@ -187,7 +187,12 @@ class Lessor:
                 if holders:
                     peak = device.peak()
                     for lease in holders:
-                        lease.peaks[device.name] = _higher(lease.peaks.get(device.name, peak), peak)
+                        before = lease.peaks.get(device.name, peak)
+                        lease.peaks[device.name] = Memory(
+                            allocated=max(before.allocated, peak.allocated),
+                            occupied=max(before.occupied, peak.occupied),
+                            reserved=max(before.reserved, peak.reserved),
+                        )
 
     def _receipt(self, lease: Lease, device: Device, before: Memory, retries: int) -> Receipt:
         lost = device.name in lease.lost
@@ -214,11 +219,3 @@ class Lessor:
         kept = after.allocated - before.allocated
         lease.residues.append(Residue(lease=lease.id, device=device.name, bytes=left, action=action, left_bytes=kept))
         return after
-
-
-def _higher(one: Memory, other: Memory) -> Memory:
-    return Memory(
-        allocated=max(one.allocated, other.allocated),
-        occupied=max(one.occupied, other.occupied),
-        reserved=max(one.reserved, other.reserved),
-    )

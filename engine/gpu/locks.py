@@ -51,7 +51,7 @@ def holding(devices: Sequence[Device], run: str) -> Iterator[None]:
 
 
 def holder(device: Device) -> Holder | None:
-    """Who holds `device` now, this process's own runs too; None when nobody does, or nobody says so."""
+    """Look who holds `device` now, this process's own runs too; None when nobody does, or nobody says so."""
     if device.key is None:
         return None
     with suppress(OSError, UnavailableError), _directory() as (_, place):

@@ -89,7 +89,7 @@ class Calibration:
         return bisect_right(range(1, UNBOUNDED), room, key=lambda tokens: self.activations(law, tokens, longest))
 
     def observed(self, predicted: int, measured: int) -> "Calibration":
-        """With one clean batch more: `predicted` by the law alone, `measured` activations of it, in bytes.
+        """Take in one clean batch more: `predicted` by the law alone, `measured` activations of it, in bytes.
 
         The first batch sets the scale; after it only what exceeds the corrected law moves it, up to what covers it.
         """
@@ -102,7 +102,7 @@ class Calibration:
         return Calibration(scale, margin, self.batches + 1, residuals)
 
     def strained(self) -> "Calibration":
-        """After an out-of-memory error or allocator retries: the margin doubles."""
+        """Double the margin, after an out-of-memory error or allocator retries."""
         return replace(self, margin=min(MOST_MARGIN, 2 * self.margin))
 
 
@@ -115,7 +115,7 @@ class Sample(NamedTuple):
 
 
 def fit(samples: Sequence[Sample]) -> Law:
-    """The law without weights that explains the samples with the least relative error.
+    """Find the law without weights that explains the samples with the least relative error.
 
     Of the laws that explain all of them exactly the one with the fewest terms is taken. Two phases are told apart
     where samples lie on both sides of their crossing, at least two lengths of rows on each; a prelude is looked for in

@@ -33,7 +33,7 @@ class Process:
 
 @cache
 def open_nvml() -> "Nvml | None":
-    """The driver's own account of its GPUs; None where there is no driver. Asked once a process."""
+    """Open the driver's own account of its GPUs, once a process; None where there is no driver."""
     import pynvml
 
     try:
@@ -51,17 +51,17 @@ class Nvml:
         self._library = library
 
     def driver(self) -> str | None:
-        """The version of the driver."""
+        """Ask for the version of the driver."""
         return self._asked(self._library.nvmlSystemGetDriverVersion)
 
     def names(self) -> list[str]:
-        """The makes of all GPUs of the machine, hidden ones too."""
+        """List the makes of all GPUs of the machine, hidden ones too."""
         count = self._asked(self._library.nvmlDeviceGetCount) or 0
         handles = [self._asked(self._library.nvmlDeviceGetHandleByIndex, number) for number in range(count)]
         return [self._asked(self._library.nvmlDeviceGetName, handle) or "unknown" for handle in handles]
 
     def readings(self, uuid: str) -> Readings | None:
-        """The figures of a GPU now; None where not even its memory is told."""
+        """Read the figures of a GPU now; None where not even its memory is told."""
         handle = self._handle(uuid)
         memory = self._asked(self._library.nvmlDeviceGetMemoryInfo, handle)
         if memory is None:
@@ -78,12 +78,12 @@ class Nvml:
         )
 
     def processes(self, uuid: str) -> list[Process] | None:
-        """Every process that computes on a GPU, this one too; None where the driver does not tell."""
+        """List every process that computes on a GPU, this one too; None where the driver does not tell."""
         running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
         return running and [Process(one.pid, self._program(one.pid), one.usedGpuMemory) for one in running]
 
     def others(self, uuid: str) -> list[Process] | None:
-        """As `processes`, without this one."""
+        """List them as `processes` does, without this one."""
         processes = self.processes(uuid)
         return None if processes is None else [process for process in processes if process.pid != os.getpid()]
 

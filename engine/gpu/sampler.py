@@ -6,7 +6,6 @@ told any more, it stops.
 
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.record.events import Memory, Readings
@@ -29,7 +28,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 

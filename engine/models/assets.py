@@ -67,20 +67,20 @@ class ModelSnapshot:
 
 @dataclass(frozen=True)
 class Policy:
-    """How far a resolver may go for a model."""
+    """How far `resolve` may go: never to the network (`offline`), or there even for what is cached (`refresh`)."""
 
     offline: bool = False
     refresh: bool = False
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids the network (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
+    """Tell whether the environment forbids the network (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
     values = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return any(value in ("1", "TRUE", "YES", "ON") for value in values)
 
 
 def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]) -> ModelSnapshot:
-    """A checked local snapshot of `spec`, from the first source that has it.
+    """Find or fetch a checked local snapshot of `spec`, from the first source that has it.
 
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
     """
@@ -100,9 +100,8 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
     except OSError as error:
         raise UnavailableError(f"model {spec.key}: cannot read {error.filename or path}: {error.strerror}") from error
     seconds = round(time.monotonic() - began, 3)
-    snapshot = ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
     emit(ModelResolved(model=spec.key, source=source, outcome=outcome, commit=commit, bytes=size, seconds=seconds))
-    return snapshot
+    return ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
 
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
@@ -115,7 +114,7 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
 
 
 def how_to_fetch(spec: ModelSpec) -> list[str]:
-    """The commands that bring this model here."""
+    """List the commands that bring this model here."""
     commands = []
     for source in spec.sources:
         kind, _, name = source.partition(":")

@@ -56,7 +56,7 @@ class ModelCard:
 
 
 def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> ModelCard:
-    """The card of a snapshot.
+    """Read the card of a snapshot, and refuse a model that could not be used as it stands.
 
     Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,
     and UsageError for a row of the registry that asks for what the model does not have.
@@ -72,10 +72,11 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     check_sentence(spec.key, path, config)
     poolings = _poolings(spec, path, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
-    packed = _is_plain(modules) and pooling in ("cls", "mean") and packable(config)
+    kinds = [module.kind for module in modules]
+    plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+    packed = plain and pooling in ("cls", "mean") and packable(config)
     if not packed:
-        _refuse_own_code(spec, path, config)
-        _check_attention(spec, path, config)
+        _check_architecture(spec, path, config)
     dtype = spec.dtype.get(device_kind, "float32")
     if dtype not in BYTES:
         raise UsageError(f"[models.{spec.key}] dtype: expected one of {', '.join(BYTES)}, got {dtype!r}")
@@ -102,30 +103,18 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     return card
 
 
-def _is_plain(modules: Sequence[Module]) -> bool:
-    """Whether nothing stands between the encoder, its pooling and unit length."""
-    kinds = [module.kind for module in modules]
-    return kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+def _check_architecture(spec: ModelSpec, path: Path, config: Config) -> None:
+    """Refuse what transformers would run by code in the model's repository, or not with its row's attention kernel."""
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
-
-def _refuse_own_code(spec: ModelSpec, path: Path, config: Config) -> None:
-    """Unless the library has the architecture itself, so that the code in the model's repository is not needed."""
-    from transformers import CONFIG_MAPPING
-
-    if config.get("auto_map") and str(config.get("model_type")) not in CONFIG_MAPPING:
+    kind = str(config.get("model_type"))
+    if config.get("auto_map") and kind not in CONFIG_MAPPING:
         raise UnavailableError(
             f"model {spec.key} needs its own code ({path / 'config.json'}: auto_map), which is never run: use "
             "a model without it"
         )
-
-
-def _check_attention(spec: ModelSpec, path: Path, config: Config) -> None:
-    """Refuse an architecture that transformers cannot load with the attention kernel of its row."""
-    from transformers import CONFIG_MAPPING, MODEL_MAPPING
-
-    kind = str(config.get("model_type"))
-    found = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
-    network = found[0] if isinstance(found, tuple) else found
+    mapped = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
+    network = mapped[0] if isinstance(mapped, tuple) else mapped
     if spec.attention == "sdpa" and not getattr(network, "_supports_sdpa", True):
         raise UnavailableError(
             f"model {spec.key}: {kind} ({path / 'config.json'}: model_type) has no attention = "
@@ -144,12 +133,12 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
     config = read_object(file) if modules else {}
     others = [flag for flag in config if flag.startswith("pooling_mode_") and flag not in POOLINGS]
     flags = [flag for flag in (*POOLINGS, *others) if config.get(flag)]
-    said = config.get("pooling_mode", [POOLINGS.get(flag, flag) for flag in flags])
-    modes = [said] if isinstance(said, str) else said
+    given = config.get("pooling_mode", [POOLINGS.get(flag, flag) for flag in flags])
+    modes = [given] if isinstance(given, str) else given
     if not isinstance(modes, list) or any(mode not in POOLINGS.values() for mode in modes):
         raise UnavailableError(
             f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLINGS.values())}, got "
-            f"{str(repr(said))[:100]}"
+            f"{str(repr(given))[:100]}"
         )
     return tuple(modes) or ("mean",)
 
@@ -194,6 +183,7 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
 
 def _width(spec: ModelSpec, path: Path, config: Config) -> int:
     """Numbers that the model itself keeps of each token."""
+
     width = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
     if width is None:
         raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
@@ -207,8 +197,8 @@ def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "
             f"tokens ({path / 'config.json'})"
         )
-    said = [limit for limit in [_limit(*place) for place in limits_of(path)] if limit]
-    return spec.max_tokens or min([positions or POSITIONS, *said[:1]])
+    limits = [limit for limit in (_limit(*setting) for setting in limits_of(path)) if limit]
+    return spec.max_tokens or min([positions or POSITIONS, *limits[:1]])
 
 
 def _positions(path: Path, config: Config) -> int | None:

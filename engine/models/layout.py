@@ -49,17 +49,17 @@ def check_complete(path: Path) -> None:
 
 
 def read_object(file: Path) -> dict[str, object]:
-    """The object in a JSON file; empty where there is no such file."""
+    """Read the object in a JSON file; empty where there is no such file."""
     if not file.is_file():
         return {}
-    found = _read(file)
-    if not isinstance(found, dict):
+    content = _read(file)
+    if not isinstance(content, dict):
         raise UnavailableError(f"{file} is not a JSON object")
-    return found
+    return content
 
 
 def modules_of(path: Path) -> list[Module]:
-    """The rows of `modules.json`; none where there is no such file."""
+    """Read the rows of `modules.json`; none where there is no such file."""
     file = path / "modules.json"
     if not file.is_file():
         return []
@@ -74,7 +74,7 @@ def modules_of(path: Path) -> list[Module]:
 
 
 def weights_of(path: Path) -> list[Path]:
-    """The weight files of a model: its own, then those of its modules' folders."""
+    """List the weight files of a model: its own, then those of its modules' folders."""
     files = list(_indexed(path) if (path / "model.safetensors.index.json").is_file() else _single(path, needed=True))
     for module in modules_of(path):
         if module.path:
@@ -83,10 +83,8 @@ def weights_of(path: Path) -> list[Path]:
 
 
 def values_in(file: Path) -> int:
-    """How many numbers a safetensors file holds, from its header; refuses a file that was cut short."""
-    if not file.is_file():
-        raise UnavailableError(f"{file.parent} lacks {file.name}")
-    _open(file)
+    """Count the numbers that a safetensors file holds, by its header; refuses a file that was cut short."""
+    _require(file.parent, file.name)
     try:
         with safe_open(file, framework="np") as header:
             names = header.keys()
@@ -96,17 +94,13 @@ def values_in(file: Path) -> int:
 
 
 def _require(path: Path, name: str) -> None:
+    """Raise UnavailableError saying why a file is missing or cannot be read; libraries would not say."""
     if not (path / name).is_file():
         raise UnavailableError(f"{path} lacks {name}")
-    _open(path / name)
-
-
-def _open(file: Path) -> None:
-    """Raise UnavailableError saying why a file that is there cannot be read; libraries would not."""
     try:
-        file.open("rb").close()
+        (path / name).open("rb").close()
     except OSError as error:
-        raise UnavailableError(f"cannot read {file}: {error.strerror}") from error
+        raise UnavailableError(f"cannot read {path / name}: {error.strerror}") from error
 
 
 def _read(file: Path) -> object:

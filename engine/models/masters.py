@@ -6,6 +6,7 @@ The next model can be read while the present one computes.
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -17,7 +18,7 @@ Hydrate = Callable[[ModelCard], Master]
 
 
 def hydrated_for(device: Device) -> Hydrate:
-    """Reads a master whose copies to devices like this one run at full speed."""
+    """Return a reader of masters whose copies to devices like this one run at full speed."""
 
     def hydrate(card: ModelCard) -> Master:
         master = Master(load(card))
@@ -39,12 +40,14 @@ class Masters:
         self._ahead: dict[str, _Ahead] = {}
 
     def take(self, card: ModelCard) -> tuple[Master, bool]:
-        """The master of `card`, and whether the host had it already. Raises UnavailableError when it does not load."""
+        """Return the master, and whether the host had it already. Raises UnavailableError when it does not load."""
         self._primary = self._primary or card.key
         if master := self._kept.pop(card.key, None):
             return master, True
-        if (ahead := self._ahead.pop(card.key, None)) and (master := ahead.result()):
-            return master, True
+        if ahead := self._ahead.pop(card.key, None):
+            ahead.join()
+            if ahead.master:
+                return ahead.master, True
         return self._hydrate(card), False
 
     def give_back(self, card: ModelCard, master: Master) -> None:
@@ -60,30 +63,25 @@ class Masters:
         known = card.key in self._kept or card.key in self._ahead
         if not known and self.bytes + size <= self._allowed():
             self._ahead[card.key] = _Ahead(lambda: self._hydrate(card))
+            self._ahead[card.key].start()
 
     @property
     def bytes(self) -> int:
-        """What the kept ones take."""
+        """Bytes of host memory that the kept ones take."""
         return sum(master.bytes for master in self._kept.values())
 
     def _allowed(self) -> int:
         return min(self._budget, self.bytes + int(psutil.virtual_memory().available) // 2)
 
 
-class _Ahead:
-    """A master that is being read in a thread of its own; an error waits for who asks again without the thread."""
+class _Ahead(threading.Thread):
+    """Reads a master; `master` stays None where it fails, for who asks in earnest to read it again and say why."""
 
     def __init__(self, read: Callable[[], Master]) -> None:
-        self._master: Master | None = None
-        self._thread = threading.Thread(target=self._run, args=(read,), name="prefetch", daemon=True)
-        self._thread.start()
+        super().__init__(name="prefetch", daemon=True)
+        self._read = read
+        self.master: Master | None = None
 
-    def result(self) -> Master | None:
-        self._thread.join()
-        return self._master
-
-    def _run(self, read: Callable[[], Master]) -> None:
-        try:
-            self._master = read()
-        except Exception:  # asked for in earnest, it is read again and says why
-            self._master = None
+    def run(self) -> None:
+        with suppress(Exception):
+            self.master = self._read()

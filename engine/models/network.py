@@ -26,7 +26,7 @@ _Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the row
 
 
 def filling(tokens: int) -> int:
-    """How many rows of nothing the forward pass computes beside `tokens`."""
+    """Count the rows of nothing that the forward pass computes beside `tokens`."""
     return -tokens % TILE
 
 
@@ -46,7 +46,7 @@ class PackedEncoder(nn.Module):
     def from_state(
         cls, config: Mapping[str, object], state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
     ) -> "PackedEncoder":
-        """The encoder in `dtype` that a parsed `config.json` and the tensors of `model.safetensors` describe.
+        """Build the encoder in `dtype` that a parsed `config.json` and the tensors of `model.safetensors` describe.
 
         Names may carry a prefix (`bert.`, `roberta.`, ...); poolers and heads are left alone. Raises
         ValueError naming the setting not supported, or the tensor that is missing or has another shape.
@@ -55,7 +55,7 @@ class PackedEncoder(nn.Module):
 
     @classmethod
     def blank(cls, config: Mapping[str, object], dtype: torch.dtype = torch.float32) -> "PackedEncoder":
-        """The encoder of `config` with weights that nobody set: for its sizes, and for traces under FakeTensorMode."""
+        """Build the encoder of `config` with weights that nobody set, for sizes and traces under FakeTensorMode."""
         return cls(_Shape(config), _Blank({}, dtype))
 
     @property
@@ -79,7 +79,7 @@ class PackedEncoder(nn.Module):
         return self
 
     def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Last hidden state `[T, width]` of the sequences that `ids` (`[T]`, int64) holds end to end.
+        """Compute the last hidden state `[T, width]` of the sequences that `ids` (`[T]`, int64) holds end to end.
 
         `lengths` counts their tokens, in order. Neighbours of one length share an attention call, so sorted
         sequences run fastest; the order changes nothing else. Raises ValueError when the lengths do not add
@@ -137,7 +137,7 @@ class _Nearness(nn.Module):
 
 
 class _Attention(nn.Module):
-    """The first half of a layer."""
+    """The first half of a layer, which also wants to know where each sequence begins and ends."""
 
     def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def _norm(weights: "_Weights", name: str, shape: "_Shape") -> nn.LayerNorm:
 
 
 def packable(config: Mapping[str, object]) -> bool:
-    """Whether this code computes exactly what a `config.json` describes."""
+    """Tell whether this code computes exactly what a `config.json` describes."""
     try:
         _Shape(config)
     except ValueError:

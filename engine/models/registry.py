@@ -25,7 +25,7 @@ RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One row of the registry."""
+    """One row of the registry: where a model comes from, and what it wants beyond what its own files say."""
 
     key: str
     """Canonical name: in rosters, file names and as the name of its vectors."""
@@ -92,7 +92,7 @@ REGISTRY: dict[str, ModelSpec] = {
 
 
 def check_key(key: str) -> None:
-    """UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
+    """Raise UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
     if key in RESERVED:
         raise UsageError(
             f"{key!r} cannot name a model: exports have a column of that name; choose another in a [models.*] table"
@@ -103,7 +103,7 @@ def check_key(key: str) -> None:
 
 
 def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
-    """The registry with the rows of a configuration file's `[models.*]` added or changed.
+    """Return the registry with the rows of a configuration file's `[models.*]` added or changed.
 
     Raises UsageError naming the row and the field that cannot be used.
     """
@@ -131,7 +131,7 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
 
 
 def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelSpec]:
-    """The rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory).
+    """Find the rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory).
 
     Raises UsageError for a name that is none of these, and for two models with one key.
     """
@@ -154,6 +154,6 @@ def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
 
 
 def label(source: str) -> str:
-    """A source as people read it: packages that are parts of one model are counted, not listed."""
+    """Word a source as people read it: packages that are parts of one model are counted, not listed."""
     first, *more = source.split("+")
     return f"{first} and {len(more)} more" if more and source.startswith("pkg:") else source

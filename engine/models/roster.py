@@ -18,12 +18,12 @@ from interlock.engine.record.events import AnyEvent, RosterEntry
 def cards_of(
     specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Callable[[AnyEvent], object]
 ) -> list[ModelCard]:
-    """A card for every model. Raises UnavailableError for the first that cannot be had."""
+    """Resolve every model and read its card. Raises UnavailableError for the first that cannot be had."""
     return [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
 
 
 def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
-    """What is recorded of a model and makes its vectors what they are; `dim` is the delivered width."""
+    """Record what of a model is kept and makes its vectors what they are; `dim` is the delivered width."""
     return RosterEntry(
         model=card.key,
         weight=weight,
@@ -40,7 +40,7 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
 
 
 def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
-    """The width of this model's delivered vectors under `--dim wanted` (0: whole).
+    """Return the width of this model's delivered vectors under `--dim wanted` (0: whole).
 
     Raises UsageError where a Matryoshka model was not trained for it. Other models are not cut.
     """
@@ -52,7 +52,7 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
 
 
 def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
-    """What has to be tokenised: once for each distinct tokenizer and prompt."""
+    """List what has to be tokenised: once for each distinct tokenizer and prompt."""
     users: dict[str, list[ModelCard]] = {}
     for card in cards:
         users.setdefault(token_key(card), []).append(card)
@@ -68,12 +68,12 @@ def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
 
 
 def token_key(card: ModelCard) -> str:
-    """Names a tokenizer together with a prompt: equal keys mean equal ids."""
+    """Name a tokenizer together with a prompt: equal keys mean equal ids."""
     lower = "\0lower" if lowercases(card.tokenizer_file) else ""
     content = atomic.sha256_of(card.tokenizer_file) + lower + "\0" + card.document_prompt
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def as_input(entry: RosterEntry) -> dict[str, object]:
-    """An entry as run.json keeps it; where the files came from is no part of what they are."""
+    """Return an entry as run.json keeps it; where the files came from is no part of what they are."""
     return {name: value for name, value in asdict(entry).items() if name not in ("source", "commit")}

@@ -29,12 +29,9 @@ HARMLESS = {
     "text": ("padding", "padding_side", "pad_to_multiple_of", "return_tensors"),
 }
 GROUPS = {
-    "model_args": "model",
-    "model_kwargs": "model",
-    "config_args": "config",
-    "config_kwargs": "config",
-    "tokenizer_args": "tokenizer",
-    "processor_kwargs": "tokenizer",
+    **dict.fromkeys(("model_args", "model_kwargs"), "model"),
+    **dict.fromkeys(("config_args", "config_kwargs"), "config"),
+    **dict.fromkeys(("tokenizer_args", "processor_kwargs"), "tokenizer"),
 }
 PLAIN = {
     "transformer_task": "feature-extraction",

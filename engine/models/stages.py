@@ -34,13 +34,13 @@ class TensorSlice:
 
 
 def layers_of(network: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the list of modules that holds the most weights; empty where there is none."""
+    """Find the repeated layers: the list of modules that holds the most weights; empty where there is none."""
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     return list(max(lists, key=size_of).children()) if lists else []
 
 
 def stages_of(network: nn.Module) -> list[list[Tensor]]:
-    """The distinct tensors of every stage of `walk`; a tensor belongs to the first that has it."""
+    """List the distinct tensors of every stage of `walk`; a tensor belongs to the first that has it."""
     seen: set[int] = set()
     stages = []
     for stage, whole in walk(network):
@@ -51,23 +51,23 @@ def stages_of(network: nn.Module) -> list[list[Tensor]]:
 
 
 def walk(network: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Each stage, and whether it counts with everything inside it."""
+    """Yield each stage, and whether it counts with everything inside it."""
     return _walk(network, {id(layer) for layer in layers_of(network)})
 
 
 def tensors_of(stage: nn.Module, *, whole: bool) -> list[Tensor]:
-    """Parameters and buffers of a stage."""
+    """List parameters and buffers of a stage, with those of the modules inside it where it counts `whole`."""
     return [*stage.parameters(recurse=whole), *stage.buffers(recurse=whole)]
 
 
 def size_of(module: nn.Module) -> int:
-    """Bytes of the distinct tensors of a module."""
+    """Sum the bytes of the distinct tensors of a module."""
     tensors = {id(tensor): tensor for tensor in tensors_of(module, whole=True)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def slot_bytes(network: nn.Module) -> int:
-    """What the weights take on a device when stages are streamed: two layers, or a larger stage alone."""
+    """Count the bytes of weights on a device when stages are streamed: two layers, or a larger stage alone."""
     layers = [size_of(layer) for layer in layers_of(network)]
     if not layers:
         return 0
@@ -76,7 +76,7 @@ def slot_bytes(network: nn.Module) -> int:
 
 
 def feed_forwards(network: nn.Module) -> list[nn.Module]:
-    """The modules that treat each token by itself and are widest there."""
+    """Find the modules that treat each token by itself and are widest there."""
     return [
         module
         for name, module in network.named_modules()

@@ -53,14 +53,14 @@ def unmap(tensors: Iterable[torch.Tensor], files: Sequence[Path]) -> None:
 
 def _mapped(files: Sequence[Path]) -> list[range]:
     """The addresses at which this process has the files mapped; none where no system tells."""
-    names, found = {str(file.resolve()) for file in files}, []
+    names, ranges = {str(file.resolve()) for file in files}, []
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             place, _, rest = line.partition(" ")
             if rest.split(maxsplit=4)[-1] in names:
                 start, stop = (int(address, 16) for address in place.split("-"))
-                found.append(range(start, stop))
-    return found
+                ranges.append(range(start, stop))
+    return ranges
 
 
 def _let_go(mapped: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ Config = Mapping[str, Any]
 
 
 def law_for(card: "ModelCard", device_kind: str) -> Law:
-    """The law of a card's model on a device of this kind: its weights as held there, or as its files say."""
+    """Find the law of a card's model on a device of this kind: its weights as held there, or as its files say."""
     dtype: torch.dtype = getattr(torch, card.dtype)
     if device_kind == "cpu" and card.packed:
         return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))

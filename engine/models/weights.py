@@ -135,7 +135,7 @@ class Master:
 
 
 def load(card: ModelCard) -> nn.Module:
-    """The network of `card` with its weights, on the host.
+    """Read the network of `card` with its weights, on the host.
 
     Raises UnavailableError for weights that do not load, or are not those that the run looked at.
     """
@@ -151,7 +151,7 @@ def load(card: ModelCard) -> nn.Module:
 
 
 def attach_to_host(card: ModelCard, device: Device, load: Callable[[ModelCard], nn.Module] = load) -> Attached:
-    """The model of `card` on the host's processor, in the layout that its kernels want."""
+    """Load the model of `card` on the host's processor, in the layout that its kernels want."""
     network = load(card)
     attached = Attached(network.pack_for_cpu() if isinstance(network, PackedEncoder) else network, device)
     device.trim()
