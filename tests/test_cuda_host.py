@@ -221,7 +221,7 @@ def test_GIVEN_a_card_that_is_full_or_lost_WHEN_asked_for_room_THEN_there_is_non
 
 def test_GIVEN_a_card_that_torch_has_no_kernels_for_WHEN_first_used_THEN_it_is_said_what_to_do(card, device):
     card.error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
-    with pytest.raises(UnavailableError, match=r"cuda:0 cannot compute .*on the device\): install a build of torch"):
+    with pytest.raises(UnavailableError, match=r"cuda:0 cannot compute .*on the device\): install a torch build"):
         device.room(12 * GIB)
 
 
@@ -405,7 +405,7 @@ def test_GIVEN_a_card_that_others_use_WHEN_the_doctor_looks_THEN_it_says_what_is
     with holding(choose("cuda:0"), "run-7"):
         (held,) = doctor._devices(settings)
     assert held[0] is False
-    assert f"held by run run-7 (pid {os.getpid()}, since " in held[2]
+    assert f"in use by run run-7 (pid {os.getpid()}, since " in held[2]
 
 
 class Runtime:

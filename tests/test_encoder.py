@@ -237,7 +237,7 @@ def test_GIVEN_a_dense_module_without_safetensors_WHEN_resolved_THEN_it_is_refus
     with pytest.raises(UnavailableError, match=r"2_Dense lacks model\.safetensors"):
         card_of(model)
     (model / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(UnavailableError, match="2_Dense holds its weights as pickle only"):
+    with pytest.raises(UnavailableError, match="2_Dense has its weights as pickle only"):
         card_of(model)
 
 
