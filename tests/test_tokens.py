@@ -98,7 +98,7 @@ def test_GIVEN_a_tokenizer_that_pads_and_truncates_WHEN_loaded_THEN_neither_happ
 @pytest.mark.parametrize("content", ["", "{}", "not json", json.dumps({"model": {"type": "BPE"}})])
 def test_GIVEN_a_file_that_is_no_tokenizer_WHEN_loaded_THEN_the_error_names_it(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UnavailableError, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(UnavailableError, match=r"cannot read .*tokenizer\.json as a tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
