@@ -108,6 +108,11 @@ def named(name: str) -> Action:
     return next(action for action in ACTIONS if action.name == name)
 
 
+def first_key(action: Action, keymap: Mapping[str, str]) -> str:
+    """The key that a footer shows for an action."""
+    return shown_keys(action, keymap).split()[0]
+
+
 def shown_keys(action: Action, keymap: Mapping[str, str]) -> str:
     """The keys of an action as they are called on a keyboard."""
     keys = keymap.get(action.id, action.key)

@@ -162,12 +162,14 @@ class EventsPane(Pane):
         self._ascii = ascii
         self._lines: tuple[Line, ...] = ()
         self._kept: list[Line] = []
-        self._level = ALL
+        self.level = ALL
+        """What the filter lets through."""
         self._pattern = ""
         self._place = 0
         self._seq = -1  # of the line under the cursor, which finds it again when places shift
         self._top = 0
-        self._following = True
+        self.following = True
+        """Whether the view goes with the end."""
         self._known = -1  # `seq` of the latest line that was on the screen
         self._title = ""
 
@@ -177,19 +179,9 @@ class EventsPane(Pane):
         return self._kept[self._place] if self._kept else None
 
     @property
-    def following(self) -> bool:
-        """Whether the view goes with the end."""
-        return self._following
-
-    @property
     def fresh(self) -> int:
         """How many lines have not been on the screen yet."""
         return len(self._kept) - bisect_right(self._kept, self._known, key=_seq)
-
-    @property
-    def level(self) -> str:
-        """What the filter lets through."""
-        return self._level
 
     def listed(self) -> tuple[Line, ...]:
         """The lines that the filter lets through, for an export."""
@@ -203,14 +195,14 @@ class EventsPane(Pane):
 
     def set_level(self, level: str) -> None:
         """Let through what `level` does; the cursor stays on its line, or goes to the next one that is left."""
-        self._level = level
+        self.level = level
         self._keep()
 
     def cycle_level(self) -> str:
         """The next level, from all to notices to warnings and back to all."""
         names = list(LEVELS)
-        self.set_level(names[(names.index(self._level) + 1) % len(names)])
-        return self._level
+        self.set_level(names[(names.index(self.level) + 1) % len(names)])
+        return self.level
 
     def find(self, pattern: str) -> int:
         """Mark `pattern` and go to the latest line at or above the cursor that has it; how many lines have it."""
@@ -277,8 +269,8 @@ class EventsPane(Pane):
     def _keep(self) -> None:
         """Filter anew; what was under the cursor stays there, and at its height, while older lines go."""
         height = self._place - self._top
-        self._kept = shown(self._lines, self._level)
-        if self._following:
+        self._kept = shown(self._lines, self.level)
+        if self.following:
             self.follow()
             return
         place = bisect_left(self._kept, self._seq, key=_seq)
@@ -289,7 +281,7 @@ class EventsPane(Pane):
         last = len(self._kept) - 1
         self._place = max(0, min(place, last))
         if self._kept:
-            self._following = follow and self._place == last
+            self.following = follow and self._place == last
             self._seq = self._kept[self._place].seq
         self._draw()
 
@@ -297,14 +289,14 @@ class EventsPane(Pane):
         height = self.inner_height
         last = max(0, len(self._kept) - height)
         least, most = self._place - height + 1, self._place
-        self._top = last if self._following else min(max(self._top, least, 0), most, last)
-        bottom = len(self._kept) if self._following else min(len(self._kept), self._top + height)
+        self._top = last if self.following else min(max(self._top, least, 0), most, last)
+        bottom = len(self._kept) if self.following else min(len(self._kept), self._top + height)
         if bottom:
             self._known = max(self._known, self._kept[bottom - 1].seq)
-        cursor = None if self._following and not self.has_focus else self._place
-        lines, width, level, pattern = self._kept, self.inner_width, self._level, self._pattern
+        cursor = None if self.following and not self.has_focus else self._place
+        lines, width, level, pattern = self._kept, self.inner_width, self.level, self._pattern
         self.show(rows(lines, cursor, self._top, width, height, pattern=pattern, level=level, ascii=self._ascii))
-        text = title(self._heading, level, following=self._following, fresh=self.fresh, pattern=pattern)
+        text = title(self._heading, level, following=self.following, fresh=self.fresh, pattern=pattern)
         if text != self._title:  # the title alone is painted: setting `border_title` would paint all lines with it
             self._title = text
             self._border_title = Content(text)

@@ -49,8 +49,8 @@ def devices_of(names: Sequence[str]) -> str:
         return ",".join(others)
     cards.sort()
     row = len(cards) > 2 and cards[-1] - cards[0] == len(cards) - 1
-    told = f"cuda:{cards[0]}-{cards[-1]}" if row else "cuda:" + ",".join(map(str, cards))
-    return ",".join([told, *others])
+    name = f"cuda:{cards[0]}-{cards[-1]}" if row else "cuda:" + ",".join(map(str, cards))
+    return ",".join([name, *others])
 
 
 def rates(snapshot: Snapshot) -> tuple[float, float]:
@@ -61,9 +61,9 @@ def rates(snapshot: Snapshot) -> tuple[float, float]:
     return recent(snapshot.pace.rows), recent(snapshot.pace.tokens)
 
 
-def recent(told: Sequence[int]) -> float:
+def recent(seconds: Sequence[int]) -> float:
     """The mean of the latest seconds; the last one still counts and is left out, unless it is alone."""
-    values = list(islice(reversed(told), 1, RECENT + 1)) or list(told)
+    values = list(islice(reversed(seconds), 1, RECENT + 1)) or list(seconds)
     return sum(values) / max(1, len(values))
 
 

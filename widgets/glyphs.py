@@ -3,7 +3,7 @@
 Signs, not colours, carry the meaning; each picture has a variant of ASCII signs. All are exactly `width` cells wide.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
 
@@ -52,11 +52,8 @@ def grid(cells: Sequence[int], batches: int, width: int, *, ascii: bool = False)
         return signs[0] * width
     if len(cells) >= batches:
         return signs[3] * width
-    return "".join(signs[_shade(done, size)] for done, size in _buckets(tuple(cells), batches, width))
-
-
-def _shade(done: int, size: int) -> int:
-    return 0 if not done else 3 if done >= size else 1 + (2 * done >= size)
+    buckets = _buckets(tuple(cells), batches, width)
+    return "".join(signs[0 if not done else 3 if done >= size else 1 + (2 * done >= size)] for done, size in buckets)
 
 
 @lru_cache(maxsize=32)
@@ -72,13 +69,9 @@ def _buckets(cells: tuple[int, ...], batches: int, width: int) -> tuple[tuple[in
     for cell in cells:
         if 0 <= cell < batches:
             full[cell * width // batches] += 1
-    return tuple(zip(full, _sizes(batches, width), strict=True))
-
-
-def _sizes(batches: int, width: int) -> Iterator[int]:
-    """How many batches fall into each bucket, where batch `b` falls into `b * width // batches`."""
+    # Batch `b` falls into bucket `b * width // batches`, so bucket `p` begins at `p * batches / width`, rounded up.
     starts = [-(-place * batches // width) for place in range(width + 1)]
-    return (after - before for before, after in pairwise(starts))
+    return tuple(zip(full, (after - before for before, after in pairwise(starts)), strict=True))
 
 
 def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: bool = False) -> str:

@@ -57,7 +57,8 @@ class Node:
     @property
     def path(self) -> str:
         """`$.passes[1].peak`, as JSONPath writes it."""
-        return "$" + "".join(_step(step) for step in self.steps)
+        steps = (f"[{index(step)}]" if isinstance(step, int) else _key(step) for step in self.steps)
+        return "$" + "".join(steps)
 
     @property
     def label(self) -> str:
@@ -110,11 +111,11 @@ def differences(top: Node) -> list[Node]:
     return [node for node in walk(top, lambda node: not node.mark) if node.mark]
 
 
-def inside(found: Sequence[Node]) -> Mapping[Steps, int]:
+def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
     """How many of these places each branch above them holds."""
-    counts: Counter[Steps] = Counter(node.steps[:-1] for node in found if node.steps)
+    counts: Counter[Steps] = Counter(node.steps[:-1] for node in places if node.steps)
     for depth in range(max(map(len, counts), default=0), 0, -1):
-        for steps in [each for each in counts if len(each) == depth]:
+        for steps in [steps for steps in counts if len(steps) == depth]:
             counts[steps[:-1]] += counts[steps]
     return counts
 
@@ -158,24 +159,17 @@ def is_bytes(name: str) -> bool:
 MEMORY = ("allocated", "occupied", "reserved", "used", "total", "others")
 """Fields that are bytes and do not say so in their names."""
 IDENTITY = (
-    ("name",),
-    ("lease",),
-    ("path",),
-    ("model",),
-    ("model_pass", "batch_index", "device", "rung"),
-    ("model_pass", "device"),
-    ("model_pass", "row"),
-    ("file", "record"),
-    ("device",),
-)
+    ("name",), ("lease",), ("path",), ("model",), ("model_pass", "batch_index", "device", "rung"),
+    ("model_pass", "device"), ("model_pass", "row"), ("file", "record"), ("device",),
+)  # fmt: skip
 """By which fields the items of two lists are matched: the first that all of them have and no two share."""
 TITLES = ("name", "model", "rung", "path", "file", "control", "device", "lease", "point")
 
 
 def title(value: object) -> str:
     """What an item of a list calls itself."""
-    found = (value.get(name) for name in TITLES) if isinstance(value, dict) else ()
-    return next((text for text in found if isinstance(text, str) and text), "")
+    texts = (value.get(name) for name in TITLES) if isinstance(value, dict) else ()
+    return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _branch(value: object) -> bool:
@@ -224,18 +218,16 @@ def _names(here: list[object], there: list[object]) -> tuple[Sequence[object], S
 
 def _named(items: list[object], fields: tuple[str, ...]) -> list[object]:
     """The items' names by these fields; none where one has no such name, or two have the same."""
-    found: list[object] = []
+    names: list[object] = []
     for item in items:
         name = tuple(item.get(field, No.VALUE) for field in fields) if isinstance(item, dict) else (No.VALUE,)
         if not all(part is None or isinstance(part, str | int) for part in name):
             return []
-        found.append(name)
-    return found if len(set(found)) == len(found) else []
+        names.append(name)
+    return names if len(set(names)) == len(names) else []
 
 
-def _step(step: Step) -> str:
-    if isinstance(step, int):
-        return f"[{index(step)}]"
+def _key(step: str) -> str:
     return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step, re.ASCII) else f"[{json.dumps(step)}]"
 
 

@@ -70,10 +70,10 @@ class Outline:
         for depth in range(1, len(steps) + 1):
             self.open(line)
             end = self._end(line)
-            below = (at for at in range(line + 1, end) if self.nodes[at].steps == steps[:depth])
-            if (found := next(below, None)) is None:
+            below = next((at for at in range(line + 1, end) if self.nodes[at].steps == steps[:depth]), None)
+            if below is None:
                 return False
-            line = found
+            line = below
         self.chosen = line
         return True
 

@@ -4,7 +4,7 @@ The line API costs about 85 bytes for a changed row, where a widget that is upda
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
@@ -14,7 +14,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from interlock.engine.record.safe import safe
-from interlock.widgets.text import LONGEST, STYLES, Row
+from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, width_of
+
+GAP = "  "
 
 
 class Pane(ScrollView, can_focus=True):
@@ -87,3 +89,39 @@ class Pane(ScrollView, can_focus=True):
     def _style(self, name: str) -> Style:
         """Blended with what is behind it: a partial style would lose the alpha of its colour."""
         return self.get_component_rich_style(f"pane--{name}") if name else Style.null()
+
+
+class Key(NamedTuple):
+    """A key of the footer, and what it does now; `off` is why it does nothing."""
+
+    key: str
+    label: str
+    off: str = ""
+
+
+class Bar(Pane, can_focus=False):
+    """One line without a border: the header at the top of a screen, its keys at the bottom."""
+
+    DEFAULT_CSS = """
+    Bar { border: none; height: 1; background: $surface; }
+    """
+
+
+def keys(shown: Sequence[Key], width: int) -> Row:
+    """Keys with their labels as far as they go, those that matter most first; the last of them is never left out."""
+    if not shown:
+        return ()
+    last = _key(shown[-1])
+    left = width - sum(width_of(span.text) for span in last)
+    spans: list[Span] = []
+    for key in shown[:-1]:
+        piece = [*_key(key), Span(GAP)]
+        left -= sum(width_of(span.text) for span in piece)
+        if left < 0:
+            break
+        spans += piece
+    return fitted([*spans, *last], width)
+
+
+def _key(key: Key) -> list[Span]:
+    return [Span(key.key, "dim" if key.off else "title"), Span(" " + key.label, "dim" if key.off else "")]

@@ -24,47 +24,30 @@ PLAIN_SIGNS = ("*", ">", "v")
 
 
 def rows(
-    outline: Outline,
-    top: int,
-    width: int,
-    height: int,
-    *,
-    name: str = "$",
-    differing: Mapping[Steps, int] | None = None,
-    ascii: bool = False,
-) -> list[Row]:
+    outline: Outline, top: int, width: int, height: int,
+    *, name: str = "$", differing: Mapping[Steps, int] | None = None, ascii: bool = False,
+) -> list[Row]:  # fmt: skip
     """The lines from `top` on, each `width` cells; `differing` counts the differences inside branches."""
-    made = []
+    shown = []
     for line in range(top, min(top + height, len(outline.nodes))):
-        spans = _line(outline, line, name, differing, PLAIN_SIGNS if ascii else SIGNS, width)
-        if line == outline.chosen:
+        node, chosen = outline.nodes[line], line == outline.chosen
+        cursor, closed, opened = PLAIN_SIGNS if ascii else SIGNS
+        fold = opened if node.steps in outline.opened else closed if node.branch else " "
+        mark = "" if differing is None else f"{node.mark or ' '} "
+        indent = "  " * max(0, len(node.steps) - 1)
+        lead = Span(f"{cursor if chosen else ' '}{mark}{indent}{fold} ", MARKS[node.mark])
+        head = [lead, *_label(node, name)]
+        room = width - sum(width_of(span.text) for span in head)
+        spans = [*head, *_value(node, room), *_inside(node, differing)]
+        if chosen:
             spans = [Span("".join(span.text for span in spans), "chosen")]
-        made.append(fitted(spans, width))
-    return ascii_only(made) if ascii else made
+        shown.append(fitted(spans, width))
+    return ascii_only(shown) if ascii else shown
 
 
 def window(top: int, chosen: int, count: int, height: int) -> int:
     """The first line in sight, moved no further than the chosen one needs."""
     return max(0, min(max(min(top, chosen), chosen - height + 1), count - height))
-
-
-def _line(
-    outline: Outline,
-    line: int,
-    name: str,
-    differing: Mapping[Steps, int] | None,
-    signs: tuple[str, str, str],
-    width: int,
-) -> list[Span]:
-    node = outline.nodes[line]
-    chosen, closed, opened = signs
-    fold = opened if node.steps in outline.opened else closed if node.branch else " "
-    mark = "" if differing is None else f"{node.mark or ' '} "
-    indent = "  " * max(0, len(node.steps) - 1)
-    lead = Span(f"{chosen if line == outline.chosen else ' '}{mark}{indent}{fold} ", MARKS[node.mark])
-    head = [lead, *_label(node, name)]
-    room = width - sum(width_of(span.text) for span in head)
-    return [*head, *_value(node, room), *_inside(node, differing)]
 
 
 def _label(node: Node, name: str) -> list[Span]:
@@ -122,19 +105,9 @@ class TreePane(Pane, inherit_bindings=False):
 
     def draw(self) -> None:
         """Show the outline as it is now."""
-        height = self.inner_height
-        self._top = window(self._top, self.outline.chosen, len(self.outline.nodes), height)
-        self.show(
-            rows(
-                self.outline,
-                self._top,
-                self.inner_width,
-                height,
-                name=self.called,
-                differing=self.differing,
-                ascii=self._ascii,
-            )
-        )
+        outline, width, height, name = self.outline, self.inner_width, self.inner_height, self.called
+        self._top = window(self._top, outline.chosen, len(outline.nodes), height)
+        self.show(rows(outline, self._top, width, height, name=name, differing=self.differing, ascii=self._ascii))
 
     def on_resize(self, event: events.Resize) -> None:
         self.draw()

@@ -10,9 +10,8 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from interlock.console.actions import Action, actions_of
-from interlock.console.look import Look
+from interlock.console.look import OWN, THEMES, Look
 from interlock.console.terminal.driver import HangupSafeDriver
-from interlock.console.theme import OWN, THEMES
 
 T = TypeVar("T")
 

@@ -46,7 +46,10 @@ class Console(Frame[Leave]):
         when there is something on the screen."""
         super().__init__(look, driver=driver)
         self.source = source
-        self.who = _who()
+        try:
+            self.who = getpass.getuser()
+        except (OSError, KeyError):
+            self.who = "operator"
         self._session = session
         self._summary = summary
         self._painted = painted
@@ -72,7 +75,12 @@ class Console(Frame[Leave]):
         self._seen = self.main.seen
         if self.source.over and not self._over:
             self._over = True
-            self._end(snapshot)
+            if self._session and self._session.work is None:  # a run that never was has nothing to show
+                self.exit(Leave.OVER)
+                return
+            if not self._focused:
+                ended(self, snapshot)
+            self.main.finish()
 
     def stop_run(self) -> None:
         """Ask the run for an end after the batch in flight."""
@@ -120,13 +128,13 @@ class Console(Frame[Leave]):
 
     def seen(self) -> Snapshot:
         """The source's snapshot at this second; without curves on a slow link."""
-        found = self.source.snapshot()
+        now = self.source.snapshot()
         ages = self.source.kind != "replay" and not self.source.note
-        if ages and found.latest_at and not found.over:
-            found = replace(found, elapsed=found.elapsed + max(0.0, time.time() - found.latest_at))
+        if ages and now.latest_at and not now.over:
+            now = replace(now, elapsed=now.elapsed + max(0.0, time.time() - now.latest_at))
         if self.look.slow_link:
-            found = replace(found, devices=tuple(replace(device, history=()) for device in found.devices), pace=Pace())
-        return found
+            now = replace(now, devices=tuple(replace(device, history=()) for device in now.devices), pace=Pace())
+        return now
 
     @property
     def main(self) -> Main:
@@ -152,15 +160,6 @@ class Console(Frame[Leave]):
     def action_help_quit(self) -> None:
         self.main.action_quit()
 
-    def _end(self, snapshot: Snapshot) -> None:
-        """The run is over: say so where nobody looks, and show what became of it; one that never was is left."""
-        if self._session and self._session.work is None:
-            self.exit(Leave.OVER)
-            return
-        if not self._focused:
-            ended(self, snapshot)
-        self.main.finish()
-
     def _begin(self) -> None:
         """There is something on the screen: from here on it is kept up to date."""
         self._painted()
@@ -170,11 +169,3 @@ class Console(Frame[Leave]):
         if self._timer:
             self._timer.stop()
         self._timer = self.set_interval(1 / self._rate, self.poll)
-
-
-def _who() -> str:
-    """Who sits at the terminal, as an audit wants to know it."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "operator"

@@ -19,9 +19,8 @@ class Form(Frame[list[str]]):
         self._configuration = configuration
 
     def open(self) -> None:
-        roster = ",".join(
-            name if weight == 1 else f"{name}={weight:g}" for name, weight in self._configuration.settings.roster
-        )
+        weights = self._configuration.settings.roster
+        roster = ",".join(name if weight == 1 else f"{name}={weight:g}" for name, weight in weights)
         self.push_screen(Setup(models_here(self._configuration), plan_of, roster, self.look))
 
 

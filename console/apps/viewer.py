@@ -24,5 +24,4 @@ class Viewer(Frame[None]):
         self._documents = document, other
 
     def open(self) -> None:
-        document, other = self._documents
-        self.push_screen(SummaryScreen(document, other, self.look))
+        self.push_screen(SummaryScreen(*self._documents, self.look))

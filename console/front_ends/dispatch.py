@@ -74,8 +74,8 @@ def summarise_failure(
     from interlock.engine.record.summary import dumps
 
     try:
-        found = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
-        deliver_summary(dumps(found), outputs.summary)
+        summary = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
+        deliver_summary(dumps(summary), outputs.summary)
     except InterlockError as error:
         say(f"interlock: {safe(error)}")
 
@@ -135,7 +135,9 @@ def _heeding(session: Session) -> Iterator[None]:
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
     if reason := why_headless(no_ui=False, events=False, summary=None):
-        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
+        summary = journal_at(run).with_name(SUMMARY)
+        instead = f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
+        raise UsageError(f"watch needs a terminal ({reason}){instead}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
@@ -148,10 +150,6 @@ def watch_journal(run: Path, speed: float, configuration: Configuration) -> Exit
     finally:
         source.close()
     return ExitCode.COMPLETED
-
-
-def _instead(summary: Path) -> str:
-    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration) -> list[str] | None:

@@ -55,20 +55,15 @@ class Headless:
         recorder = work.recorder
         self._seen = max(self._seen, recorder.first - 1)
         entries, dropped = recorder.drain(self._seen)
-        if dropped and self._events:
-            entries = self._read_again(work.directory.journal, entries)
+        if dropped and self._events:  # the ring was too short for what is to be streamed; the journal has it
+            with suppress(OSError):
+                entries = [entry for entry in journal.read(work.directory.journal) if entry.seq > self._seen]
         for entry in entries:
             self._seen = entry.seq
             self._stream(entry)
             self._tell(entry)
         if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
             self._say(text)
-
-    def _read_again(self, path: Path, entries: list[Entry]) -> list[Entry]:
-        """Everything that is not yet streamed, from the journal where the ring was too short for it."""
-        with suppress(OSError):
-            return [entry for entry in journal.read(path) if entry.seq > self._seen]
-        return entries
 
     def _tell(self, entry: Entry) -> None:
         """One line for what people want to know, and not a thousand for a thousand refusals."""

@@ -21,11 +21,10 @@ from interlock.engine.record.summary import Summary
 
 def summary_of(work: Work, failure: InterlockError) -> Summary | None:
     """The summary of a run that began; it ended for this reason unless it says itself how it ended."""
-    told = work.recorder.look(lambda state: summary.summarise(state) if state.started else None)
-    if told is None or told.exit_code is not None:
-        return told
-    end = {"status": _status(failure), "reason": str(failure), "exit_code": int(failure.exit_code)}
-    return replace(told, **end)
+    written = work.recorder.look(lambda state: summary.summarise(state) if state.started else None)
+    if written is None or written.exit_code is not None:
+        return written
+    return replace(written, status=_status(failure), reason=str(failure), exit_code=int(failure.exit_code))
 
 
 def refused(chunks: Path, configuration: Configuration | None, failure: InterlockError) -> Summary:

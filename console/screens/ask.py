@@ -1,13 +1,14 @@
-"""A question laid over the screen: a few lines, and keys to answer it with; escape answers nothing."""
+"""What is laid over the screen to be answered: a question with keys, or a line to type in; escape answers nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from interlock.engine.record.safe import safe
 
@@ -46,15 +47,37 @@ class Ask(ModalScreen[str]):
         with Vertical() as box:
             box.border_title = self._title
             yield Static(Text("\n".join(safe(line) for line in self._lines)))
-            yield Static(self._keys())
+            text = Text("\n")
+            for choice in self._choices:
+                text.append(f" {choice.keys.partition(',')[0]} ", "bold reverse").append(f" {choice.label}\n")
+            yield Static(text.append(" esc ", "bold reverse").append(" cancel"))
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)
 
-    def _keys(self) -> Text:
-        text = Text("\n")
-        for choice in self._choices:
-            text.append(f" {choice.keys.partition(',')[0]} ", "bold reverse")
-            text.append(f" {choice.label}\n")
-        text.append(" esc ", "bold reverse")
-        return text.append(" cancel")
+
+class Find(ModalScreen[str | None]):
+    """Gives what was typed; None when it was left with escape."""
+
+    DEFAULT_CSS = """
+    Find { align: center bottom; background: $background 0%; }
+    Find > Input { width: 100%; margin-bottom: 1; }
+    """
+    BINDINGS = [("escape", "leave", "Back")]  # noqa: RUF012
+
+    def __init__(self, title: str = "find", value: str = "") -> None:
+        super().__init__()
+        self._title = title
+        self._value = value
+
+    def compose(self) -> ComposeResult:
+        line = Input(self._value, compact=False)
+        line.border_title = self._title
+        yield line
+
+    @on(Input.Submitted)
+    def done(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)

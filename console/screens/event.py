@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from interlock.console.actions import EVENT, actions_of, bindings_of, shown_keys
+from interlock.console.actions import EVENT, actions_of, bindings_of, first_key
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
@@ -49,7 +49,7 @@ class EventScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         pane = self.query_one(Details)
-        keys = [f"{shown_keys(action, self._keymap).split()[0]} {action.label}" for action in actions_of(EVENT)]
+        keys = [f"{first_key(action, self._keymap)} {action.label}" for action in actions_of(EVENT)]
         pane.border_subtitle = Text("  ".join(keys))
         pane.focus()
 
@@ -83,7 +83,7 @@ def rows(entry: Entry, width: int) -> list[Row]:
     if width < 1:
         return []
     body = msgspec.to_builtins(entry.body)
-    told = {
+    about = {
         "event": body.pop("event"),
         "seq": entry.seq,
         "time": _moment(entry.at),
@@ -91,11 +91,11 @@ def rows(entry: Entry, width: int) -> list[Row]:
         "elapsed": f"{entry.elapsed:.3f} s into the session",
         "device_kind": entry.device_kind,
     }
-    made = [each for name, value in told.items() for each in _folded(0, name, str(value), width)]
-    made.append(())
+    lines = [line for name, value in about.items() for line in _folded(0, name, str(value), width)]
+    lines.append(())
     for name, value in body.items():
-        made += [each for found in _fields(0, name, value) for each in _folded(*found, width)]
-    return made
+        lines += [line for field in _fields(0, name, value) for line in _folded(*field, width)]
+    return lines
 
 
 def _moment(at: float) -> str:

@@ -1,7 +1,5 @@
 """Every key and what it does, made from the registry of actions; and what the signs on the screen mean."""
 
-from collections.abc import Iterator
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -44,11 +42,8 @@ class Help(ModalScreen[None]):
         with VerticalScroll() as box:
             box.border_title = "Keys"
             box.border_subtitle = "esc closes"
-            yield Static(Text("\n".join(self._lines()) + "\n" + LEGEND))
+            actions = ((shown_keys(action, self._look.keys), action.help) for action in actions_of(self._of))
+            yield Static(Text("\n".join(f"{keys:<12} {text}" for keys, text in actions) + "\n" + LEGEND))
 
     def action_back(self) -> None:
         self.dismiss()
-
-    def _lines(self) -> Iterator[str]:
-        for action in actions_of(self._of):
-            yield f"{shown_keys(action, self._look.keys):<12} {action.help}"

@@ -58,29 +58,27 @@ def _accordion(room: Box, wants: Wants, chosen: str) -> dict[str, Box]:
 def _column(room: Box, wants: Wants) -> dict[str, Box]:
     """All but the cache pane, which is a line of the passes' here; what is over goes to the events."""
     share = room.height // 4
-    tall = room.height - 22
+    tall = room.height - 22  # the lines that a terminal of the least height for this layout has not
+    # More than four devices stand two in a line here, and more than eight are not all shown.
+    lines = wants.devices if wants.devices <= 4 else min(5, (wants.devices + 1) // 2)
     heights = {
-        "vram": min(_lines(wants.devices) + BORDER + max(0, min(wants.devices, tall // 3)), share + 2),
+        "vram": min(lines + BORDER + max(0, min(wants.devices, tall // 3)), share + 2),
         "passes": min(wants.passes + 1 + BORDER, share + 2),
         "leases": BORDER + 3 + max(0, min(4, tall // 4)),
     }
     heights["events"] = room.height - sum(heights.values())
     boxes, y = {}, room.y
-    for name, lines in heights.items():
-        boxes[name] = Box(0, y, room.width, lines)
-        y += lines
+    for name, height in heights.items():
+        boxes[name] = Box(0, y, room.width, height)
+        y += height
     return boxes
-
-
-def _lines(devices: int) -> int:
-    """On a narrow screen more than four devices stand two in a line, and more than eight are not all shown."""
-    return devices if devices <= 4 else min(5, (devices + 1) // 2)
 
 
 def _grid(room: Box, wants: Wants, columns: int) -> dict[str, Box]:
     """VRAM and passes above, leases and cache (beside them, or below), events over the whole width."""
     width = room.width // columns
-    last = room.width - (columns - 1) * width
+    last = room.width - (columns - 1) * width  # the last column takes what the division leaves
+    # Of three columns leases stand alone in the middle row and need less of it, so the panes above may be taller.
     most = room.height // 2 if columns == 3 else room.height // 3
     top = min(max(2 * wants.devices, wants.passes + 3, 4) + BORDER, most + 1)
     boxes = {"vram": Box(0, room.y, width, top)}

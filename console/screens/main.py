@@ -4,17 +4,16 @@ It is told how the run stands (`update`) and draws; it never looks by itself, so
 """
 
 import time
-from collections.abc import Iterator
 from typing import ClassVar
 
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import MAIN, actions_of, bindings_of, shown_keys
+from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
 from interlock.console.look import Leave, Look
+from interlock.console.screens.ask import Find
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.find import Find
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
@@ -26,11 +25,10 @@ from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets import header
-from interlock.widgets.bar import Bar, Key, keys
 from interlock.widgets.cache import Cache
 from interlock.widgets.events import EventsPane
 from interlock.widgets.leases import Leases
-from interlock.widgets.pane import Pane
+from interlock.widgets.pane import Bar, Key, Pane, keys
 from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
 from interlock.widgets.vram import Vram
@@ -175,13 +173,12 @@ class Main(Steering):
         elif self._notice:
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
-            self._footer.show([keys(list(self._keys()), self.size.width)])
-
-    def _keys(self) -> Iterator[Key]:
-        for action in actions_of(MAIN):
-            if action.footer:
-                key = shown_keys(action, self._look.keys).split()[0]
-                yield Key(key, wording.label(action, self.snapshot), self.why_not(action))
+            shown = [
+                Key(first_key(action, self._look.keys), wording.label(action, self.snapshot), self.why_not(action))
+                for action in actions_of(MAIN)
+                if action.footer
+            ]
+            self._footer.show([keys(shown, self.size.width)])
 
     def _stale(self) -> float | None:
         silent = time.time() - self.snapshot.latest_at
@@ -235,9 +232,8 @@ class Main(Steering):
     def _find(self, pattern: str | None) -> None:
         if pattern is not None:
             count = self._events.find(pattern)
-            self.say(
-                f"{several(count, 'match', 'matches')}: n next, N previous" if count else f"no match for {pattern!r}"
-            )
+            matches = f"{several(count, 'match', 'matches')}: n next, N previous"
+            self.say(matches if count else f"no match for {pattern!r}")
 
     def action_find_next(self) -> None:
         self._events.find_next()

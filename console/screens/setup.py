@@ -21,8 +21,7 @@ from interlock.console.look import Look
 from interlock.console.screens.help import Help
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.safe import safe
-from interlock.widgets.bar import Bar, Key, keys
-from interlock.widgets.pane import Pane
+from interlock.widgets.pane import Bar, Key, Pane, keys
 from interlock.widgets.text import row
 
 DEVICES = ("auto", "cpu", "cuda", "sim:2xT4")

@@ -108,15 +108,12 @@ class Steering(Screen[None]):
         elif self.stopping:
             self.host.exit(Leave.ABORT)
         else:
-            self.app.push_screen(
-                Ask("The run is still running", wording.stopping(self.snapshot), self._ways_out()), self._leave
-            )
-
-    def _ways_out(self) -> list[Choice]:
-        detach = Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)
-        stop = Choice("S,s,ctrl+c", "stop after the current batch (resumable)", STOP)
-        abort = Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT)
-        return [detach] if self.readonly else [detach, stop, abort]
+            choices = [Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)]
+            if not self.readonly:
+                choices.append(Choice("S,s,ctrl+c", "stop after the current batch (resumable)", STOP))
+                choices.append(Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT))
+            question = Ask("The run is still running", wording.stopping(self.snapshot), choices)
+            self.app.push_screen(question, self._leave)
 
     def _leave(self, how: str | None) -> None:
         if how == STOP:

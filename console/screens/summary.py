@@ -3,7 +3,6 @@
 It is given documents that were read, and asks for nothing but the second file that an operator names.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -12,9 +11,9 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.screen import Screen
 
-from interlock.console.actions import VIEW, Action, actions_of, bindings_of, shown_keys
+from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
 from interlock.console.look import Look
-from interlock.console.screens.find import Find
+from interlock.console.screens.ask import Find
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Themed
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
@@ -23,11 +22,10 @@ from interlock.console.summary.document import Document, header, load, top
 from interlock.engine.errors import UsageError
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
-from interlock.widgets.bar import Bar, Key, keys
 from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
 from interlock.widgets.outline import Outline
-from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
+from interlock.widgets.pane import Bar, Key, Pane, keys
+from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
 from interlock.widgets.tree import TreePane
 
 CLIPBOARD = 100_000
@@ -95,8 +93,8 @@ class SummaryScreen(Screen[None]):
         note = self.query_one("#note", Bar)
         note.styles.display = "block" if lines else "none"
         note.styles.height = max(1, len(lines))
-        made = [row((f" {line}", "warn")) for line in lines]
-        note.show(ascii_only(made) if self._ascii else made)
+        shown = [row((f" {line}", "warn")) for line in lines]
+        note.show(ascii_only(shown) if self._ascii else shown)
 
     def on_key(self, event: events.Key) -> None:
         if self.query_one("#note", Bar).display:
@@ -128,26 +126,30 @@ class SummaryScreen(Screen[None]):
 
     def _draw(self) -> None:
         self._draw_header()
-        self.query_one("#keys", Bar).show([] if too_small(*self.size) else [keys(list(self._keys()), self.size.width)])
+        shown = [
+            Key(first_key(action, self._look.keys), action.label)
+            for action in actions_of(VIEW)
+            if action.footer or action.name in ("find_next", "copy", "copy_value")
+        ]
+        self.query_one("#keys", Bar).show([] if too_small(*self.size) else [keys(shown, self.size.width)])
         self._tree.draw()
         self._draw_detail()
 
     def _draw_header(self) -> None:
-        both = [self._document, self._other] if self._other and not too_small(*self.size) else [self._document]
-        made = [
-            _header(each, str(number) if self._other else "", self.size.width)
-            for number, each in enumerate(both, 1)
-            if each
-        ]
+        shown = [_header(self._document, "1" if self._other else "", self.size.width)]
+        if self._other and not too_small(*self.size):
+            shown.append(_header(self._other, "2", self.size.width))
         bar = self.query_one("#run", Bar)
-        bar.styles.height = len(made)
-        bar.show(ascii_only(made) if self._ascii else made)
+        bar.styles.height = len(shown)
+        bar.show(ascii_only(shown) if self._ascii else shown)
 
     def _draw_detail(self) -> None:
         node, pane = self._outline.node, self._detail
-        made = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
-        pane.entitle(_ending(node.path, pane.inner_width - 4, "~" if self._ascii else "…"))
-        pane.show(made)
+        shown = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
+        # The end of a path says more than its beginning.
+        path, width, cut = node.path, pane.inner_width - 4, CUT if self._ascii else ELLIPSIS
+        pane.entitle(path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])
+        pane.show(shown)
         pane.scroll_to(0, 0, animate=False)
         self._tree.entitle(below=self._status())
 
@@ -163,24 +165,13 @@ class SummaryScreen(Screen[None]):
         """What n and N walk through, and where in it the chosen line is."""
         if not self._pattern and not self._other:
             return ""
-        places = self._walk()
-        chosen = self._outline.node.steps
+        places, chosen = self._walk(), self._outline.node.steps
         place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
         what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
         return f"{what} {place}{len(places):,}"
 
     def _walk(self) -> list[Steps]:
         return self._places if self._pattern else [node.steps for node in self._found]
-
-    def _keys(self) -> Iterator[Key]:
-        shown = [
-            action for action in actions_of(VIEW) if action.footer or action.name in ("find_next", "copy", "copy_value")
-        ]
-        for action in shown:
-            yield Key(self._key(action), action.label)
-
-    def _key(self, action: Action) -> str:
-        return shown_keys(action, self._look.keys).split()[0]
 
     # What an operator asks
 
@@ -243,13 +234,9 @@ class SummaryScreen(Screen[None]):
         self.say(f"copied {what}: {safe(text, 200)}")
 
     def action_open(self) -> None:
-        self.app.push_screen(Find("compare with: a summary.json or a run directory", self._beside), self._open)
-
-    @property
-    def _beside(self) -> str:
-        """Where the next summary probably is: beside this one."""
-        run = Path(self._document.name).absolute().parent
-        return f"{run.parent}/" if self._document.size is not None else ""
+        run = Path(self._document.name).absolute().parent  # the next summary probably is beside this one
+        place = f"{run.parent}/" if self._document.size is not None else ""
+        self.app.push_screen(Find("compare with: a summary.json or a run directory", place), self._open)
 
     def _open(self, path: str | None) -> None:
         if not path:
@@ -272,7 +259,7 @@ class SummaryScreen(Screen[None]):
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
-            self.say(f"{self._key(QUIT)} leaves")
+            self.say(f"{first_key(QUIT, self._look.keys)} leaves")
 
     def action_help(self) -> None:
         self.app.push_screen(Help(VIEW, self._look))
@@ -293,13 +280,9 @@ class SummaryScreen(Screen[None]):
 
 
 SCROLLS = {
-    "down": "scroll_down",
-    "up": "scroll_up",
-    "page_down": "scroll_page_down",
-    "page_up": "scroll_page_up",
-    "first": "scroll_home",
-    "last": "scroll_end",
-}
+    "down": "scroll_down", "up": "scroll_up", "page_down": "scroll_page_down", "page_up": "scroll_page_up",
+    "first": "scroll_home", "last": "scroll_end",
+}  # fmt: skip
 QUIT = next(action for action in actions_of(VIEW) if action.name == "quit")
 
 
@@ -321,8 +304,3 @@ def _header(document: Document, number: str, width: int) -> Row:
     for place in places:
         spans += [Span(texts[place], facts[place].style), Span(" " * gap)]
     return fitted(spans, width)
-
-
-def _ending(text: str, width: int, cut: str) -> str:
-    """The last cells of a path: its end says more than its beginning."""
-    return text if len(text) <= width else cut + text[max(0, len(text) - width + 1) :]

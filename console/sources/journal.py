@@ -242,14 +242,11 @@ class Replayed(_Told):
             if entry is None:
                 self._unread = None
                 break
-            self._place(entry)
+            if self._entries and entry.session != self._entries[-1].session:
+                self._before = self._times[-1]
+            self._times.append(self._before + entry.elapsed)
+            self._entries.append(entry)
         return self._unread is not None
-
-    def _place(self, entry: Entry) -> None:
-        if self._entries and entry.session != self._entries[-1].session:
-            self._before = self._times[-1]
-        self._times.append(self._before + entry.elapsed)
-        self._entries.append(entry)
 
 
 def _minutes(seconds: float) -> str:

@@ -65,8 +65,8 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
     if node.mark in ("-", "+"):
         yield row((f"only in the {'first' if node.mark == '-' else 'second'}", STYLES[node.mark]))
     elif node.mark == "~":
-        yield from _wrapped(f"first   {_change(node.here)}", width, "error")
-        yield from _wrapped(f"second  {_change(node.there)}{_by(node)}", width, "ok")
+        yield from _wrapped(f"first   {written(node.here, LONGEST)}", width, "error")
+        yield from _wrapped(f"second  {written(node.there, LONGEST)}{_by(node)}", width, "ok")
     else:
         below = [each for each in found if each.steps[: len(node.steps)] == node.steps]
         yield from _wrapped(legend(len(below)) if below else "same in both", width, "bold")
@@ -75,10 +75,6 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
         if len(below) > MOST:
             yield row((f"and {len(below) - MOST:,} more: n steps through all of them", "dim"))
     yield ()
-
-
-def _change(value: object) -> str:
-    return written(value, LONGEST)
 
 
 def _by(node: Node) -> str:
@@ -95,10 +91,10 @@ def _by(node: Node) -> str:
 
 def _about(node: Node, width: int) -> Iterator[Row]:
     """Type and meaning; of a branch, whose size the tree shows, only the meaning."""
-    said = meaning(node.steps)
-    parts = [kind(node.value)] if not isinstance(node.value, dict | list) else []
-    if node.steps and (parts or said):
-        yield from _wrapped(": ".join(filter(None, [*parts, said])), width, "dim")
+    sort = "" if isinstance(node.value, dict | list) else kind(node.value)
+    text = ": ".join(filter(None, [sort, meaning(node.steps)]))
+    if node.steps and text:
+        yield from _wrapped(text, width, "dim")
 
 
 def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[Row]:

@@ -51,29 +51,26 @@ def table_of(steps: tuple[Step, ...], value: object, most: int | None = None) ->
 
 def overview(data: Mapping[str, object], most: int | None = None) -> list[Table]:
     """What a reader wants to see first: each list of the summary that holds anything, over all its collections."""
-    made = [_over(data, name, most) for name in OVERVIEW]
-    return [table for table in made if table]
+    return [table for name in OVERVIEW if (table := _over(data, name, most))]
 
 
 def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | None:
     """One list; where it stands in every collection, the collection's name comes first when there are several."""
+    if name == "warnings" and name in data:
+        rows = tuple((str(each),) for each in listed(data[name]))
+        return Table(name, ("warning",), rows[:most], len(rows)) if rows else None
     if name in data:
-        return _warnings(data[name], most) if name == "warnings" else table_of((name,), data[name], most)
+        return table_of((name,), data[name], most)
     items: list[tuple[Item, str]] = []
     collections = objects(data.get("collections"))
     for collection in collections:
-        found = collection.get(name)
-        each = [found] if isinstance(found, dict) else listed(found)
-        items += [(item, _text(collection.get("name"))) for item in each if isinstance(item, dict)]
+        value = collection.get(name)
+        own = [value] if isinstance(value, dict) else objects(value)
+        items += [(item, _text(collection.get("name"))) for item in own]
     if name == "leases":
         items = list({_text(item.get("lease")): (item, where) for item, where in items}.values())
     named = len(collections) > 1 and name not in SHARED
     return _table(name, items if named else [(item, "") for item, _ in items], most) if items else None
-
-
-def _warnings(value: object, most: int | None) -> Table | None:
-    rows = tuple((str(each),) for each in listed(value))
-    return Table("warnings", ("warning",), rows[:most], len(rows)) if rows else None
 
 
 def _table(name: str, items: Sequence[tuple[Item, str]], most: int | None) -> Table:
@@ -151,20 +148,9 @@ def _get(value: object, name: str) -> object:
 SHARED = ("leases", "cache")
 """Lists that every collection repeats, or that belong to the run."""
 OVERVIEW = (
-    "collections",
-    "passes",
-    "leases",
-    "mitigations",
-    "parked",
-    "devices",
-    "exports",
-    "verification",
-    "refusals",
-    "residues",
-    "calibrations",
-    "controls",
-    "warnings",
-)
+    "collections", "passes", "leases", "mitigations", "parked", "devices", "exports", "verification", "refusals",
+    "residues", "calibrations", "controls", "warnings",
+)  # fmt: skip
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
 MADE: Mapping[str, Callable[[Item], str]] = {

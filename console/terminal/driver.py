@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from textual.app import App
@@ -56,9 +57,8 @@ class HangupSafeDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         self._thrift.forget()
         self._taken, self._suspended = True, False
-        self._wire = Wire(
-            self._terminal.writes, self._terminal.reads, self._caught_up, self._terminal.lose, self._thrifty
-        )
+        terminal, caught_up = self._terminal, partial(self._later, self.repaint)  # what was left out has to be painted
+        self._wire = Wire(terminal.writes, terminal.reads, caught_up, terminal.lose, self._thrifty)
         self._wire.write(RESET)
         self._terminal.on_lost = self._hung_up
         signal.signal(signal.SIGHUP, lambda number, frame: self._terminal.lose())
@@ -127,10 +127,6 @@ class HangupSafeDriver(LinuxDriver):
     def _thrifty(self, text: str) -> str:
         self._thrift.fit(*self._get_terminal_size())
         return self._thrift(text)
-
-    def _caught_up(self) -> None:
-        """From the wire's thread: what was left out has to be painted."""
-        self._later(self.repaint)
 
     def _hung_up(self) -> None:
         """From any thread, or a signal handler: takes no lock."""

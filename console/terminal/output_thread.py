@@ -63,12 +63,9 @@ class Wire:
         with self._lock:
             self._last = True
             if self._thread.is_alive() and not self._over:
-                self._closing()
+                self._over = True
+                self._rouse()
         self._thread.join(patience)
-
-    def _closing(self) -> None:
-        self._over = True
-        self._rouse()
 
     def _rouse(self) -> None:
         with suppress(OSError):

@@ -44,6 +44,8 @@ def why_headless(
     """Why there can be no console, in words for one line; empty when there can be one."""
     around = around or Surroundings.here()
     terminal = around.environment.get("TERM", "")
+    # A notebook's kernel gives the commands of its cells a terminal, but shows no screen; a shell that a kernel started
+    # on a real terminal has another TERM.
     refusals = {
         "--no-ui was given": no_ui,
         "events go to stdout": events,
@@ -53,7 +55,7 @@ def why_headless(
         "started in the background": not around.foreground,
         f"TERM is {safe(terminal) or 'not set'}": terminal in ("", "dumb", "unknown"),
         "CI is set": around.environment.get("CI", "").lower() not in NO,
-        "running in a notebook cell": _in_cell(around.environment),
+        "running in a notebook cell": "JPY_PARENT_PID" in around.environment and terminal == "xterm-color",
     }
     return next((words for words, applies in refusals.items() if applies), "")
 
@@ -157,12 +159,6 @@ def _in_foreground(descriptor: int) -> bool:
     with suppress(OSError):
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     return True
-
-
-def _in_cell(environment: Mapping[str, str]) -> bool:
-    """Whether a notebook's kernel is above us: its cells give their commands a terminal, but show no screen. A shell
-    that a kernel started on a real terminal has another TERM."""
-    return "JPY_PARENT_PID" in environment and environment.get("TERM") == "xterm-color"
 
 
 def _writable(descriptor: int) -> int:

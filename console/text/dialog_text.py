@@ -26,10 +26,8 @@ def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> li
     for assignment in then.assignments:
         model = names.get(assignment.model_pass, f"pass {assignment.model_pass + 1}")
         streamed = ", layers streamed" if assignment.streamed else ""
-        lines.append(
-            f"  {model}: {several(len(assignment.batches), 'batch', 'batches')} on "
-            f"{', '.join(assignment.devices)}{streamed}"
-        )
+        batches = several(len(assignment.batches), "batch", "batches")
+        lines.append(f"  {model}: {batches} on {', '.join(assignment.devices)}{streamed}")
     if wanted is Schedule.SHARED and len(then.assignments) == 1:
         lines.append("No other model fits beside it now.")
     lines.append("Models that move are attached again; no committed batch is recomputed.")
@@ -61,10 +59,8 @@ def no_fallback(snapshot: Snapshot) -> list[str]:
     ]
     if any(lease.held and "cpu" in lease.devices for lease in snapshot.leases):
         lines.append("The lease on the CPU ends after its batch.")
-    return [
-        *lines,
-        f"{snapshot.batches - snapshot.batches_done:,} of {several(snapshot.batches, 'batch', 'batches')} left.",
-    ]
+    left = snapshot.batches - snapshot.batches_done
+    return [*lines, f"{left:,} of {several(snapshot.batches, 'batch', 'batches')} left."]
 
 
 def fallback(snapshot: Snapshot) -> list[str]:

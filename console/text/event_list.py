@@ -71,19 +71,19 @@ class Feed:
         return True
 
     def _tell(self, entry: Entry) -> bool:
-        said = describe(entry.body, entry.device_kind)
-        if said.severity is None:
+        severity, word, _, text, more = describe(entry.body, entry.device_kind)
+        if severity is None:
             return False
-        self._in_row = self._in_row + 1 if said.more and said.more == self._row else 1
-        self._row = said.more
-        text = safe(said.text)
+        self._in_row = self._in_row + 1 if more and more == self._row else 1
+        self._row = more
         if self._in_row > TOLD:
-            text = safe(f"{self._in_row - TOLD:,} more {said.more} (the journal has them all)")
+            text = f"{self._in_row - TOLD:,} more {more} (the journal has them all)"
+        text = safe(text)
         if self._in_row > TOLD + 1:
             last = self._held.pop()
             self._held.append(Held(replace(last.line, text=text), last.entry))
         else:
-            self._add(Line(entry.seq, entry.at, entry.elapsed, said.severity, said.word, text), entry)
+            self._add(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry)
         return True
 
     def _add(self, line: Line, entry: Entry) -> None:
