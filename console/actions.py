@@ -81,7 +81,6 @@ def actions_of(screen: str) -> list[Action]:
 
 
 def bindings_of(screen: str) -> list[BindingType]:
-    """A screen's keys."""
     return [action.binding() for action in actions_of(screen)]
 
 
@@ -104,7 +103,6 @@ def keymap(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def named(name: str) -> Action:
-    """The action of this name."""
     return next(action for action in ACTIONS if action.name == name)
 
 

@@ -61,7 +61,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
     root = Parser(
         "interlock",
         description="Embed document collections with an ensemble of models, one at a time under a memory lease.",

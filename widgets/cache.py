@@ -17,10 +17,7 @@ LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 
 
 class Cache(Pane):
-    """Cache and throughput."""
-
     def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
-        """Show this moment of the run."""
         self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
 
 

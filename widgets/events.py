@@ -231,7 +231,6 @@ class EventsPane(Pane):
         self._go(self._place + lines, follow=lines > 0)
 
     def follow(self) -> None:
-        """To the last line, and stay at the end."""
         self._go(len(self._kept) - 1, follow=True)
 
     action_move, action_follow = move, follow

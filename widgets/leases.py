@@ -28,8 +28,6 @@ class LeaseColumn(NamedTuple):
 
 
 class Leases(Pane):
-    """Leases and their receipts."""
-
     _drawn: object = None
 
     def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
@@ -134,7 +132,6 @@ def _residue(lease: LeaseState, snapshot: Snapshot) -> str:
 
 
 def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
-    """What was unusual."""
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
     retries = sum(receipt.retries for receipt in lease.receipts)
     notes = [f"lost {devices_of(lost)}"] * bool(lost) + ["session ended"] * lease.left

@@ -23,7 +23,6 @@ class Outline:
 
     @property
     def node(self) -> Node:
-        """The chosen one."""
         return self.nodes[self.chosen]
 
     def open(self, line: int) -> None:
@@ -42,7 +41,6 @@ class Outline:
             self.chosen = line if self.chosen < end else self.chosen - (end - line - 1)
 
     def fold(self) -> None:
-        """Open the chosen line, or close it."""
         (self.close if self.node.steps in self.opened else self.open)(self.chosen)
 
     def move(self, lines: int) -> None:

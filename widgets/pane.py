@@ -78,7 +78,6 @@ class Pane(ScrollView, can_focus=True):
                 self.refresh(Region(0, line - top, width, 1))
 
     def render_line(self, y: int) -> Strip:
-        """One line of the pane."""
         line, width = y + self.scroll_offset.y, self.inner_width
         base = self.rich_style
         if line >= len(self._rows):

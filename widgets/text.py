@@ -16,8 +16,6 @@ STYLES = ("", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "
 
 
 class Span(NamedTuple):
-    """A piece of a row."""
-
     text: str
     style: str = ""
 

@@ -104,7 +104,6 @@ class TreePane(Pane, inherit_bindings=False):
         self._top = 0
 
     def draw(self) -> None:
-        """Show the outline as it is now."""
         outline, width, height, name = self.outline, self.inner_width, self.inner_height, self.called
         self._top = window(self._top, outline.chosen, len(outline.nodes), height)
         self.show(rows(outline, self._top, width, height, name=name, differing=self.differing, ascii=self._ascii))

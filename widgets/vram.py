@@ -17,12 +17,9 @@ FULL, NEARLY_FULL = 0.97, 0.90
 
 
 class Vram(Pane):
-    """The gauges of all devices."""
-
     _legend = ""
 
     def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
-        """Show this moment of the run."""
         if (told := legend(self.inner_width, ascii=ascii)) != self._legend:
             self.border_subtitle, self._legend = told or None, told  # setting it draws the whole pane again
         self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
@@ -72,7 +69,6 @@ def _double(device: DeviceView, devices: tuple[DeviceView, ...], width: int, asc
 
 
 def _single(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
-    """Everything in one line."""
     if device.lost or not device.memory:
         return _silent(device, devices, width)
     return _gauge(device, devices, width, ascii, _facts(device))

@@ -68,7 +68,6 @@ class Frame(App[T]):
         """Put the first screen up, once it can look as it is wanted."""
 
     def next_theme(self) -> str:
-        """The next of the themes that are offered."""
         place = THEMES.index(self.theme) if self.theme in THEMES else -1
         self.theme = THEMES[(place + 1) % len(THEMES)]
         return self.theme

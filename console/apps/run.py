@@ -83,7 +83,6 @@ class Console(Frame[Leave]):
             self.main.finish()
 
     def stop_run(self) -> None:
-        """Ask the run for an end after the batch in flight."""
         if self._session:
             self._session.stop(ExitCode.STOPPED)
 
@@ -101,7 +100,6 @@ class Console(Frame[Leave]):
             self.main.say(str(error))
 
     def export(self, lines: Sequence[str]) -> str:
-        """Write these lines beside the summary; what to say of it."""
         path = (self._session.summary if self._session else None) or self._summary
         target = (path.parent if path else Path()) / f"events-{time.strftime('%H%M%S')}.txt"
         try:
@@ -112,7 +110,6 @@ class Console(Frame[Leave]):
 
     @property
     def skipped(self) -> int:
-        """Frames that were left out because the terminal did not keep up."""
         return self._driver.skipped if isinstance(self._driver, HangupSafeDriver) else 0
 
     def redraw(self) -> None:
@@ -147,7 +144,6 @@ class Console(Frame[Leave]):
         self._focused = True
 
     def change_rate(self, step: int) -> float:
-        """Look more often, or less; how often now."""
         nearest = min(range(len(RATES)), key=lambda place: abs(RATES[place] - self._rate))
         self._rate = RATES[max(0, min(len(RATES) - 1, nearest + step))]
         self._beat()

@@ -135,9 +135,7 @@ def _heeding(session: Session) -> Iterator[None]:
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
     if reason := why_headless(no_ui=False, events=False, summary=None):
-        summary = journal_at(run).with_name(SUMMARY)
-        instead = f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
-        raise UsageError(f"watch needs a terminal ({reason}){instead}")
+        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
@@ -150,6 +148,10 @@ def watch_journal(run: Path, speed: float, configuration: Configuration) -> Exit
     finally:
         source.close()
     return ExitCode.COMPLETED
+
+
+def _instead(summary: Path) -> str:
+    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration) -> list[str] | None:

@@ -38,7 +38,6 @@ class Headless:
         self._refusals = 0
 
     def watch(self) -> ExitCode:
-        """Watch to the end. Raises what the run raised."""
         restore = _signals(self._session.controls)
         while self._session.alive:
             self._session.wait(POLL_SECONDS)

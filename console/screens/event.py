@@ -63,8 +63,6 @@ class EventScreen(ModalScreen[None]):
 
 
 class Details(Pane):
-    """The fields of an entry."""
-
     def __init__(self, entry: Entry) -> None:
         super().__init__(f"event {entry.seq}")
         self._entry = entry

@@ -286,7 +286,6 @@ class Main(Steering):
         self.app.action_command_palette()
 
     def on_key(self, event: events.Key) -> None:
-        """A notice stands until the next key."""
         if self._notice and not self.stopping:
             self._notice = ""
             self._draw_footer()

@@ -107,7 +107,6 @@ class Setup(Screen[None]):
 
     @on(Input.Submitted)
     def action_plan(self) -> None:
-        """Show what this run would do."""
         self._say(["reading and tokenising..."])
         self._forecast(command_of(self.form))
 

@@ -51,12 +51,10 @@ class _Told(ABC):
             return snapshot(self._state, self._seq)
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
-        """Those with a `seq` above `after`, and how many before them are kept no more."""
         with self._lock:
             return self._ring.after(after)
 
     def close(self) -> None:
-        """Read no more."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -75,7 +73,6 @@ class _Told(ABC):
         """Read or fold a little; whether there is more to do at once."""
 
     def _forget(self) -> None:
-        """Begin with nothing."""
         with self._lock:
             self._state, self._seq = RunState(), -1
             self._ring = Ring()
@@ -208,12 +205,10 @@ class Replayed(_Told):
         return self._speed
 
     def pause(self, yes: bool) -> None:
-        """Stand still, or go on."""
         self._anchor = self._clock(), self.position
         self._paused = yes
 
     def go_at(self, speed: float) -> None:
-        """Go on at another speed from here."""
         self._anchor = self._clock(), self.position
         self._speed = speed
 

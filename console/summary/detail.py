@@ -36,7 +36,6 @@ def rows(
 
 
 def kind(value: object) -> str:
-    """What sort of value it is."""
     match value:
         case dict():
             return f"object of {len(value):,}"
@@ -59,7 +58,6 @@ def copied(value: object) -> str:
 
 
 def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
-    """How the two summaries differ here."""
     if node.there is No.OTHER:
         return
     if node.mark in ("-", "+"):
@@ -78,7 +76,6 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
 
 
 def _by(node: Node) -> str:
-    """How much a number changed."""
     one, other = node.here, node.there
     if not (isinstance(one, int | float) and isinstance(other, int | float)) or isinstance(one, bool):
         return ""

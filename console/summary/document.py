@@ -100,7 +100,6 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _file(path: Path) -> Path:
-    """The summary that a path means."""
     try:
         if path.is_dir():
             return _of_directory(path)
@@ -164,7 +163,6 @@ def plain(document: Document, other: Document | None = None) -> str:
 
 
 def text(table: Table) -> str:
-    """A table as plain text."""
     return render(table.heads, table.rows)
 
 

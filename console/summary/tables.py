@@ -33,7 +33,6 @@ def listed(value: object) -> list[object]:
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """The objects of a list."""
     return [each for each in listed(value) if isinstance(each, dict)]
 
 
@@ -75,19 +74,15 @@ def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | No
 
 def _table(name: str, items: Sequence[tuple[Item, str]], most: int | None) -> Table:
     shown = items[:most]
-    known = [_column(each) for each in COLUMNS.get(name, "").split()]
-    columns = known or [(field, field) for field in dict.fromkeys(field for item, _ in items[:50] for field in item)]
+    # `rows` is a head and its field, as is `dup=duplicates`, or `cost_s=cost_seconds`, whose head has a blank.
+    known = [column.partition("=") for column in COLUMNS.get(name, "").split()]
+    columns = [(head.replace("_", " "), field) if field else (head, head) for head, _, field in known]
+    columns = columns or [(field, field) for field in dict.fromkeys(field for item, _ in items[:50] for field in item)]
     heads = ["collection", *(head for head, _ in columns)]
     rows = [[where or NOTHING, *(_cell(item, field) for _, field in columns)] for item, where in shown]
     kept = [place for place in range(len(heads)) if any(row[place] != NOTHING for row in rows)]
     cells = tuple(tuple(row[place] for place in kept) for row in rows)
     return Table(name, tuple(heads[place] for place in kept), cells, len(items))
-
-
-def _column(column: str) -> tuple[str, str]:
-    """The head and the field of `rows`, `dup=duplicates` or `cost_s=cost_seconds`, whose head has a blank."""
-    head, _, field = column.partition("=")
-    return (head.replace("_", " "), field) if field else (head, head)
 
 
 def _cell(item: Item, field: str) -> str:

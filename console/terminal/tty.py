@@ -74,7 +74,6 @@ class Terminal:
     on_lost: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def lose(self) -> None:
-        """It has hung up."""
         if not self.lost:
             self.lost = True
             self.on_lost()

@@ -52,7 +52,6 @@ def no_other(snapshot: Snapshot) -> str:
 
 
 def no_fallback(snapshot: Snapshot) -> list[str]:
-    """What forbidding the CPU means."""
     lines = [
         "A model that fits on no GPU is refused and a text that does not fit is",
         "parked, so the run may end incomplete (exit code 1).",
@@ -64,7 +63,6 @@ def no_fallback(snapshot: Snapshot) -> list[str]:
 
 
 def fallback(snapshot: Snapshot) -> list[str]:
-    """What allowing the CPU means."""
     lines = [
         "Models and batches that fit on no GPU are computed on the CPU (float32)",
         "instead of being refused or parked. This is many times slower.",
