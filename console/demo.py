@@ -75,9 +75,8 @@ def write(directory: Path, *, everything: bool, library: Path | None = None) -> 
 def _files(root: Path) -> list[Path]:
     """Every module, those that people know first, so that a small demo has something to find."""
     files = [file for file in root.rglob("*.py") if not SKIPPED & set(file.relative_to(root).parts)]
-    return sorted(
-        files, key=lambda file: (_module(root, file).split(".")[0] not in LIKED, file.relative_to(root).as_posix())
-    )
+    files.sort(key=lambda file: file.relative_to(root).as_posix())
+    return sorted(files, key=lambda file: _module(root, file).split(".")[0] not in LIKED)
 
 
 def _module(root: Path, file: Path) -> str:

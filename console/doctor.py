@@ -25,9 +25,7 @@ PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pya
 def examine(configuration: Configuration) -> list[Check]:
     """Every check: whether it is good, its name, what was found."""
     settings = configuration.settings
-    network = (
-        "offline (set in the environment)" if assets.is_offline() else "not tried (missing models would be downloaded)"
-    )
+    untried = "not tried (missing models would be downloaded)"
     return [
         (sys.version_info >= (3, 11), "python", sys.version.split()[0]),
         *_packages(),
@@ -36,7 +34,7 @@ def examine(configuration: Configuration) -> list[Check]:
         *_devices(settings),
         _writable(settings.out),
         (True, "model cache", f"{hub_cache()} (Hugging Face), {model_cache()} (from packages)"),
-        (True, "network", network),
+        (True, "network", "offline (set in the environment)" if assets.is_offline() else untried),
         *_models(configuration),
     ]
 

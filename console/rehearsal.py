@@ -111,9 +111,8 @@ def configured(configuration: Configuration) -> Configuration:
     knobs, origins = replace(knobs, **wanted), origins | dict.fromkeys(wanted, "rehearsal")
     if knobs.qdrant is None:
         knobs = replace(knobs, qdrant=knobs.out / "rehearsal-store")
-    models = {
-        key: {"source": f"weightless:{key.removeprefix(MARK)}", "matryoshka": [DEFAULTS["dim"]]} for key in CONFIGS
-    }
+    dims = [DEFAULTS["dim"]]
+    models = {key: {"source": f"weightless:{key.removeprefix(MARK)}", "matryoshka": dims} for key in CONFIGS}
     return replace(configuration, settings=knobs, origins=origins, models=models)
 
 
@@ -150,14 +149,9 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
         return [resolved(spec, out, emit, lambda seconds: pause(seconds / speed)) for spec in specs]
 
     return Backend(
-        devices=devices,
-        host=weightless.WeightlessHost,
-        cards=cards,
-        laws=weightless.law,
-        load=weightless.load,
-        hydrate=lambda _: hydrate,
-        encoders=encoder,
-    )
+        devices=devices, host=weightless.WeightlessHost, cards=cards, laws=weightless.law, load=weightless.load,
+        hydrate=lambda _: hydrate, encoders=encoder,
+    )  # fmt: skip
 
 
 def resolved(spec: "ModelSpec", out: Path, emit: Callable[[ev.AnyEvent], object], pause: Any) -> "ModelCard":
@@ -178,19 +172,11 @@ def resolved(spec: "ModelSpec", out: Path, emit: Callable[[ev.AnyEvent], object]
     path = out / "rehearsal-models"
     snapshot = ModelSnapshot(path, source, None, "download" if spec.key == RETRIED else "hit", (), fingerprint, 0, 0.0)
     card = ModelCard(
-        key=spec.key,
-        snapshot=snapshot,
-        config=config,
-        dim=config["hidden_size"],
+        key=spec.key, snapshot=snapshot, config=config, dim=config["hidden_size"],
         max_tokens=config["max_position_embeddings"] - (2 if config["pad_token_id"] else 0),
-        pooling="mean",
-        packed=True,
-        dtype="float16",
-        document_prompt="",
-        query_prompt="",
-        batch_tokens=BATCH_TOKENS,
-        attention="sdpa",
-    )
+        pooling="mean", packed=True, dtype="float16", attention="sdpa",
+        document_prompt="", query_prompt="", batch_tokens=BATCH_TOKENS,
+    )  # fmt: skip
     size, seconds = weightless.law(card, "sim").weights, round(time.monotonic() - began, 3)
     outcome = snapshot.outcome
     emit(ev.ModelResolved(model=spec.key, source=source, outcome=outcome, commit=None, bytes=size, seconds=seconds))

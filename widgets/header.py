@@ -14,6 +14,7 @@ from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 STALE_SECONDS = 5.0
+"""Without an event for longer than that, the header says so."""
 GAP = 2
 WORDS = {"running": "RUN"}
 STYLES = {"completed": "ok", "running": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn"}

@@ -96,17 +96,13 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: 
     bar = max(0, room - sum(sizes[place] + 1 for place in shown))
     table = []
     for each, line in zip(passes, texts, strict=True):
-        begin = [
-            Span(f"{each.model_pass + 1:>{number}} ", "dim"),
-            Span(fit(each.model, model), "bold" if each.word == "running" else ""),
-            Span(" "),
-        ]
+        name = Span(fit(each.model, model), "bold" if each.word == "running" else "")
         if each.failure:  # the reason stands where others have their grid: nothing else matters of a pass that failed
             done = " ".join(text for text in line[:2] if text)
             rest = [Span("failed", "error"), Span(f" at {done}: ", "dim"), Span(each.failure, "warn")]
         else:
             rest = [*_grid(each, bar, ascii), *_values(each, line, shown, sizes)]
-        table.append(fitted([*begin, *rest], width))
+        table.append(fitted([Span(f"{each.model_pass + 1:>{number}} ", "dim"), name, Span(" "), *rest], width))
     return table
 
 

@@ -22,10 +22,8 @@ def rows(
     right = numeric(texts, len(heads))
     needs = [max(map(width_of, column)) for column in zip(heads, *texts, strict=True)]
     widths = _widths(needs, right, width)
-    shown = [
-        fitted([Span(_line(heads, widths, right), "title")], width),
-        *(fitted([Span(_line(line, widths, right))], width) for line in texts),
-    ]
+    shown = [fitted([Span(_line(heads, widths, right), "title")], width)]
+    shown += [fitted([Span(_line(line, widths, right))], width) for line in texts]
     if of and of > len(cells):
         shown.append(fitted([Span(f"and {of - len(cells):,} more in the tree", "dim")], width))
     if left_out := heads[len(widths) :]:

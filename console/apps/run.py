@@ -55,7 +55,8 @@ class Console(Frame[Leave]):
         self._painted = painted
         self._rate = self.look.rate
         self._timer: Timer | None = None
-        self._seen = -1
+        self.seen_seq = -1
+        """The last entry that the main screen has told of."""
         self._over = False
         self._focused = True
 
@@ -72,7 +73,7 @@ class Console(Frame[Leave]):
         if self._session and self._session.controls.code is not None:
             self.main.stopping = True  # a signal asked for it, or a key
         self.main.update(snapshot)
-        self._seen = self.main.seen
+        self.seen_seq = self.main.seen
         if self.source.over and not self._over:
             self._over = True
             if self._session and self._session.work is None:  # a run that never was has nothing to show
@@ -117,11 +118,6 @@ class Console(Frame[Leave]):
         if isinstance(self._driver, HangupSafeDriver):
             self._driver.repaint()
         self.refresh()
-
-    @property
-    def seen_seq(self) -> int:
-        """The last entry that the main screen has told of."""
-        return self._seen
 
     def seen(self) -> Snapshot:
         """The source's snapshot at this second; without curves on a slow link."""

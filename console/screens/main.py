@@ -33,9 +33,6 @@ from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
 from interlock.widgets.vram import Vram
 
-STALE = 5.0
-"""Seconds without an event after which the header says so."""
-
 
 class Main(Steering):
     """What an operator looks at while a run goes on."""
@@ -58,7 +55,8 @@ class Main(Steering):
         self.snapshot = Snapshot()
         self._look = look
         self._feed = Feed()
-        self._seen = -1
+        self.seen = -1
+        """The `seq` of the last entry that was taken in."""
         self._dropped = 0
         self._wants = Wants(1, 1)
         self._chosen = "events"
@@ -91,17 +89,12 @@ class Main(Steering):
             self._chosen = str(event.widget.id)
             self._arrange()
 
-    @property
-    def seen(self) -> int:
-        """The `seq` of the last entry that was taken in."""
-        return self._seen
-
     def update(self, snapshot: Snapshot) -> None:
         """Take in how the run stands; nothing is drawn while the screen is frozen."""
-        entries, dropped = self.source.entries(self._seen)
+        entries, dropped = self.source.entries(self.seen)
         self._dropped += dropped
         if entries:
-            self._seen = entries[-1].seq
+            self.seen = entries[-1].seq
         lines = self._feed.take(entries)
         self.snapshot = snapshot
         if self._frozen_at is None:
@@ -161,7 +154,7 @@ class Main(Steering):
             pending=self.pending,
             stale=self._stale(),
             dropped=self._dropped + self.host.skipped,
-            frozen=None if self._frozen_at is None else self._seen - self._frozen_at,
+            frozen=None if self._frozen_at is None else self.seen - self._frozen_at,
             readonly=self.readonly,
             ascii=ascii,
         )
@@ -181,9 +174,9 @@ class Main(Steering):
             self._footer.show([keys(shown, self.size.width)])
 
     def _stale(self) -> float | None:
-        silent = time.time() - self.snapshot.latest_at
+        """Seconds since anything was heard of a run that is expected to say something."""
         waits = self.snapshot.over or self.source.kind == "replay" or not self.snapshot.latest_at
-        return silent if silent > STALE and not waits else None
+        return None if waits else time.time() - self.snapshot.latest_at
 
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
@@ -205,7 +198,7 @@ class Main(Steering):
     def action_freeze(self) -> None:
         """Nothing is written to the terminal until it goes on; what came meanwhile is shown then."""
         if self._frozen_at is None:
-            self._frozen_at = self._seen
+            self._frozen_at = self.seen
         else:
             self._frozen_at = None
             self._events.feed(self._feed.held())

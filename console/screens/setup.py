@@ -66,18 +66,18 @@ class Setup(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Bar(id="title")
         here = ", ".join(self._models) or "none yet"
-        yield from self._line(
-            "chunks", Input(placeholder="directory of collections of chunk files", id="chunks", compact=True)
-        )
         suggester = SuggestFromList(self._models, case_sensitive=False)
-        yield from self._line("roster", Input(self._roster, suggester=suggester, id="roster", compact=True))
-        yield from self._line("", Static(Text(f"here: {safe(here)}", "dim", no_wrap=True, overflow="ellipsis")))
-        yield from self._line("devices", Select.from_values(DEVICES, value="auto", id="devices", compact=True))
-        yield from self._line("ceiling", Input("12GiB", id="ceiling", compact=True))
-        yield from self._line("fusion", Select.from_values(FUSIONS, value="concat", id="fusion", compact=True))
-        yield from self._line(
-            "store", Input(placeholder="Qdrant store directory (optional)", id="qdrant", compact=True)
-        )
+        fields: dict[str, Input | Select[str] | Static] = {
+            "chunks": Input(placeholder="directory of collections of chunk files", id="chunks", compact=True),
+            "roster": Input(self._roster, suggester=suggester, id="roster", compact=True),
+            "": Static(Text(f"here: {safe(here)}", "dim", no_wrap=True, overflow="ellipsis")),
+            "devices": Select.from_values(DEVICES, value="auto", id="devices", compact=True),
+            "ceiling": Input("12GiB", id="ceiling", compact=True),
+            "fusion": Select.from_values(FUSIONS, value="concat", id="fusion", compact=True),
+            "store": Input(placeholder="Qdrant store directory (optional)", id="qdrant", compact=True),
+        }
+        for label, field in fields.items():
+            yield Horizontal(Label(label), field)
         yield Static(id="command")
         yield Pane("plan", id="plan")
         yield Bar(id="footer")
@@ -126,13 +126,10 @@ class Setup(Screen[None]):
     @work(thread=True, exclusive=True, exit_on_error=False)
     def _forecast(self, words: Sequence[str]) -> None:
         try:
-            said = self._plan(words)
+            lines = self._plan(words)
         except InterlockError as error:
-            said = str(error).splitlines()
-        self.app.call_from_thread(self._say, said)
+            lines = str(error).splitlines()
+        self.app.call_from_thread(self._say, lines)
 
     def _say(self, lines: Sequence[str]) -> None:
         self.query_one("#plan", Pane).show([row(line) for line in lines])
-
-    def _line(self, label: str, field: Input | Select[str] | Static) -> ComposeResult:
-        yield Horizontal(Label(label), field)

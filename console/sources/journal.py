@@ -157,7 +157,7 @@ class Replayed(_Told):
         self._folded = 0
         self._before = 0.0
         self._anchor = (clock(), 0.0)
-        self._speed, self._paused = speed, False
+        self.speed, self.paused = speed, False
         try:
             self._load(1)
         except FileNotFoundError:
@@ -177,8 +177,8 @@ class Replayed(_Told):
     def position(self) -> float:
         """Seconds from its beginning."""
         at, position = self._anchor
-        if not self._paused:
-            position = math.inf if math.isinf(self._speed) else position + (self._clock() - at) * self._speed
+        if not self.paused:
+            position = math.inf if math.isinf(self.speed) else position + (self._clock() - at) * self.speed
         return position if self._unread and math.isfinite(position) else min(position, self.length)
 
     @property
@@ -193,24 +193,16 @@ class Replayed(_Told):
     @property
     def pace(self) -> str:
         """How fast, and how far: `x8 3:10/5:02`."""
-        pace = "paused" if self._paused else f"x{self._speed:g}"
+        pace = "paused" if self.paused else f"x{self.speed:g}"
         return f"{pace} {_minutes(self.position)}/{_minutes(self.length)}"
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    @property
-    def speed(self) -> float:
-        return self._speed
 
     def pause(self, yes: bool) -> None:
         self._anchor = self._clock(), self.position
-        self._paused = yes
+        self.paused = yes
 
     def go_at(self, speed: float) -> None:
         self._anchor = self._clock(), self.position
-        self._speed = speed
+        self.speed = speed
 
     def seek(self, position: float) -> None:
         """Go to a moment, in seconds from the beginning."""

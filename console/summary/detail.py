@@ -99,8 +99,8 @@ def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[R
     if not node.steps:
         if node.there is No.OTHER:
             yield from _overview(document, width, ascii)
-    elif found := table_of(node.steps, value, MOST):
-        yield from _table(found, width, ascii)
+    elif cells := table_of(node.steps, value, MOST):
+        yield from _table(cells, width, ascii)
     elif isinstance(value, dict | list):
         yield from _fields(node, width)
     elif node.mark != "~":
@@ -120,8 +120,8 @@ def _overview(document: Document, width: int, ascii: bool) -> Iterator[Row]:
         yield from _table(each, width, ascii)
 
 
-def _table(found: Table, width: int, ascii: bool) -> list[Row]:
-    return table.rows(found.heads, found.rows, width, of=found.count, ascii=ascii)
+def _table(cells: Table, width: int, ascii: bool) -> list[Row]:
+    return table.rows(cells.heads, cells.rows, width, of=cells.count, ascii=ascii)
 
 
 def _fields(node: Node, width: int) -> Iterator[Row]:
@@ -133,9 +133,8 @@ def _fields(node: Node, width: int) -> Iterator[Row]:
         extra = human((*node.steps, key), each)
         branch = isinstance(each, dict | list)
         text = f"{written(each)} {title(each)}" if branch else _text(each)
-        yield row(
-            (f"{safe(key, 30):<{longest}}  ", "dim"), (text, "dim" if branch else ""), (extra and f"  {extra}", "dim")
-        )
+        name = f"{safe(key, 30):<{longest}}  "
+        yield row((name, "dim"), (text, "dim" if branch else ""), (extra and f"  {extra}", "dim"))
 
 
 def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-from interlock.console.summary.tables import Table, listed, objects, overview
+from interlock.console.summary.tables import listed, objects, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
 from interlock.engine.record.counting import several
@@ -56,9 +56,8 @@ def load(path: Path) -> Document:
         if not stat.S_ISREG(facts.st_mode):
             raise UsageError(f"{file}: not a file: name a {FILE} or a run directory")
         if facts.st_size > LARGEST:
-            raise UsageError(
-                f"{file}: too large to be a summary ({human_bytes(facts.st_size)}): name a {FILE} or a run directory"
-            )
+            size = human_bytes(facts.st_size)
+            raise UsageError(f"{file}: too large to be a summary ({size}): name a {FILE} or a run directory")
         data = file.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}; check the path and its permissions") from None
@@ -157,13 +156,9 @@ def plain(document: Document, other: Document | None = None) -> str:
         return "\n".join(_compared(document, other)) + "\n"
     head = "  ".join(fact.text for fact in header(document))
     reason = document.data.get("reason")
-    told = [safe(reason)] if isinstance(reason, str) and reason else []
-    tables = [f"\n{table.title}\n{text(table)}" for table in overview(document.data)]
-    return "\n".join([head, safe(document.name), *told, *tables]) + "\n"
-
-
-def text(table: Table) -> str:
-    return render(table.heads, table.rows)
+    reasons = [safe(reason)] if isinstance(reason, str) and reason else []
+    tables = [f"\n{table.title}\n{render(table.heads, table.rows)}" for table in overview(document.data)]
+    return "\n".join([head, safe(document.name), *reasons, *tables]) + "\n"
 
 
 def told(node: Node) -> str:
@@ -184,9 +179,9 @@ def legend(count: int) -> str:
 def _compared(document: Document, other: Document) -> Iterator[str]:
     for number, each in enumerate((document, other), 1):
         yield f"{number}  " + "  ".join(fact.text for fact in header(each)) + f"  {safe(each.name)}"
-    found = differences(top(document, other))
-    yield "\n" + legend(len(found))
-    yield from (safe(told(node), 1000) for node in found)
+    nodes = differences(top(document, other))
+    yield "\n" + legend(len(nodes))
+    yield from (safe(told(node), 1000) for node in nodes)
 
 
 def meaning(steps: tuple[Step, ...]) -> str:

@@ -72,14 +72,11 @@ class Thrift:
         known = self._rows.setdefault(row, {})
         changed = [place for place, cell in enumerate(cells) if known.get(column + place) != cell]
         known.update(enumerate(cells, column))
-        return "".join(
-            f"\x1b[{row};{column + first}H" + self._painted(cells[first:end]) for first, end in _runs(changed)
-        )
-
-    def _painted(self, cells: Cells) -> str:
         parts: list[str] = []
-        for sign, style in cells:
-            parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
+        for first, end in _runs(changed):
+            parts.append(f"\x1b[{row};{column + first}H")
+            for sign, style in cells[first:end]:
+                parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
         return "".join(parts)
 
     def _other(self, text: str) -> str:

@@ -12,10 +12,5 @@ def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
     right = numeric(cells, len(heads))
     lines = [list(heads), ["-" * width for width in widths], *cells]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    forms = [f"{{:{'>' if number else '<'}{width}}}" for number, width in zip(right, widths, strict=True)]
+    return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)
