@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,8 +31,13 @@ COMMANDS = {
     "doctor": "check this machine",
     "schema": "print the JSON Schema of summary.json",
 }
-
-
+EXAMPLES = {
+    "run": "example:\n"
+    "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
+    "  interlock run chunks --resume        # after a kill: recomputes the batch in flight at most",
+    "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
+    "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
+}
 RAW = argparse.RawDescriptionHelpFormatter
 
 
@@ -46,11 +52,8 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            words = [
-                word + (meant(word[2:].partition("=")[0], options, "--") if word.startswith("--") else "")
-                for word in unknown
-            ]
-            text = safe(", ".join(words))
+            near = (meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown)
+            text = safe(", ".join(map("".join, zip(unknown, near, strict=True))))
             self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {text}\n")
         return known, unknown
 
@@ -70,8 +73,13 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
     root.set_defaults(command="setup", config=None)
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_run, _plan, _demo, _watch, _view, _search, _models, _config, _doctor, _schema):
-        add(commands)
+    adders = (_run, _plan, _demo, _watch, _view, _search, _models, _config, _doctor, _schema)
+    for (name, text), add in zip(COMMANDS.items(), adders, strict=True):
+        about = cleandoc(add.__doc__ or "")  # what a command's function says of itself is the command's help
+        example = EXAMPLES.get(name)
+        command = commands.add_parser(name, help=text, description=about, epilog=example, formatter_class=RAW)
+        command.set_defaults(command=name)
+        add(command)
     return root
 
 
@@ -81,40 +89,29 @@ def configuration(options: argparse.Namespace) -> Configuration:
     return config.load(flags, file=options.config)
 
 
-def _run(commands: Any) -> None:
-    command = _command(
-        commands,
-        "run",
-        "Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model\n"
-        "of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.",
-        "example:\n  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
-        "  interlock run chunks --resume        # after a kill: recomputes the batch in flight at most",
-    )
+def _run(command: argparse.ArgumentParser) -> None:
+    """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
+    of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
+    """
     command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
     _front_end(command)
     _settings(command)
 
 
-def _plan(commands: Any) -> None:
-    command = _command(
-        commands,
-        "plan",
-        "Read and tokenise CHUNKS, then show passes, batches, tokens, truncation and predicted memory. Loads no\n"
-        "weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its\n"
-        "configuration alone.",
-    )
+def _plan(command: argparse.ArgumentParser) -> None:
+    """Read and tokenise CHUNKS, then show passes, batches, tokens, truncation and predicted memory. Loads no
+    weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its
+    configuration alone.
+    """
     text = "directory of collections of chunk files"
     command.add_argument("chunks", type=Path, nargs="?", metavar="CHUNKS", help=text)
     _settings(command)
 
 
-def _demo(commands: Any) -> None:
-    command = _command(
-        commands,
-        "demo",
-        "Embed the docstrings of the installed standard library with the demo roster into an embedded Qdrant\n"
-        "store, then search it once. A real run that needs no data and no network.",
-    )
+def _demo(command: argparse.ArgumentParser) -> None:
+    """Embed the docstrings of the installed standard library with the demo roster into an embedded Qdrant
+    store, then search it once. A real run that needs no data and no network.
+    """
     command.add_argument("--all", action="store_true", help="use every docstring (thousands), not a few hundred")
     command.add_argument("--query", default=QUESTION, help="search query at the end")
     text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
@@ -124,40 +121,28 @@ def _demo(commands: Any) -> None:
     _settings(command)
 
 
-def _watch(commands: Any) -> None:
-    command = _command(
-        commands,
-        "watch",
-        "Show the console of a run, read-only: follow one that is running in another process, or show or replay one\n"
-        "that ended. Locks nothing.",
-        "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
-    )
+def _watch(command: argparse.ArgumentParser) -> None:
+    """Show the console of a run, read-only: follow one that is running in another process, or show or replay one
+    that ended. Locks nothing.
+    """
     command.add_argument("run", type=Path, metavar="RUN_DIR", help="run directory")
     text = "replay at N times the speed; 0 (default): show its current state"
     command.add_argument("--speed", type=float, default=0.0, metavar="N", help=text)
     _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
 
 
-def _view(commands: Any) -> None:
-    command = _command(
-        commands,
-        "view",
-        "Show the summary of a run as a tree and tables; with two, their differences. Without a terminal, or with\n"
-        "--plain, print text to stdout.",
-        "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
-    )
+def _view(command: argparse.ArgumentParser) -> None:
+    """Show the summary of a run as a tree and tables; with two, their differences. Without a terminal, or with
+    --plain, print text to stdout.
+    """
     command.add_argument("file", type=Path, metavar="FILE", help="summary.json or run directory")
     command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="second summary to compare with")
     command.add_argument("--plain", action="store_true", help="print text to stdout instead")
     _settings(command, "theme", "ascii", "slow_link")
 
 
-def _search(commands: Any) -> None:
-    command = _command(
-        commands,
-        "search",
-        "Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks.",
-    )
+def _search(command: argparse.ArgumentParser) -> None:
+    """Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks."""
     command.add_argument("store", type=Path, metavar="STORE", help="--qdrant directory of a run")
     command.add_argument("query", metavar="QUERY", help="search query")
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
@@ -166,39 +151,29 @@ def _search(commands: Any) -> None:
     _settings(command, "threads", "ceiling", "offline")
 
 
-def _models(commands: Any) -> None:
-    command = _command(
-        commands,
-        "models",
-        "List every model of the registry with its sources and whether its files are on this machine. `models fetch`\n"
-        "downloads the named models into the Hugging Face cache.",
-    )
+def _models(command: argparse.ArgumentParser) -> None:
+    """List every model of the registry with its sources and whether its files are on this machine. `models fetch`
+    downloads the named models into the Hugging Face cache.
+    """
     command.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="list (default) or fetch")
     command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
     command.add_argument("--json", action="store_true", help="machine-readable")
     _settings(command, "offline", "refresh_models")
 
 
-def _config(commands: Any) -> None:
-    command = _command(commands, "config", "Print every setting and its origin.")
+def _config(command: argparse.ArgumentParser) -> None:
+    """Print every setting and its origin."""
     command.add_argument("action", choices=["show"], help="print the settings")
     _settings(command)
 
 
-def _doctor(commands: Any) -> None:
-    text = "Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run."
-    _settings(_command(commands, "doctor", text))
+def _doctor(command: argparse.ArgumentParser) -> None:
+    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run."""
+    _settings(command)
 
 
-def _schema(commands: Any) -> None:
-    _command(commands, "schema", "Print the JSON Schema of summary.json.")
-
-
-def _command(commands: Any, name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    texts = {"help": COMMANDS[name], "description": description, "epilog": epilog}
-    command: argparse.ArgumentParser = commands.add_parser(name, **texts, formatter_class=RAW)
-    command.set_defaults(command=name)
-    return command
+def _schema(command: argparse.ArgumentParser) -> None:
+    """Print the JSON Schema of summary.json."""
 
 
 def _front_end(command: argparse.ArgumentParser) -> None:

@@ -82,12 +82,8 @@ def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: b
     if width <= 0:
         return ""
     shown = list(values)[-width:]
-    highest = max([top, *shown], default=0.0)
-    levels = LEVELS[ascii]
-    signs = (levels[_level(value, highest, len(levels))] for value in shown)
-    return "".join(signs).rjust(width)
-
-
-def _level(value: float, highest: float, levels: int) -> int:
-    """0 for nothing, above it for anything."""
-    return 0 if value <= 0 or highest <= 0 else min(levels - 1, 1 + int(value / highest * (levels - 1) - 1e-9))
+    highest, signs = max([top, *shown], default=0.0), LEVELS[ascii]
+    most = len(signs) - 1
+    # The first sign is for nothing; anything at all has one above it.
+    levels = (min(most, 1 + int(value / highest * most - 1e-9)) if value > 0 else 0 for value in shown)
+    return "".join(signs[level] for level in levels).rjust(width)

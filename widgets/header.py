@@ -85,9 +85,7 @@ def _state(snapshot: Snapshot, pending: Mapping[str, str]) -> Field:
 
 def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
     """What makes this other than a run that goes on in this process."""
-    fields = []
-    if word := words.unreal(snapshot):
-        fields.append(Field(1, word.upper(), "warn"))
+    fields = [Field(1, word.upper(), "warn")] if (word := words.unreal(snapshot)) else []
     if mark := MARKS.get(source_kind):
         fields.append(Field(8, mark, "accent"))
     elif readonly:
@@ -97,9 +95,7 @@ def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
 
 def _where(snapshot: Snapshot) -> list[Field]:
     """How far, in which pass, which batch and whose."""
-    fields = []
-    if snapshot.passes:
-        fields.append(Field(2, percent(snapshot.share_done), "bold"))
+    fields = [Field(2, percent(snapshot.share_done), "bold")] if snapshot.passes else []
     number = snapshot.current_pass
     if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
         now, passes = snapshot.passes[number], len(snapshot.passes)
@@ -129,10 +125,9 @@ def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
     """Both, always; a star where something else was asked for than counts."""
     schedule = pending.get("schedule", snapshot.schedule)
     fallback = pending.get("cpu_fallback", _yes(snapshot.cpu_fallback))
-    fields = [_toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending)]
-    if schedule != "exclusive":
-        fields.append(Field(55, schedule, "dim"))
-    return [*fields, _toggle(4, "CPU-FB", fallback == "yes", "cpu_fallback" in pending)]
+    other = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
+    exclusive = _toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending)
+    return [exclusive, *other, _toggle(4, "CPU-FB", fallback == "yes", "cpu_fallback" in pending)]
 
 
 def _toggle(rank: int, name: str, on: bool, asked: bool) -> Field:

@@ -154,16 +154,10 @@ def _facts(device: DeviceView) -> list[tuple[str, int]]:
 
 
 def _bar(device: DeviceView, width: int, ascii: bool) -> list[Span]:
-    return glyphs.gauge(
-        width,
-        device.facts.total_bytes,
-        weights=min(device.weights, _used(device)),
-        used=_used(device),
-        ceiling=device.facts.ceiling_bytes,
-        peak=device.peak,
-        others=_others(device),
-        ascii=ascii,
-    )
+    facts, used, others = device.facts, _used(device), _others(device)
+    weights, ceiling, peak = min(device.weights, used), facts.ceiling_bytes, device.peak
+    sizes = {"weights": weights, "used": used, "ceiling": ceiling, "peak": peak, "others": others}
+    return glyphs.gauge(width, facts.total_bytes, **sizes, ascii=ascii)
 
 
 def _sizes(device: DeviceView) -> str:

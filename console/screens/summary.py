@@ -125,23 +125,19 @@ class SummaryScreen(Screen[None]):
         return self.query_one("#detail", Pane)
 
     def _draw(self) -> None:
-        self._draw_header()
+        headers = [_header(self._document, "1" if self._other else "", self.size.width)]
+        if self._other and not too_small(*self.size):
+            headers.append(_header(self._other, "2", self.size.width))
+        bar = self.query_one("#run", Bar)
+        bar.styles.height = len(headers)
+        bar.show(ascii_only(headers) if self._ascii else headers)
         shown = [
             Key(first_key(action, self._look.keys), action.label)
             for action in actions_of(VIEW)
             if action.footer or action.name in ("find_next", "copy", "copy_value")
         ]
         self.query_one("#keys", Bar).show([] if too_small(*self.size) else [keys(shown, self.size.width)])
-        self._tree.draw()
-        self._draw_detail()
-
-    def _draw_header(self) -> None:
-        shown = [_header(self._document, "1" if self._other else "", self.size.width)]
-        if self._other and not too_small(*self.size):
-            shown.append(_header(self._other, "2", self.size.width))
-        bar = self.query_one("#run", Bar)
-        bar.styles.height = len(shown)
-        bar.show(ascii_only(shown) if self._ascii else shown)
+        self._redraw()
 
     def _draw_detail(self) -> None:
         node, pane = self._outline.node, self._detail

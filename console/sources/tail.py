@@ -34,8 +34,8 @@ def journal_at(path: Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if runs := runs_in(path) or runs_in(path / "runs"):
-        told = few([str(run) for run in runs], LISTED)
-        raise UsageError(f"{path} has {several(len(runs), 'run')}: name one (latest first): {told}")
+        names = few([str(run) for run in runs], LISTED)
+        raise UsageError(f"{path} has {several(len(runs), 'run')}: name one (latest first): {names}")
     wrong = "has no journal" if path.is_dir() else "does not exist"
     raise UsageError(f"{path} {wrong}: name a run directory ({beside(path)})")
 

@@ -28,7 +28,11 @@ def rows(
     document: Document, node: Node, siblings: Sequence[Node], found: Sequence[Node], width: int, *, ascii: bool = False
 ) -> list[Row]:
     """The chosen `node`, its `siblings` of the same name in the list above, and all differences `found`."""
-    about, body = list(_about(node, width)), list(_body(document, node, width, ascii))
+    # Type and meaning; of a branch, whose size the tree shows, only the meaning.
+    sort = "" if isinstance(node.value, dict | list) else kind(node.value)
+    text = ": ".join(filter(None, [sort, meaning(node.steps)]))
+    about = list(_wrapped(text, width, "dim")) if node.steps and text else []
+    body = list(_body(document, node, width, ascii))
     lines = [*_difference(node, found, width), *(about + body if node.branch else body + about)]
     lines += _others(node, siblings, width)
     drawn = [fitted(line, width) for line in lines]
@@ -86,14 +90,6 @@ def _by(node: Node) -> str:
         return ""
 
 
-def _about(node: Node, width: int) -> Iterator[Row]:
-    """Type and meaning; of a branch, whose size the tree shows, only the meaning."""
-    sort = "" if isinstance(node.value, dict | list) else kind(node.value)
-    text = ": ".join(filter(None, [sort, meaning(node.steps)]))
-    if node.steps and text:
-        yield from _wrapped(text, width, "dim")
-
-
 def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[Row]:
     value = node.value
     if not node.steps:
@@ -148,16 +144,12 @@ def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
         for each in (child for child in children(item) if child.label == node.label):
             name = f"{item.label} {title(item.value)}"
             style = "chosen" if each.steps == node.steps else STYLES[each.mark]
-            yield row((f"{safe(name, 24):<24}  {_each(each)}", style))
-
-
-def _each(node: Node) -> str:
-    """A value with its sign where two are compared."""
-    if node.mark == "~":
-        return f"~ {_text(node.here)} -> {_text(node.there)}"
-    extra = human(node.steps, node.value)
-    sign = f"{node.mark or ' '} " if node.there is not No.OTHER else ""
-    return f"{sign}{_text(node.value)}{f'  ({extra})' if extra else ''}"
+            extra = human(each.steps, each.value)
+            sign = f"{each.mark or ' '} " if each.there is not No.OTHER else ""
+            text = f"{sign}{_text(each.value)}{f'  ({extra})' if extra else ''}"
+            if each.mark == "~":
+                text = f"~ {_text(each.here)} -> {_text(each.there)}"
+            yield row((f"{safe(name, 24):<24}  {text}", style))
 
 
 def _text(value: object) -> str:
