@@ -63,11 +63,5 @@ def look_of(configuration: Configuration) -> Look:
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
     if settings.theme not in known:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
-    return Look(
-        refresh=settings.refresh,
-        theme=SLOW if settings.slow_link else settings.theme,
-        ascii=settings.ascii,
-        slow_link=settings.slow_link,
-        readonly=settings.readonly,
-        keys=keymap(configuration.keys),
-    )
+    theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
+    return Look(settings.refresh, theme, settings.ascii, settings.slow_link, settings.readonly, keys)

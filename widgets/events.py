@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, Literal
 
 from textual import events
@@ -22,11 +23,7 @@ from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
-LEVELS: dict[str, tuple[Severity, ...]] = {
-    "all": SEVERITIES,
-    "notices": SEVERITIES[1:],
-    "warnings": SEVERITIES[2:],
-}
+LEVELS: dict[str, tuple[Severity, ...]] = {"all": SEVERITIES, "notices": SEVERITIES[1:], "warnings": SEVERITIES[2:]}
 """What the filter lets through, in the order in which it is walked through."""
 
 ALL = "all"
@@ -55,6 +52,9 @@ class Line:
     text: str
 
 
+SEQ = attrgetter("seq")
+
+
 def shown(lines: Sequence[Line], level: str) -> list[Line]:
     """The lines that a level lets through."""
     return [line for line in lines if line.severity in LEVELS[level]]
@@ -71,16 +71,9 @@ def found(line: Line, find: re.Pattern[str]) -> bool:
 
 
 def rows(
-    lines: Sequence[Line],
-    chosen: int | None,
-    top: int,
-    width: int,
-    height: int,
-    *,
-    pattern: str = "",
-    level: str = ALL,
-    ascii: bool = False,
-) -> list[Row]:
+    lines: Sequence[Line], chosen: int | None, top: int, width: int, height: int,
+    *, pattern: str = "", level: str = ALL, ascii: bool = False,
+) -> list[Row]:  # fmt: skip
     """`height` rows of `width` cells from line `top` on; `lines` are those that `level` lets through."""
     if width < 1:
         return []
@@ -181,7 +174,7 @@ class EventsPane(Pane):
     @property
     def fresh(self) -> int:
         """How many lines have not been on the screen yet."""
-        return len(self._kept) - bisect_right(self._kept, self._known, key=_seq)
+        return len(self._kept) - bisect_right(self._kept, self._known, key=SEQ)
 
     def listed(self) -> tuple[Line, ...]:
         """The lines that the filter lets through, for an export."""
@@ -207,8 +200,7 @@ class EventsPane(Pane):
     def find(self, pattern: str) -> int:
         """Mark `pattern` and go to the latest line at or above the cursor that has it; how many lines have it."""
         self._pattern = pattern
-        places = self._found()
-        if places:
+        if places := self._found():
             self._go(next((place for place in reversed(places) if place <= self._place), places[-1]))
         else:
             self._draw()
@@ -272,7 +264,7 @@ class EventsPane(Pane):
         if self.following:
             self.follow()
             return
-        place = bisect_left(self._kept, self._seq, key=_seq)
+        place = bisect_left(self._kept, self._seq, key=SEQ)
         self._top = place - height
         self._go(place)
 
@@ -300,7 +292,3 @@ class EventsPane(Pane):
             self._title = text
             self._border_title = Content(text)
             self.refresh(Region(0, -1, width, 1))
-
-
-def _seq(line: Line) -> int:
-    return line.seq

@@ -40,17 +40,10 @@ class Field(NamedTuple):
 
 
 def rows(
-    snapshot: Snapshot,
-    width: int,
-    *,
-    source_kind: str = "live",
-    pending: Mapping[str, str] = NOTHING,
-    stale: float | None = None,
-    dropped: int = 0,
-    frozen: int | None = None,
-    readonly: bool = False,
-    ascii: bool = False,
-) -> list[Row]:
+    snapshot: Snapshot, width: int,
+    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None, dropped: int = 0,
+    frozen: int | None = None, readonly: bool = False, ascii: bool = False,
+) -> list[Row]:  # fmt: skip
     """One row of `width` cells. `pending` are controls that were asked for and do not count yet, `stale` the seconds
     since anything was heard, `dropped` the events that were not shown, `frozen` those since the screen was frozen."""
     left = [_state(snapshot, pending), *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]

@@ -81,15 +81,13 @@ class Outline:
         if self.node.steps in places:
             return (places.index(self.node.steps) + way) % len(places)
         lines = {node.steps: line for line, node in enumerate(self.nodes)}
-        after = (at for at, steps in enumerate(places) if _line(lines, steps) > self.chosen)
-        first = next(after, len(places))
+        first = next((at for at, steps in enumerate(places) if _line(lines, steps) > self.chosen), len(places))
         return (first if way > 0 else first - 1) % len(places)
 
     def _end(self, line: int) -> int:
         """The line after everything below a line."""
-        depth = len(self.nodes[line].steps)
-        after = (at for at in range(line + 1, len(self.nodes)) if len(self.nodes[at].steps) <= depth)
-        return next(after, len(self.nodes))
+        depth, last = len(self.nodes[line].steps), len(self.nodes)
+        return next((at for at in range(line + 1, last) if len(self.nodes[at].steps) <= depth), last)
 
 
 def _line(lines: Mapping[Steps, int], steps: Steps) -> float:

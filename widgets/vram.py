@@ -132,18 +132,16 @@ def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool
 
 def _made_of(device: DeviceView) -> list[tuple[str, int]]:
     """Weights, what the allocator holds beside them, and what the driver needs; a host tells only weights and rest."""
-    held = device.memory.reserved if device.memory else 0
-    parts = [(f"weights {gib(device.weights)}", 1)]
-    if not held:
-        return [*parts, (f"rest {gib(max(0, _used(device) - device.weights))}", 1)]
-    parts.append((f"act {_cells(max(0, held - device.weights))}", 1))
-    return [*parts, (f"ctx {gib(max(0, _used(device) - held))}", 7)]
+    reserved, weights = device.memory.reserved if device.memory else 0, (f"weights {gib(device.weights)}", 1)
+    if not reserved:
+        return [weights, (f"rest {gib(max(0, _used(device) - device.weights))}", 1)]
+    activations = f"act {_cells(max(0, reserved - device.weights))}"
+    return [weights, (activations, 1), (f"ctx {gib(max(0, _used(device) - reserved))}", 7)]
 
 
 def _facts(device: DeviceView) -> list[tuple[str, int]]:
     """What else is known, each with its rank."""
-    facts = [(f"^{_cells(device.peak)}", 0)]
-    readings = device.readings
+    facts, readings = [(f"^{_cells(device.peak)}", 0)], device.readings
     if readings and readings.temperature is not None:
         facts.append((f"{readings.temperature}C", 4))
     if readings and readings.utilisation is not None:

@@ -33,15 +33,10 @@ class Console(Frame[Leave]):
     """The operator's screens on one source."""
 
     def __init__(
-        self,
-        source: Source,
-        look: Look | None = None,
-        *,
-        session: Session | None = None,
-        summary: Path | None = None,
-        painted: Callable[[], object] = lambda: None,
-        driver: type[Driver] | None = HangupSafeDriver,
-    ) -> None:
+        self, source: Source, look: Look | None = None,
+        *, session: Session | None = None, summary: Path | None = None,
+        painted: Callable[[], object] = lambda: None, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
         """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
         when there is something on the screen."""
         super().__init__(look, driver=driver)

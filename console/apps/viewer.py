@@ -13,13 +13,9 @@ class Viewer(Frame[None]):
     """Summaries that were read, on the screen until they are left."""
 
     def __init__(
-        self,
-        document: Document,
-        other: Document | None = None,
-        look: Look | None = None,
-        *,
-        driver: type[Driver] | None = HangupSafeDriver,
-    ) -> None:
+        self, document: Document, other: Document | None = None, look: Look | None = None,
+        *, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
         super().__init__(look, driver=driver)
         self._documents = document, other
 

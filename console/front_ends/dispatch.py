@@ -81,8 +81,7 @@ def summarise_failure(
 
 
 def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> ExitCode:
-    reason = why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary)
-    if reason:
+    if reason := why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary):
         if not outputs.no_ui and not outputs.quiet:
             say(f"interlock: {reason}: plain log output")
         session.start()

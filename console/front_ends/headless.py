@@ -109,11 +109,8 @@ def _signals(stop: Controls) -> Callable[[], None]:
         with suppress(OSError):
             os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
 
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
-        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    }
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def restore() -> None:
         for number, handler in before.items():

@@ -147,17 +147,11 @@ class Main(Steering):
         if too_small(*self.size):
             self._header.show(header.one_line(self.snapshot, width, stale=self._stale(), ascii=ascii))
             return
+        dropped, frozen = self._dropped + self.host.skipped, self._frozen_at
         shown = header.rows(
-            self.snapshot,
-            width,
-            source_kind=self.source.kind,
-            pending=self.pending,
-            stale=self._stale(),
-            dropped=self._dropped + self.host.skipped,
-            frozen=None if self._frozen_at is None else self.seen - self._frozen_at,
-            readonly=self.readonly,
-            ascii=ascii,
-        )
+            self.snapshot, width, source_kind=self.source.kind, pending=self.pending, stale=self._stale(),
+            dropped=dropped, frozen=None if frozen is None else self.seen - frozen, readonly=self.readonly, ascii=ascii,
+        )  # fmt: skip
         self._header.show(shown)
 
     def _draw_footer(self) -> None:

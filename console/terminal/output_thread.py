@@ -20,13 +20,9 @@ class Wire:
     """A way to one terminal. `skipped` counts what was left out."""
 
     def __init__(
-        self,
-        writes: int,
-        reads: int,
-        caught_up: Callable[[], None],
-        lost: Callable[[], None],
+        self, writes: int, reads: int, caught_up: Callable[[], None], lost: Callable[[], None],
         rewrite: Callable[[str], str] = str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Of `reads` only a hang-up is noticed. `caught_up` is called after frames were left out, `lost` when the
         terminal is gone; both from the thread. `rewrite` sees what is sent, in order, and nothing of the rest."""
         self.skipped = 0

@@ -16,12 +16,8 @@ if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.events import Severity
 
 BY_STATUS: "dict[ev.Status, Severity]" = {
-    "completed": "notice",
-    "skipped": "notice",
-    "stopped": "warning",
-    "incomplete": "warning",
-    "failed": "error",
-}
+    "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",
+}  # fmt: skip
 
 
 class Description(NamedTuple):
@@ -43,10 +39,9 @@ def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
     return mark + said.text if said.printed else ""
 
 
-def describe(
-    event: ev.AnyEvent, device_kind: str = ""
-) -> Description:  # one row for each type: mypy proves that none is missing
+def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
     """Look up what is said of an event that happened on devices of this kind."""
+    # One row for each type: mypy proves that none is missing.
     timed = ev.timed(device_kind)
     match event:
         case ev.RunStarted():
