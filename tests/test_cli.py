@@ -254,7 +254,7 @@ def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_cho
 def test_a_store_that_does_not_exist_is_told_as_such(call, more):
     code, out, err = call("search", "nowhere", "text 3", *more)
     assert (code, out) == (ExitCode.USAGE, "")
-    assert "nowhere does not exist" in err
+    assert "no store at nowhere" in err
 
 
 def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_score_of_one(call, store):

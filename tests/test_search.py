@@ -94,7 +94,7 @@ def test_GIVEN_only_other_models_here_WHEN_searched_THEN_it_is_refused_and_they_
 def test_GIVEN_no_model_here_WHEN_searched_THEN_it_is_unavailable_and_the_places_are_named(tmp_path, model):
     store = written(tmp_path, model)
     model.rename(tmp_path / "elsewhere")
-    with pytest.raises(UnavailableError, match=f"{model}: is not a directory\n  /no/such/model: is not"):
+    with pytest.raises(UnavailableError, match=f"{model}: not a directory\n  /no/such/model: not a directory"):
         best(store, "/no/such/model")
 
 
@@ -114,7 +114,7 @@ def test_GIVEN_a_manifest_with_an_unknown_precision_WHEN_searched_THEN_it_is_ref
     manifest = json.loads(file.read_text())
     manifest["models"][0]["dtype"] = "int3"
     file.write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match=r"manifest cannot be read .*int3.*models\[0\]\.dtype"):
+    with pytest.raises(UsageError, match=r"cannot read the store's manifest .*int3.*models\[0\]\.dtype"):
         best(store)
 
 

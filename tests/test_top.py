@@ -126,7 +126,8 @@ def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, ti
     code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
     err = capfd.readouterr().err
     assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err
-    assert summary_of(chunks.parent / "runs" / "r")["reason"].startswith("Too many open files; raise the limit")
+    reason = summary_of(chunks.parent / "runs" / "r")["reason"]
+    assert reason.startswith("Too many open files; raise the open file limit")
     assert not list((chunks.parent / "runs" / "r").glob("crash-*"))
 
 

@@ -73,7 +73,7 @@ class Controls:
     def ask(self, control: str, value: str, who: str) -> str:
         """Ask for `control` to become `value`; empty, or why that cannot be, which is told at once."""
         if value not in VALUES.get(control, ()):
-            return f"{control} cannot be {value!r}: use {' or '.join(VALUES.get(control, ('nothing',)))}"
+            return f"{control} cannot be {value!r}: use one of {', '.join(VALUES.get(control, ('nothing',)))}"
         asked = ControlApplied(control=control, value=value, who=who)
         with self._lock:
             tell, reason = self.tell, self.refusal(control)
