@@ -116,13 +116,13 @@ class Trial:
 
 @settings(deadline=None, max_examples=150)
 @given(steps, limits)
-def test_GIVEN_any_use_WHEN_it_goes_on_THEN_counters_layout_and_refusals_keep_the_rules(steps, limit):
+def test_counters_layout_and_refusals_keep_the_rules_under_any_use(steps, limit):
     Trial(limit).run(steps)
 
 
 @settings(deadline=None, max_examples=100)
 @given(steps, limits)
-def test_GIVEN_any_use_WHEN_all_is_freed_and_the_cache_emptied_THEN_nothing_is_reserved(steps, limit):
+def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(steps, limit):
     trial = Trial(limit).run(steps)
     for _, handle in trial.live:
         trial.allocator.free(handle)
@@ -135,13 +135,13 @@ def test_GIVEN_any_use_WHEN_all_is_freed_and_the_cache_emptied_THEN_nothing_is_r
 
 @settings(deadline=None, max_examples=100)
 @given(steps)
-def test_GIVEN_the_same_use_WHEN_it_is_done_twice_THEN_every_counter_is_the_same(steps):
+def test_the_same_use_twice_gives_the_same_counters(steps):
     assert Trial().run(steps).allocator.counters() == Trial().run(steps).allocator.counters()
 
 
 @settings(deadline=None, max_examples=100)
 @given(steps, limits)
-def test_GIVEN_any_use_WHEN_memory_falls_short_THEN_each_refusal_is_an_oom_after_a_retry(steps, limit):
+def test_each_refusal_is_an_oom_after_a_retry(steps, limit):
     trial = Trial(limit).run(steps)
     counters = trial.allocator.counters()
     assert counters.ooms == len(trial.refused) <= counters.retries
@@ -160,16 +160,14 @@ def test_GIVEN_any_use_WHEN_memory_falls_short_THEN_each_refusal_is_an_oom_after
         (21 * MIB - 1, 22 * MIB, 22 * MIB),
     ],
 )
-def test_GIVEN_an_empty_card_WHEN_a_size_is_allocated_THEN_it_is_rounded_and_gets_its_segment(
-    size, allocated, reserved
-):
+def test_a_size_is_rounded_and_gets_its_segment_on_an_empty_card(size, allocated, reserved):
     allocator = Allocator(GIB)
     allocator.allocate(size)
     counters = allocator.counters()
     assert (counters.allocated, counters.reserved, counters.requested) == (allocated, reserved, size)
 
 
-def test_GIVEN_a_rest_of_more_than_1_MiB_WHEN_a_large_block_is_found_THEN_it_is_split():
+def test_a_large_block_is_split_when_more_than_1_mib_would_be_left():
     allocator = Allocator(GIB)
     allocator.allocate(5 * MIB)
     assert allocator.counters().inactive_split == 15 * MIB
@@ -178,14 +176,14 @@ def test_GIVEN_a_rest_of_more_than_1_MiB_WHEN_a_large_block_is_found_THEN_it_is_
     assert (counters.allocated, counters.reserved, counters.inactive_split) == (20 * MIB, 20 * MIB, 0)
 
 
-def test_GIVEN_a_rest_of_512_bytes_WHEN_a_small_block_is_found_THEN_it_is_split():
+def test_a_small_block_is_split_when_512_bytes_would_be_left():
     allocator = Allocator(GIB)
     allocator.allocate(MIB)
     allocator.allocate(MIB - 512)
     assert allocator.counters().inactive_split == 512
 
 
-def test_GIVEN_holes_of_many_sizes_WHEN_allocating_THEN_the_smallest_that_fits_is_taken_and_the_lowest_of_equals():
+def test_the_smallest_hole_that_fits_is_taken_and_of_equals_the_lowest():
     allocator = Allocator(GIB)
     holes = [allocator.allocate(size) for size in (40 * MIB, 12 * MIB, 16 * MIB, 12 * MIB)]
     addresses = [handle.block.address for handle in holes]
@@ -194,14 +192,14 @@ def test_GIVEN_holes_of_many_sizes_WHEN_allocating_THEN_the_smallest_that_fits_i
     assert [allocator.allocate(12 * MIB).block.address for _ in range(3)] == [addresses[1], addresses[3], addresses[2]]
 
 
-def test_GIVEN_free_small_memory_WHEN_a_large_tensor_comes_THEN_it_does_not_get_it():
+def test_a_large_tensor_gets_no_memory_from_the_small_pool():
     allocator = Allocator(GIB)
     allocator.free(allocator.allocate(MIB))
     allocator.allocate(MIB + 1)
     assert allocator.counters().reserved == 22 * MIB
 
 
-def test_GIVEN_a_full_cache_WHEN_another_size_is_needed_THEN_the_cache_is_given_back_and_the_retry_counted():
+def test_another_size_returns_the_cache_and_counts_a_retry():
     allocator = Allocator(100 * MIB)
     allocator.free(allocator.allocate(60 * MIB))
     allocator.allocate(80 * MIB)
@@ -209,7 +207,7 @@ def test_GIVEN_a_full_cache_WHEN_another_size_is_needed_THEN_the_cache_is_given_
     assert (counters.reserved, counters.peak_reserved, counters.retries, counters.ooms) == (80 * MIB, 80 * MIB, 1, 0)
 
 
-def test_GIVEN_segments_that_small_pieces_pin_WHEN_a_large_tensor_comes_THEN_free_memory_does_not_help_it():
+def test_free_memory_in_pinned_segments_does_not_help_a_large_tensor():
     allocator = Allocator(100 * MIB)
     pieces = [allocator.allocate(2 * MIB) for _ in range(50)]
     pins, rest = pieces[::10], [piece for number, piece in enumerate(pieces) if number % 10]
@@ -223,7 +221,7 @@ def test_GIVEN_segments_that_small_pieces_pin_WHEN_a_large_tensor_comes_THEN_fre
     allocator.allocate(20 * MIB)
 
 
-def test_GIVEN_a_limit_and_another_process_WHEN_memory_falls_short_THEN_the_error_says_so_in_the_words_of_cuda():
+def test_an_oom_error_reads_like_cudas():
     allocator = Allocator(15 * GIB, 300 * MIB, index=1)
     allocator.limit, allocator.others = 12 * GIB, 2 * GIB
     allocator.allocate(9 * GIB + 900 * MIB)
@@ -239,7 +237,7 @@ def test_GIVEN_a_limit_and_another_process_WHEN_memory_falls_short_THEN_the_erro
     )
 
 
-def test_GIVEN_another_process_WHEN_it_leaves_THEN_its_memory_can_be_had():
+def test_memory_of_another_process_can_be_had_once_it_leaves():
     allocator = Allocator(100 * MIB)
     allocator.others = 50 * MIB
     assert allocator.driver_free == 50 * MIB
@@ -249,7 +247,7 @@ def test_GIVEN_another_process_WHEN_it_leaves_THEN_its_memory_can_be_had():
     allocator.allocate(60 * MIB)
 
 
-def test_GIVEN_a_driver_that_lags_WHEN_segments_are_given_back_THEN_it_tells_later_but_gives_them_at_once():
+def test_a_lagging_driver_reports_late_but_frees_at_once():
     now = [10.0]
     allocator = Allocator(100 * MIB, lag=1.5, clock=lambda: now[0])
     allocator.free(allocator.allocate(80 * MIB))
@@ -263,7 +261,7 @@ def test_GIVEN_a_driver_that_lags_WHEN_segments_are_given_back_THEN_it_tells_lat
     assert (allocator.driver_free, allocator.unseen) == (100 * MIB, 0)
 
 
-def test_GIVEN_a_peak_WHEN_it_is_started_again_THEN_it_begins_at_what_is_held():
+def test_a_reset_peak_begins_at_what_is_held():
     allocator = Allocator(GIB)
     kept = allocator.allocate(30 * MIB)
     allocator.free(allocator.allocate(50 * MIB))
@@ -275,7 +273,7 @@ def test_GIVEN_a_peak_WHEN_it_is_started_again_THEN_it_begins_at_what_is_held():
     assert allocator.counters().peak_allocated == 30 * MIB
 
 
-def test_GIVEN_memory_that_was_freed_WHEN_it_is_freed_again_THEN_that_is_an_error_even_where_it_serves_another():
+def test_freeing_twice_is_an_error_even_where_the_memory_is_reused():
     allocator = Allocator(GIB)
     first = allocator.allocate(MIB)
     allocator.free(first)
@@ -285,13 +283,13 @@ def test_GIVEN_memory_that_was_freed_WHEN_it_is_freed_again_THEN_that_is_an_erro
     assert allocator.counters().allocated == MIB
 
 
-def test_GIVEN_a_refusal_WHEN_it_is_made_to_order_THEN_it_counts_and_names_the_segment():
+def test_a_refusal_made_to_order_is_counted_and_names_the_segment():
     allocator = Allocator(GIB)
     assert re.search(r"Tried to allocate 20\.00 MiB", str(allocator.refuse(3 * MIB)))
     assert allocator.counters().ooms == 1
 
 
-def test_GIVEN_many_threads_WHEN_they_allocate_and_free_each_others_memory_THEN_nothing_is_lost():
+def test_threads_freeing_each_others_memory_lose_nothing():
     allocator = Allocator(8 * GIB)
     given_on: list[Handle] = []
 
@@ -308,7 +306,7 @@ def test_GIVEN_many_threads_WHEN_they_allocate_and_free_each_others_memory_THEN_
     assert allocator.counters().allocated == 0
 
 
-def test_GIVEN_a_finalizer_in_the_middle_of_a_call_WHEN_it_frees_THEN_it_neither_waits_nor_is_lost():
+def test_a_finalizer_that_frees_during_a_call_neither_blocks_nor_is_lost():
     """A clock that collects garbage is called inside the allocator's critical section."""
 
     class Owner:

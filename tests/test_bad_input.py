@@ -69,7 +69,7 @@ each_bad_record = pytest.mark.parametrize(("bad", "reason"), BAD_RECORDS.values(
 
 
 @each_bad_record
-def test_GIVEN_a_bad_record_in_a_list_WHEN_read_THEN_it_is_named_and_both_neighbours_are_kept(tmp_path, bad, reason):
+def test_a_bad_record_in_a_list_is_named_and_its_neighbours_are_kept(tmp_path, bad, reason):
     texts, ((record, said),) = read(tmp_path, b"[" + GOOD + b"," + bad + b"," + GOOD + b"]")
     assert texts == ["good", "good"]
     assert record == 2
@@ -77,40 +77,40 @@ def test_GIVEN_a_bad_record_in_a_list_WHEN_read_THEN_it_is_named_and_both_neighb
 
 
 @each_bad_record
-def test_GIVEN_a_bad_line_WHEN_read_THEN_it_is_named_and_both_neighbours_are_kept(tmp_path, bad, reason):
+def test_a_bad_line_is_named_and_its_neighbours_are_kept(tmp_path, bad, reason):
     texts, ((record, said),) = read(tmp_path, GOOD + b"\n" + bad + b"\n" + GOOD + b"\n", "a.jsonl")
     assert texts == ["good", "good"]
     assert record == 2
     assert reason in said
 
 
-def test_GIVEN_an_escape_that_is_half_a_sign_WHEN_refused_THEN_the_reason_says_so(tmp_path):
+def test_half_a_surrogate_pair_is_refused_with_that_reason(tmp_path):
     _, ((_, said),) = read(tmp_path, b'[{"text": "a\\ud800b, and the string goes on"}]')
     assert "surrogate" in said
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"chunks": [', b'\xef\xbb\xbf {"data":[', b'{"version": 1, "chunks": ['])
 @pytest.mark.parametrize("end", [b'{"text": "cut of', b'{"text": "cut", "metadata": {"a": [1', b'{"text": "cut"'])
-def test_GIVEN_a_file_cut_off_within_a_record_WHEN_read_THEN_the_whole_ones_are_kept(tmp_path, opening, end):
+def test_a_file_cut_within_a_record_keeps_the_whole_ones(tmp_path, opening, end):
     texts, refusals = read(tmp_path, opening + GOOD + b"," + GOOD + b"," + end)
     assert texts == ["good", "good"]
     assert refusals == [(3, "file ends within this record")]
 
 
-def test_GIVEN_a_file_cut_off_behind_a_record_WHEN_read_THEN_that_record_is_kept_and_the_cut_named(tmp_path):
+def test_a_file_cut_after_a_record_keeps_it_and_reports_the_cut(tmp_path):
     texts, refusals = read(tmp_path, b"[" + GOOD + b"," + GOOD)
     assert texts[0] == "good"
     assert [record for record, _ in refusals] == [2]
 
 
-def test_GIVEN_lines_cut_off_within_the_last_WHEN_read_THEN_the_others_are_kept(tmp_path):
+def test_a_jsonl_file_cut_within_the_last_line_keeps_the_others(tmp_path):
     texts, refusals = read(tmp_path, GOOD + b"\n" + GOOD + b'\n{"text": "cu', "a.jsonl")
     assert texts == ["good", "good"]
     assert refusals == [(3, "Input data was truncated")]
 
 
 @pytest.mark.parametrize("rest", [b"[" + GOOD + b"]", b" and more", b"\n" + GOOD])
-def test_GIVEN_something_behind_the_list_WHEN_read_THEN_it_is_not_passed_over_in_silence(tmp_path, rest):
+def test_trailing_data_after_the_list_is_reported(tmp_path, rest):
     texts, refusals = read(tmp_path, b"[" + GOOD + b"]" + rest)
     assert len(texts) + len(refusals) >= 2
 
@@ -143,14 +143,14 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD_FILES.values(), ids=BAD_FILES)
-def test_GIVEN_a_file_that_holds_no_list_WHEN_read_THEN_it_is_refused_as_a_whole(tmp_path, data, reason):
+def test_a_file_without_a_list_is_refused_whole(tmp_path, data, reason):
     texts, ((record, said),) = read(tmp_path, data)
     assert texts == []
     assert record is None
     assert reason in said
 
 
-def test_GIVEN_brackets_and_quotes_inside_texts_WHEN_a_broken_list_is_cut_THEN_they_end_no_record(tmp_path):
+def test_brackets_and_quotes_in_texts_do_not_end_a_record_of_a_broken_list(tmp_path):
     tricky = ["a ] , [ b", 'quote " } , {', "backslash \\", "{", "}"]
     data = b"[" + b",".join(json.dumps({"text": text}).encode() for text in tricky) + b', {"text": NaN}]'
     texts, ((record, _),) = read(tmp_path, data)
@@ -158,7 +158,7 @@ def test_GIVEN_brackets_and_quotes_inside_texts_WHEN_a_broken_list_is_cut_THEN_t
     assert record == len(tricky) + 1
 
 
-def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(tmp_path):
+def test_an_unreadable_file_is_named_and_its_neighbours_are_kept(tmp_path):
     root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
     (closed := root / "Docs" / "a_chunks.json").chmod(0)
     if os.access(closed, os.R_OK):
@@ -172,7 +172,7 @@ def test_GIVEN_a_file_that_cannot_be_read_WHEN_read_THEN_it_is_named_and_its_nei
     assert chunk.text == "b"
 
 
-def test_GIVEN_a_file_that_went_away_after_it_was_found_WHEN_read_THEN_it_is_named_and_its_neighbours_are_kept(
+def test_a_file_that_vanished_is_named_and_its_neighbours_are_kept(
     tmp_path,
 ):
     root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"], "b_chunks.json": ["b"]}})
@@ -223,9 +223,7 @@ def _with_neighbours(records, numbers):
         yield _good(numbers)
 
 
-def test_GIVEN_every_fault_at_once_WHEN_run_THEN_all_good_chunks_are_embedded_and_every_bad_one_is_named(
-    tmp_path, tiny_a
-):
+def test_all_good_chunks_are_embedded_and_every_bad_one_is_named(tmp_path, tiny_a):
     kept, refused = all_at_once(tmp_path / "in")
     code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
     summary = summary_of(run)
@@ -247,7 +245,7 @@ UNSTORABLE = {
 
 
 @pytest.mark.parametrize("bad", UNSTORABLE.values(), ids=UNSTORABLE)
-def test_GIVEN_metadata_that_cannot_be_delivered_WHEN_run_THEN_the_record_alone_is_refused(tmp_path, tiny_a, bad):
+def test_a_record_with_undeliverable_metadata_is_refused_alone(tmp_path, tiny_a, bad):
     (tmp_path / "in" / "Docs").mkdir(parents=True)
     (tmp_path / "in" / "Docs" / "a_chunks.json").write_bytes(b"[" + GOOD + b"," + bad + b"]")
     code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
@@ -255,14 +253,14 @@ def test_GIVEN_metadata_that_cannot_be_delivered_WHEN_run_THEN_the_record_alone_
     assert (code, collection["status"], collection["chunks"], collection["refused"]) == (0, "completed", 1, 1)
 
 
-def test_GIVEN_metadata_as_deep_as_a_store_takes_WHEN_run_THEN_it_is_delivered(tmp_path, tiny_a):
+def test_metadata_as_deep_as_a_store_takes_is_delivered(tmp_path, tiny_a):
     deep = {"text": "a", "metadata": {"x": json.loads("[" * 100 + "]" * 100)}}
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [deep]}})
     code, _ = embed(root, tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
     assert code == ExitCode.COMPLETED
 
 
-def test_GIVEN_a_collection_of_bad_records_only_WHEN_run_THEN_it_is_skipped_and_the_others_complete(tmp_path, tiny_a):
+def test_a_collection_of_bad_records_is_skipped_and_the_others_complete(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Bad": {"a_chunks.json": [{"text": ""}]}, "Good": {"a_chunks.json": ["a"]}})
     code, run = embed(root, tmp_path / "out", roster=str(tiny_a))
     assert code == ExitCode.COMPLETED
@@ -273,7 +271,7 @@ def test_GIVEN_a_collection_of_bad_records_only_WHEN_run_THEN_it_is_skipped_and_
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "empty-collection", "no-good-chunk"])
-def test_GIVEN_nothing_to_embed_WHEN_run_THEN_usage_is_raised_and_no_run_directory_is_left(tmp_path, tiny_a, kind):
+def test_nothing_to_embed_is_a_usage_error_and_leaves_no_run(tmp_path, tiny_a, kind):
     root = tmp_path / "in"
     if kind == "empty":
         root.mkdir()
@@ -287,7 +285,7 @@ def test_GIVEN_nothing_to_embed_WHEN_run_THEN_usage_is_raised_and_no_run_directo
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_GIVEN_no_good_chunk_WHEN_the_command_is_run_THEN_it_exits_2_with_one_clear_line(tmp_path, tiny_a):
+def test_the_command_exits_2_with_one_line_when_no_chunk_is_good(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"text": " "}]}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
     assert done.stderr == "interlock: nothing to embed: a_chunks.json: the text is empty\n"

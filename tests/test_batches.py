@@ -18,14 +18,14 @@ def planned(lengths, budget, rows=None):
 
 
 @given(lengths_and_budget)
-def test_GIVEN_any_rows_WHEN_planned_THEN_every_row_is_in_exactly_one_batch(case):
+def test_every_row_is_in_exactly_one_batch(case):
     lengths, budget = case
     rows = [row for batch in planned(lengths, budget).batches for row in batch.rows.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
 
 
 @given(lengths_and_budget)
-def test_GIVEN_any_rows_WHEN_planned_THEN_the_budget_is_kept_padding_included_unless_a_row_is_alone(case):
+def test_a_batch_keeps_the_token_budget_with_padding_unless_it_is_one_row(case):
     lengths, budget = case
     for batch in planned(lengths, budget).batches:
         assert len(batch.rows) >= 1
@@ -33,14 +33,14 @@ def test_GIVEN_any_rows_WHEN_planned_THEN_the_budget_is_kept_padding_included_un
 
 
 @given(lengths_and_budget)
-def test_GIVEN_any_rows_WHEN_planned_THEN_they_go_from_the_longest_to_the_shortest(case):
+def test_batches_go_from_the_longest_row_to_the_shortest(case):
     lengths, budget = case
     order = [lengths[row] for batch in planned(lengths, budget).batches for row in batch.rows.tolist()]
     assert order == sorted(lengths, reverse=True)
 
 
 @given(lengths_and_budget)
-def test_GIVEN_any_rows_WHEN_planned_THEN_tokens_and_padding_are_counted_exactly(case):
+def test_tokens_and_padding_are_counted_exactly(case):
     lengths, budget = case
     made = planned(lengths, budget)
     for batch in made.batches:
@@ -51,7 +51,7 @@ def test_GIVEN_any_rows_WHEN_planned_THEN_tokens_and_padding_are_counted_exactly
 
 
 @given(lengths_and_budget, st.randoms(use_true_random=False))
-def test_GIVEN_rows_in_another_order_WHEN_planned_THEN_the_batches_are_the_same(case, random):
+def test_the_order_of_rows_does_not_change_the_batches(case, random):
     lengths, budget = case
     order = list(range(len(lengths)))
     random.shuffle(order)
@@ -60,23 +60,23 @@ def test_GIVEN_rows_in_another_order_WHEN_planned_THEN_the_batches_are_the_same(
 
 
 @given(lengths_and_budget)
-def test_GIVEN_a_batch_that_could_take_the_next_row_WHEN_planned_THEN_it_has_taken_it(case):
+def test_a_batch_takes_the_next_row_whenever_it_fits(case):
     lengths, budget = case
     for batch in planned(lengths, budget).batches[:-1]:
         assert batch.longest * (len(batch.rows) + 1) > budget
 
 
-def test_GIVEN_the_same_rows_in_other_batches_WHEN_digested_THEN_the_digests_differ():
+def test_the_same_rows_in_other_batches_have_another_digest():
     whole, split = planned([5, 5, 5, 5], 20), planned([5, 5, 5, 5], 10)
     assert whole.digest() != split.digest()
     assert planned([5, 5, 5, 5], 20).digest() == whole.digest()
 
 
-def test_GIVEN_a_plan_WHEN_digested_THEN_it_is_the_hash_of_every_batch_with_its_rows():
+def test_a_digest_is_the_hash_of_every_batch_with_its_rows():
     spelled_out = struct.pack("<QqQqq", 1, 1, 2, 2, 0)  # one row: 1; two rows: 2 and 0
     assert planned([3, 9, 4], 9).digest() == hashlib.sha256(spelled_out).hexdigest()
 
 
-def test_GIVEN_no_rows_WHEN_planned_THEN_there_is_no_batch():
+def test_no_rows_make_no_batch():
     made = planned([], 100)
     assert (list(made.batches), made.tokens, made.padding) == ([], 0, 0)

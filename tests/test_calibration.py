@@ -40,9 +40,7 @@ def after(calibration, ratios, predicted=1 << 30):
 
 
 @given(laws(), CALIBRATIONS, st.integers(1, 1 << 22), LENGTHS, st.integers(0, 1 << 20), st.integers(0, 1 << 12))
-def test_GIVEN_any_law_WHEN_tokens_or_rows_grow_THEN_no_less_is_predicted(
-    law, calibration, tokens, longest, more, longer
-):
+def test_more_tokens_or_rows_never_lower_the_prediction(law, calibration, tokens, longest, more, longer):
     least = calibration.activations(law, tokens, longest)
     assert calibration.activations(law, tokens + more, longest) >= least
     assert calibration.activations(law, tokens, longest + longer) >= least
@@ -50,38 +48,34 @@ def test_GIVEN_any_law_WHEN_tokens_or_rows_grow_THEN_no_less_is_predicted(
 
 
 @given(laws(), CALIBRATIONS, LENGTHS, st.integers(0, 1 << 38))
-def test_GIVEN_any_room_WHEN_asked_for_the_most_tokens_THEN_they_fit_and_one_more_does_not(
-    law, calibration, longest, room
-):
+def test_the_most_tokens_for_a_room_fit_and_one_more_does_not(law, calibration, longest, room):
     tokens = calibration.most_tokens(law, longest, room)
     assert tokens == 0 or calibration.activations(law, tokens, longest) <= room
     assert calibration.activations(law, tokens + 1, longest) > room
 
 
 @given(laws(), CALIBRATIONS, LENGTHS, st.integers(1, 1 << 22))
-def test_GIVEN_just_the_room_of_a_batch_WHEN_asked_for_the_most_tokens_THEN_the_batch_fits(
-    law, calibration, longest, tokens
-):
+def test_a_batch_fits_into_exactly_the_room_predicted_for_it(law, calibration, longest, tokens):
     assert calibration.most_tokens(law, longest, calibration.activations(law, tokens, longest)) >= tokens
 
 
-def test_GIVEN_the_first_margin_WHEN_a_window_of_batches_is_clean_THEN_it_is_the_least():
+def test_the_margin_falls_to_the_least_after_a_window_of_clean_batches():
     assert after(Calibration(), [1.0]).margin < FIRST_MARGIN
     assert after(Calibration(), [1.0] * (WINDOW // 2)).margin > LEAST_MARGIN
     assert after(Calibration(), [1.0] * WINDOW).margin == pytest.approx(LEAST_MARGIN)
 
 
-def test_GIVEN_the_least_margin_WHEN_more_batches_are_clean_THEN_it_stays():
+def test_the_least_margin_stays_while_batches_are_clean():
     assert after(Calibration(), [1.0] * 3 * WINDOW).margin == pytest.approx(LEAST_MARGIN)
 
 
 @given(CALIBRATIONS)
-def test_GIVEN_any_margin_WHEN_strained_THEN_it_doubles_up_to_the_most(calibration):
+def test_pressure_doubles_the_margin_up_to_the_most(calibration):
     assert calibration.strained().margin == pytest.approx(min(MOST_MARGIN, 2 * calibration.margin))
 
 
 @given(st.integers(1, 8), st.integers(1 << 24, 1 << 34))
-def test_GIVEN_pressure_WHEN_batches_are_clean_again_THEN_the_room_for_tokens_grows_back(strains, room):
+def test_the_token_room_grows_back_when_batches_are_clean_again(strains, room):
     calm = after(Calibration(), [1.0] * WINDOW)
     pressed = calm
     for _ in range(strains):
@@ -92,17 +86,17 @@ def test_GIVEN_pressure_WHEN_batches_are_clean_again_THEN_the_room_for_tokens_gr
 
 
 @given(RATIOS, st.integers(1, 3 * WINDOW))
-def test_GIVEN_a_device_that_always_takes_k_times_the_law_WHEN_measured_THEN_the_scale_is_k(k, batches):
+def test_the_scale_becomes_k_on_a_device_that_takes_k_times_the_law(k, batches):
     assert after(Calibration(), [k] * batches).scale == pytest.approx(k, rel=1e-6)
 
 
 @given(RATIOS)
-def test_GIVEN_a_device_that_always_takes_k_times_the_law_WHEN_a_window_is_over_THEN_the_margin_is_the_least(k):
+def test_the_margin_becomes_the_least_on_a_device_that_takes_k_times_the_law(k):
     assert after(Calibration(), [k] * (WINDOW + 1)).margin == pytest.approx(LEAST_MARGIN)
 
 
 @given(st.lists(RATIOS, max_size=12), st.floats(0.5, 4.0), st.lists(st.floats(0.1, 4.0), max_size=2 * WINDOW))
-def test_GIVEN_a_measured_batch_WHEN_whatever_follows_THEN_what_is_predicted_covers_it(earlier, ratio, later):
+def test_the_prediction_covers_every_batch_measured_before(earlier, ratio, later):
     tokens, longest = 4096, 512
     predicted = LAW.activations(tokens, longest)
     measured = round(predicted * ratio)
@@ -111,7 +105,7 @@ def test_GIVEN_a_measured_batch_WHEN_whatever_follows_THEN_what_is_predicted_cov
         assert after(calibration, later[:number]).activations(LAW, tokens, longest) >= measured
 
 
-def test_GIVEN_a_settled_law_WHEN_one_batch_takes_more_THEN_a_margin_for_another_such_is_kept_for_a_window():
+def test_one_larger_batch_is_covered_by_a_margin_for_a_window():
     settled = after(Calibration(), [1.0] * 2 * WINDOW)
     surprised = after(settled, [1.2])
     assert surprised.margin == pytest.approx(0.2, rel=0.01)
@@ -119,12 +113,12 @@ def test_GIVEN_a_settled_law_WHEN_one_batch_takes_more_THEN_a_margin_for_another
     assert after(surprised, [1.2] * 4 * WINDOW).margin == pytest.approx(LEAST_MARGIN)
 
 
-def test_GIVEN_a_settled_law_WHEN_a_batch_takes_less_THEN_nothing_less_is_predicted():
+def test_a_smaller_batch_lowers_no_settled_prediction():
     settled = after(Calibration(), [1.0] * 2 * WINDOW)
     assert after(settled, [0.5]).activations(LAW, 4096, 512) == settled.activations(LAW, 4096, 512)
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_GIVEN_batches_of_next_to_nothing_WHEN_measured_THEN_the_calibration_stays_usable(predicted, measured):
+def test_calibration_stays_usable_after_batches_of_almost_nothing(predicted, measured):
     calibration = after(Calibration().observed(predicted, measured), [1.0])
     assert calibration.most_tokens(LAW, 512, 1 << 32) > 0

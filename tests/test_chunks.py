@@ -41,7 +41,7 @@ def with_id(text, chunk_id, **metadata):
     return {"text": text, "metadata": {"chunk_id": chunk_id, **metadata}}
 
 
-def test_GIVEN_a_list_WHEN_read_THEN_chunks_come_in_its_order(tmp_path):
+def test_chunks_come_in_the_order_of_the_list(tmp_path):
     assert [each.text for each in chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["b", "a", "c"]}}))] == [
         "b",
         "a",
@@ -50,22 +50,22 @@ def test_GIVEN_a_list_WHEN_read_THEN_chunks_come_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize("key", LIST_KEYS)
-def test_GIVEN_an_object_that_holds_the_list_WHEN_read_THEN_its_records_are_the_chunks(tmp_path, key):
+def test_an_object_that_holds_the_list_gives_its_records(tmp_path, key):
     root = raw(tmp_path, json.dumps({"version": 3, key: [{"text": "a"}, {"text": "b"}], "total": 2}).encode())
     assert [each.text for each in chunks(root)] == ["a", "b"]
 
 
-def test_GIVEN_lines_WHEN_read_THEN_blank_ones_are_passed_over_and_crlf_is_no_part_of_a_record(tmp_path):
+def test_jsonl_skips_blank_lines_and_takes_crlf(tmp_path):
     root = raw(tmp_path, b'{"text": "a"}\r\n\r\n{"text": "b"}\r\n  \n{"text": "c"}', "a.jsonl")
     assert [each.text for each in chunks(root)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(("name", "data"), [("a_chunks.json", b'[{"text": "a"}]'), ("a.jsonl", b'{"text": "a"}\n')])
-def test_GIVEN_a_byte_order_mark_WHEN_read_THEN_it_is_skipped(tmp_path, name, data):
+def test_a_byte_order_mark_is_skipped(tmp_path, name, data):
     assert [each.text for each in chunks(raw(tmp_path, b"\xef\xbb\xbf" + data, name))] == ["a"]
 
 
-def test_GIVEN_several_files_WHEN_read_THEN_they_come_in_the_order_of_their_names_and_each_hash_is_kept(tmp_path):
+def test_files_are_read_in_name_order_and_each_hash_is_kept(tmp_path):
     root = corpus(tmp_path, {"D": {"b_chunks.json": ["b"], "a/z.jsonl": ["a"], "c.jsonl": ["c"]}})
     read = reader(root)
     assert [each.text for each in read] == ["a", "b", "c"]
@@ -75,7 +75,7 @@ def test_GIVEN_several_files_WHEN_read_THEN_they_come_in_the_order_of_their_name
     }
 
 
-def test_GIVEN_metadata_WHEN_read_THEN_the_payload_is_the_object_as_it_stood_in_the_file(tmp_path):
+def test_the_payload_is_the_metadata_object_as_it_stood_in_the_file(tmp_path):
     payload = b'{ "z": [1.50, {"\\u00e9": null}],"a":12345678901234567890123 }'
     (chunk,) = chunks(raw(tmp_path, b'[{"metadata": ' + payload + b', "text": "a", "other": 1}]'))
     assert chunk.payload == payload
@@ -113,30 +113,30 @@ def test_other_fields_that_cannot_be_delivered_are_refused_with_their_record_alo
 
 
 @pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {}}])
-def test_GIVEN_no_metadata_WHEN_read_THEN_the_payload_is_an_empty_object(tmp_path, metadata):
+def test_the_payload_is_an_empty_object_without_metadata(tmp_path, metadata):
     (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [{"text": "a", **metadata}]}}))
     assert chunk.payload == b"{}"
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\0", "  padded  ", "emoji \U0001f600", "a\u200db", "\uffff"])
-def test_GIVEN_a_text_with_unusual_signs_WHEN_read_THEN_it_is_kept_sign_for_sign(tmp_path, text):
+def test_a_text_with_unusual_characters_is_kept_exactly(tmp_path, text):
     (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [text]}}))
     assert chunk.text == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
-def test_GIVEN_any_text_WHEN_read_THEN_it_is_kept_sign_for_sign(tmp_path_factory, text):
+def test_any_text_is_kept_exactly(tmp_path_factory, text):
     root = raw(tmp_path_factory.mktemp("texts"), json.dumps([{"text": text}], ensure_ascii=False).encode())
     assert [each.text for each in chunks(root)] == [text]
 
 
-def test_GIVEN_a_chunk_id_WHEN_read_THEN_it_is_the_chunks_identity(tmp_path):
+def test_a_chunk_id_is_the_identity_of_its_chunk(tmp_path):
     root = corpus(tmp_path, {"D": {"a_chunks.json": [with_id("a", "x/1"), with_id("a", 7), with_id("a", 0)]}})
     assert [each.chunk_id for each in chunks(root)] == ["x/1", "7", "0"]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"chunk_id": None}, {"chunk_id": ""}])
-def test_GIVEN_no_chunk_id_WHEN_read_THEN_the_text_gives_the_identity(tmp_path, metadata):
+def test_the_text_is_the_identity_without_a_chunk_id(tmp_path, metadata):
     (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [{"text": "some text", "metadata": metadata}]}}))
     assert chunk.chunk_id == content_id("some text")
 
@@ -150,21 +150,19 @@ def test_GIVEN_no_chunk_id_WHEN_read_THEN_the_text_gives_the_identity(tmp_path, 
         ({}, "sub/a_chunks.json"),
     ],
 )
-def test_GIVEN_what_the_metadata_says_of_its_source_WHEN_read_THEN_the_first_counts_and_else_the_file(
-    tmp_path, metadata, source
-):
+def test_the_source_is_the_first_that_the_metadata_names_or_else_the_file(tmp_path, metadata, source):
     root = corpus(tmp_path, {"D": {"sub/a_chunks.json": [{"text": "a", "metadata": metadata}]}})
     assert chunks(root)[0].source == source
 
 
-def test_GIVEN_a_text_repeated_in_one_source_WHEN_read_THEN_each_has_a_numbered_identity_of_its_own(tmp_path):
+def test_a_text_repeated_in_one_source_gets_numbered_identities(tmp_path):
     found = chunks(corpus(tmp_path, {"D": {"a_chunks.json": ["same", "other", "same", "same"]}}))
     name = content_id("same")
     assert [each.chunk_id for each in found] == [name, content_id("other"), f"{name}-2", f"{name}-3"]
     assert len({each.point_id for each in found}) == 4
 
 
-def test_GIVEN_a_chunk_id_repeated_in_one_source_WHEN_read_THEN_the_later_record_is_refused(tmp_path):
+def test_a_chunk_id_repeated_in_one_source_refuses_the_later_record(tmp_path):
     root = corpus(tmp_path, {"D": {"a_chunks.json": [with_id("a", "1"), with_id("b", 1), with_id("c", "2")]}})
     first, refusal, last = reader(root)
     assert (first.text, last.text) == ("a", "c")
@@ -172,13 +170,13 @@ def test_GIVEN_a_chunk_id_repeated_in_one_source_WHEN_read_THEN_the_later_record
     assert refusal.reason == "chunk_id 1 of a_chunks.json has been used before"
 
 
-def test_GIVEN_a_chunk_id_in_two_sources_WHEN_read_THEN_both_are_kept_as_different_points(tmp_path):
+def test_a_chunk_id_in_two_sources_makes_two_points(tmp_path):
     files = {"a_chunks.json": [with_id("a", "1")], "b_chunks.json": [with_id("b", "1")]}
     found = chunks(corpus(tmp_path, {"D": files}))
     assert len({each.point_id for each in found}) == 2
 
 
-def test_GIVEN_a_repeated_chunk_id_across_files_of_one_source_WHEN_read_THEN_the_later_file_is_named(tmp_path):
+def test_a_chunk_id_repeated_across_files_of_a_source_names_the_later_file(tmp_path):
     files = {f"{name}_chunks.json": [with_id(name, "1", source_path="s")] for name in "ab"}
     _, refusal = reader(corpus(tmp_path, {"D": files}))
     assert (refusal.file, refusal.record, refusal.reason) == (
@@ -188,7 +186,7 @@ def test_GIVEN_a_repeated_chunk_id_across_files_of_one_source_WHEN_read_THEN_the
     )
 
 
-def test_GIVEN_the_same_chunk_elsewhere_WHEN_read_THEN_its_point_id_is_the_same(tmp_path):
+def test_the_same_chunk_elsewhere_has_the_same_point_id(tmp_path):
     one = corpus(tmp_path / "one", {"My Docs": {"a_chunks.json": ["a", with_id("b", "2", source_path="s")]}})
     other = corpus(
         tmp_path / "other",
@@ -200,12 +198,12 @@ def test_GIVEN_the_same_chunk_elsewhere_WHEN_read_THEN_its_point_id_is_the_same(
     assert all(UUID(point).version == 5 for point in ids.values())
 
 
-def test_GIVEN_the_same_chunk_in_two_collections_WHEN_read_THEN_the_points_differ(tmp_path):
+def test_the_same_chunk_in_two_collections_makes_two_points(tmp_path):
     root = corpus(tmp_path, {"A": {"a_chunks.json": ["a"]}, "B": {"a_chunks.json": ["a"]}})
     assert chunks(root, "A")[0].point_id != chunks(root, "B")[0].point_id
 
 
-def test_GIVEN_texts_that_stand_in_several_chunks_WHEN_the_corpus_is_read_THEN_each_is_taken_once(tmp_path):
+def test_a_text_in_several_chunks_is_taken_once(tmp_path):
     root = corpus(tmp_path, {"A": {"a_chunks.json": ["x", "y", "x"]}, "B": {"a_chunks.json": ["y", "z", "x"]}})
     taken = []
     read = read_corpus(discover(root), taken.extend)
@@ -216,7 +214,7 @@ def test_GIVEN_texts_that_stand_in_several_chunks_WHEN_the_corpus_is_read_THEN_e
     assert read.digests[2].tobytes() == hashlib.sha256(b"z").digest()[:16]
 
 
-def test_GIVEN_more_texts_than_a_window_WHEN_the_corpus_is_read_THEN_all_are_taken_in_order(tmp_path):
+def test_more_texts_than_a_window_are_all_taken_in_order(tmp_path):
     texts = [f"text {number % 1300}" for number in range(1500)]
     windows = []
     read = read_corpus(discover(corpus(tmp_path, {"A": {"a.jsonl": texts}})), windows.append)
@@ -224,14 +222,14 @@ def test_GIVEN_more_texts_than_a_window_WHEN_the_corpus_is_read_THEN_all_are_tak
     np.testing.assert_array_equal(read.rows[0].texts, np.arange(1500) % 1300)
 
 
-def test_GIVEN_a_corpus_WHEN_read_again_THEN_the_good_chunks_come_once_more_in_row_order(tmp_path):
+def test_reading_again_gives_the_good_chunks_in_row_order(tmp_path):
     root = corpus(tmp_path, {"A": {"a_chunks.json": ["x", {"text": 1}, "y"], "b.jsonl": ["x"]}})
     read = read_corpus(discover(root), lambda _: None)
     assert [chunk.text for chunk in reread(read.rows[0], read.digests)] == ["x", "y", "x"]
 
 
 @pytest.mark.parametrize("change", ["edited", "gone"])
-def test_GIVEN_a_file_that_changed_since_WHEN_read_again_THEN_the_error_names_it(tmp_path, change):
+def test_reading_again_names_a_file_that_changed(tmp_path, change):
     root = corpus(tmp_path, {"A": {"a_chunks.json": ["x"], "b.jsonl": ["y"]}})
     read = read_corpus(discover(root), lambda _: None)
     if change == "gone":

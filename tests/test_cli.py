@@ -56,7 +56,7 @@ def files_below(directory):
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_GIVEN_help_WHEN_asked_for_THEN_it_is_on_stdout_and_the_exit_code_is_0(call, name):
+def test_help_goes_to_stdout_and_exits_0(call, name):
     code, out, err = call(*filter(None, [name]), "--help")
     assert (code, err) == (0, "")
     assert out.startswith("usage: interlock" + (f" {name}" if name else ""))
@@ -65,7 +65,7 @@ def test_GIVEN_help_WHEN_asked_for_THEN_it_is_on_stdout_and_the_exit_code_is_0(c
 @pytest.mark.parametrize(
     "args", [[], ["fly"], ["run"], ["run", "x", "--speed", "3"], ["config"], ["run", "x", "--events", "file"]]
 )
-def test_GIVEN_a_wrong_command_line_WHEN_read_THEN_it_exits_2_and_says_so_on_stderr(call, args):
+def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
     code, out, err = call(*args)
     assert (code, out) == (ExitCode.USAGE, "")
     assert "usage: interlock" in err
@@ -107,25 +107,25 @@ def test_watch_without_a_terminal_offers_the_summary_of_a_run_that_has_one_and_o
         assert word in err and (f"interlock view {run}" in err) == (run is over)
 
 
-def test_GIVEN_exit_codes_WHEN_printed_in_the_help_THEN_they_are_those_of_the_program(call):
+def test_the_help_lists_the_exit_codes_of_the_program(call):
     said = call("--help")[1]
     for code in (0, 1, 2, 3, 4, 5, 130, 143):
         assert f"  {code} " in said
         ExitCode(code)
 
 
-def test_GIVEN_a_good_run_WHEN_it_ends_THEN_it_exits_0_and_nothing_is_on_stdout(call, tmp_path, root, tiny_a):
+def test_a_good_run_exits_0_and_leaves_stdout_empty(call, tmp_path, root, tiny_a):
     code, out, err = call("run", root, "--roster", tiny_a)
     (run,) = tmp_path.glob("runs/*")
     assert (code, out) == (0, "")
     assert "run completed" in err and f"runs/{run.name}/summary.json" in err
 
 
-def test_GIVEN_quiet_WHEN_run_THEN_nothing_is_said(call, root, tiny_a):
+def test_quiet_says_nothing(call, root, tiny_a):
     assert call("run", root, "--roster", tiny_a, "--quiet", "--export", "npy") == (0, "", "")
 
 
-def test_GIVEN_a_model_that_does_not_load_WHEN_run_THEN_it_exits_1_with_a_summary(call, tmp_path, root):
+def test_a_model_that_does_not_load_exits_1_with_a_summary(call, tmp_path, root):
     model = tiny_model(tmp_path / "broken", layers=1)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
@@ -149,9 +149,7 @@ def test_GIVEN_a_model_that_does_not_load_WHEN_run_THEN_it_exits_1_with_a_summar
         (["--ceiling", "1KiB"], ExitCode.UNAVAILABLE),
     ],
 )
-def test_GIVEN_what_cannot_be_run_WHEN_run_THEN_the_exit_code_says_why_and_no_run_is_left(
-    call, tmp_path, root, tiny_a, args, code
-):
+def test_what_cannot_be_run_exits_with_its_code_and_leaves_no_run(call, tmp_path, root, tiny_a, args, code):
     roster = [] if "--roster" in args else ["--roster", tiny_a]
     ended, out, err = call("run", root, *roster, *args)
     assert (ended, out) == (code, "")
@@ -159,7 +157,7 @@ def test_GIVEN_what_cannot_be_run_WHEN_run_THEN_the_exit_code_says_why_and_no_ru
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_GIVEN_events_on_stdout_WHEN_run_THEN_they_are_the_journal_line_by_line(call, tmp_path, root, tiny_a):
+def test_events_on_stdout_are_the_journal_line_by_line(call, tmp_path, root, tiny_a):
     code, out, _ = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")
     lines = out.splitlines(keepends=True)
     assert code == 0
@@ -168,7 +166,7 @@ def test_GIVEN_events_on_stdout_WHEN_run_THEN_they_are_the_journal_line_by_line(
     assert all(journal.decode(line.encode()) for line in lines)
 
 
-def test_GIVEN_a_resumed_run_WHEN_its_events_are_streamed_THEN_only_the_new_session_is(call, root, tiny_a):
+def test_a_resumed_run_streams_only_its_new_session(call, root, tiny_a):
     first = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")[1]
     second = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--resume")[1]
     entries = [json.loads(line) for line in second.splitlines()]
@@ -176,28 +174,26 @@ def test_GIVEN_a_resumed_run_WHEN_its_events_are_streamed_THEN_only_the_new_sess
     assert {entry["session"] for entry in entries} == {1}
 
 
-def test_GIVEN_a_summary_on_stdout_WHEN_run_THEN_it_is_the_file_and_nothing_else(call, tmp_path, root, tiny_a):
+def test_a_summary_on_stdout_is_the_file_and_nothing_else(call, tmp_path, root, tiny_a):
     _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "-", "--run-id", "r")
     assert out == (tmp_path / "runs" / "r" / "summary.json").read_text()
 
 
-def test_GIVEN_a_summary_path_WHEN_run_THEN_a_copy_is_there_and_events_still_have_stdout(call, tmp_path, root, tiny_a):
+def test_a_summary_path_gets_a_copy_and_leaves_stdout_to_events(call, tmp_path, root, tiny_a):
     _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "x/s.json", "--events", "-", "--run-id", "r")
     assert (tmp_path / "x" / "s.json").read_bytes() == (tmp_path / "runs" / "r" / "summary.json").read_bytes()
     assert json.loads(out.splitlines()[-1])["body"]["event"] == "run_closed"
 
 
 @pytest.mark.parametrize("name", ["run", "demo"])
-def test_GIVEN_events_and_summary_both_on_stdout_WHEN_run_THEN_it_is_refused_before_any_work(
-    call, tmp_path, root, name
-):
+def test_events_and_summary_both_on_stdout_are_refused_before_any_work(call, tmp_path, root, name):
     code, out, err = call(name, *([root] if name == "run" else []), "--events", "-", "--summary", "-")
     assert (code, out) == (ExitCode.USAGE, "")
     assert "both write to stdout" in err
     assert not (tmp_path / "runs").exists()
 
 
-def test_GIVEN_a_reader_that_goes_away_WHEN_events_are_streamed_THEN_the_run_still_completes(tmp_path, root, tiny_a):
+def test_the_run_completes_when_the_reader_of_its_events_goes_away(tmp_path, root, tiny_a):
     line = command("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--quiet")
     read, write = os.pipe()
     os.close(read)
@@ -207,9 +203,7 @@ def test_GIVEN_a_reader_that_goes_away_WHEN_events_are_streamed_THEN_the_run_sti
     assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
 
 
-def test_GIVEN_a_plan_WHEN_asked_for_THEN_it_tells_what_a_run_would_do_and_writes_nothing(
-    call, tmp_path, root, tiny_a, tiny_b, monkeypatch
-):
+def test_a_plan_says_what_a_run_would_do_and_writes_nothing(call, tmp_path, root, tiny_a, tiny_b, monkeypatch):
     (scratch := tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     before = files_below(tmp_path)
@@ -235,13 +229,13 @@ def test_the_plan_of_the_form_is_the_commands_in_80_columns_and_says_what_does_n
     assert "raise --ceiling" in plan_of(["run", str(root), "--roster", str(tiny_a), "--ceiling", "1KiB"])[-1]
 
 
-def test_GIVEN_a_plan_that_does_not_fit_WHEN_asked_for_THEN_it_is_shown_and_exits_5(call, root, tiny_a):
+def test_a_plan_that_does_not_fit_is_shown_and_exits_5(call, root, tiny_a):
     code, out, err = call("plan", root, "--roster", tiny_a, "--ceiling", "1KiB")
     assert code == ExitCode.UNAVAILABLE
     assert "does not fit" in out and "raise --ceiling" in err
 
 
-def test_GIVEN_a_store_of_several_collections_WHEN_searched_THEN_one_must_be_chosen(call, store):
+def test_a_search_in_a_store_of_several_collections_must_choose_one(call, store):
     code, _, err = call("search", store, "text 3")
     assert code == ExitCode.USAGE
     assert "has 2 collections: choose one with --collection (docs, more)" in err
@@ -257,7 +251,7 @@ def test_a_store_that_does_not_exist_is_told_as_such(call, more):
     assert "no store at nowhere" in err
 
 
-def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_score_of_one(call, store):
+def test_a_text_of_the_store_is_found_first_with_a_score_of_one(call, store):
     code, out, _ = call("search", store, sentences(12)[7], "--collection", "docs", "--limit", "2", "--json")
     hits = [json.loads(line) for line in out.splitlines()]
     assert (code, len(hits)) == (0, 2)
@@ -275,7 +269,7 @@ def test_GIVEN_a_text_of_the_store_WHEN_searched_for_THEN_it_comes_first_with_a_
         (["STORE", "q", "--collection", "../docs"], "no collection"),
     ],
 )
-def test_GIVEN_a_search_that_cannot_be_WHEN_made_THEN_it_exits_2_and_says_why(call, store, args, why):
+def test_an_impossible_search_exits_2_and_says_why(call, store, args, why):
     code, out, err = call("search", *(store if each == "STORE" else each for each in args))
     assert (code, out) == (ExitCode.USAGE, "")
     assert "interlock: " in err
@@ -283,7 +277,7 @@ def test_GIVEN_a_search_that_cannot_be_WHEN_made_THEN_it_exits_2_and_says_why(ca
 
 
 @pytest.mark.parametrize("fusion", ["named", "mean"])
-def test_GIVEN_another_fusion_WHEN_searched_THEN_the_store_knows_it(call, root, tiny_a, tiny_b, fusion):
+def test_a_search_follows_the_fusion_of_the_store(call, root, tiny_a, tiny_b, fusion):
     call("run", root, "--roster", f"{tiny_a}=3,{tiny_b}", "--fusion", fusion, "--qdrant", "s", "--export", "npy")
     code, out, _ = call("search", "s", sentences(12)[5], "--collection", "docs", "--limit", "1", "--json")
     hit = json.loads(out)
@@ -291,14 +285,14 @@ def test_GIVEN_another_fusion_WHEN_searched_THEN_the_store_knows_it(call, root, 
     assert hit["score"] == pytest.approx(1, abs=1e-5)
 
 
-def test_GIVEN_a_matryoshka_store_WHEN_searched_THEN_the_query_is_cut_as_well(call, tmp_path, root, tiny_a):
+def test_a_search_in_a_matryoshka_store_cuts_the_query_too(call, tmp_path, root, tiny_a):
     file = toml(tmp_path / "c.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8]}})
     call("run", root, "--roster", "cut", "--dim", "8", "--qdrant", "s", "--config", file)
     code, out, _ = call("search", "s", sentences(12)[5], "--collection", "docs", "--config", file, "--json")
     assert (code, json.loads(out.splitlines()[0])["score"]) == (0, pytest.approx(1, abs=1e-5))
 
 
-def test_GIVEN_the_registry_WHEN_listed_THEN_every_model_says_whether_it_is_here(call, tmp_path, tiny_a):
+def test_models_list_says_of_every_model_whether_it_is_here(call, tmp_path, tiny_a):
     file = toml(tmp_path / "c.toml", {"mine": {"source": str(tiny_a)}, "absent": {"source": "/no/such/model"}})
     code, out, _ = call("models", "--json", "--config", file)
     rows = {row["model"]: row for row in json.loads(out)}
@@ -309,14 +303,14 @@ def test_GIVEN_the_registry_WHEN_listed_THEN_every_model_says_whether_it_is_here
     assert "all-mpnet-base-v2" in call("models")[1]
 
 
-def test_GIVEN_a_named_model_WHEN_listed_or_fetched_THEN_only_that_one_is(call, tiny_a):
+def test_models_list_and_fetch_take_only_the_named_model(call, tiny_a):
     assert [row["model"] for row in json.loads(call("models", "list", "bge-m3", "--json")[1])] == ["bge-m3"]
     code, out, _ = call("models", "fetch", tiny_a)
     assert (code, out.splitlines()[-1]) == (0, f"tiny-a: {tiny_a}")
     assert call("models", "list", "no-such-model")[0] == ExitCode.USAGE
 
 
-def test_GIVEN_a_machine_that_can_run_WHEN_examined_THEN_doctor_exits_0_else_5(call, tmp_path, tiny_a):
+def test_doctor_exits_0_on_a_machine_that_can_run_and_5_otherwise(call, tmp_path, tiny_a):
     code, out, _ = call("doctor", "--roster", tiny_a)
     assert code == 0
     assert "!!" not in out and "model tiny-a" in out
@@ -326,7 +320,7 @@ def test_GIVEN_a_machine_that_can_run_WHEN_examined_THEN_doctor_exits_0_else_5(c
     assert list(tmp_path.iterdir()) == []
 
 
-def test_GIVEN_the_schema_WHEN_printed_THEN_it_is_the_committed_one(call):
+def test_the_printed_schema_is_the_committed_one(call):
     assert call("schema") == (0, summary.committed_schema(), "")
 
 
@@ -345,7 +339,7 @@ def hostile(tmp_path_factory):
     )
 
 
-def test_GIVEN_hostile_names_WHEN_run_planned_and_searched_THEN_no_escape_reaches_a_terminal(call, hostile, tiny_a):
+def test_no_escape_in_a_name_reaches_the_terminal(call, hostile, tiny_a):
     model = ["--roster", tiny_a]
     said = [
         call("run", hostile, *model, "--qdrant", "s", "--run-id", "r"),
@@ -384,7 +378,7 @@ def test_GIVEN_hostile_names_WHEN_run_planned_and_searched_THEN_no_escape_reache
     ],
     ids=lambda args: " ".join(args).replace(ESC, "ESC"),
 )
-def test_GIVEN_hostile_arguments_WHEN_told_again_THEN_no_escape_reaches_a_terminal(call, tmp_path, root, tiny_a, args):
+def test_no_escape_in_an_argument_reaches_the_terminal(call, tmp_path, root, tiny_a, args):
     evil = shutil.copytree(tiny_a, tmp_path / f"e{ESC}[31m" / "m")
     places = {"ROOT": root, "MODEL": tiny_a, "EVIL": evil}
     _, out, err = call(*(places.get(each, each) for each in args))

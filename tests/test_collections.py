@@ -29,7 +29,7 @@ def root(tmp_path):
     return corpus(tmp_path / "root", {"Docs": {"a_chunks.json": ["a text"]}})
 
 
-def test_GIVEN_nested_directories_WHEN_discovered_THEN_chunk_files_at_any_depth_belong_to_their_collection(tmp_path):
+def test_chunk_files_at_any_depth_belong_to_their_collection(tmp_path):
     root = corpus(
         tmp_path,
         {"B": {"z_chunks.json": ["a"], "deep/er/a.jsonl": ["b"], "notes.json": ["c"]}, "A": {"x_chunks.json": ["d"]}},
@@ -41,7 +41,7 @@ def test_GIVEN_nested_directories_WHEN_discovered_THEN_chunk_files_at_any_depth_
     ]
 
 
-def test_GIVEN_a_root_with_chunk_files_of_its_own_WHEN_discovered_THEN_it_is_one_collection_named_after_itself(
+def test_a_root_with_chunk_files_of_its_own_is_one_collection_named_after_it(
     tmp_path,
 ):
     root = corpus(tmp_path, {"My Docs": {"a_chunks.json": ["a"], "sub/b.jsonl": ["b"]}}) / "My Docs"
@@ -53,22 +53,22 @@ def test_GIVEN_a_root_with_chunk_files_of_its_own_WHEN_discovered_THEN_it_is_one
     )
 
 
-def test_GIVEN_a_root_that_is_a_link_WHEN_discovered_THEN_what_it_links_to_is_read(root, tmp_path):
+def test_a_root_that_is_a_link_is_followed(root, tmp_path):
     (link := tmp_path / "link").symlink_to(root)
     assert discover(link) == discover(root)
 
 
-def test_GIVEN_a_hidden_directory_in_the_root_WHEN_discovered_THEN_it_is_no_collection(root):
+def test_a_hidden_directory_is_no_collection(root):
     corpus(root, {".cache": {"a_chunks.json": ["a"]}})
     assert [found.name for found in discover(root)] == ["Docs"]
 
 
-def test_GIVEN_wanted_names_WHEN_discovered_THEN_only_those_are_chosen(root):
+def test_only_wanted_collections_are_chosen(root):
     corpus(root, {"More": {"a_chunks.json": ["a"]}, "Most": {"a_chunks.json": ["a"]}})
     assert [found.name for found in discover(root, ["Most", "Docs"])] == ["Docs", "Most"]
 
 
-def test_GIVEN_an_unknown_wanted_name_WHEN_discovered_THEN_the_error_lists_what_there_is(root):
+def test_an_unknown_wanted_name_lists_those_there_are(root):
     with pytest.raises(UsageError, match="no collection 'Nowhere': available Docs"):
         discover(root, ["Docs", "Nowhere"])
 
@@ -85,7 +85,7 @@ def test_GIVEN_an_unknown_wanted_name_WHEN_discovered_THEN_the_error_lists_what_
         ("n" * 300, "n" * 200),
     ],
 )
-def test_GIVEN_a_directory_name_WHEN_mapped_THEN_it_is_what_qdrant_takes(name, mapped):
+def test_a_directory_name_is_mapped_to_a_valid_qdrant_name(name, mapped):
     assert qdrant_name(name) == mapped
 
 
@@ -119,27 +119,27 @@ def test_names_that_differ_only_in_letters_that_are_lost_do_not_collide(tmp_path
     assert len({found.qdrant_collection for found in discover(root)}) == 2
 
 
-def test_GIVEN_two_directories_of_one_qdrant_name_WHEN_discovered_THEN_both_are_named(tmp_path):
+def test_two_directories_with_one_qdrant_name_are_both_named(tmp_path):
     root = corpus(tmp_path, {"My Docs": {"a_chunks.json": ["a"]}, "my_docs": {"a_chunks.json": ["b"]}})
     with pytest.raises(UsageError, match=r"'My Docs' and 'my_docs' .*'my_docs'.*--collections"):
         discover(root)
     assert [found.name for found in discover(root, ["my_docs"])] == ["my_docs"]
 
 
-def test_GIVEN_a_collision_WHEN_run_THEN_nothing_is_begun(tmp_path):
+def test_a_name_collision_stops_the_run_before_it_begins(tmp_path):
     root = corpus(tmp_path / "in", {"A B": {"a_chunks.json": ["a"]}, "a_b": {"a_chunks.json": ["b"]}})
     done = interlock("run", root, "--roster", tmp_path / "no-model", cwd=tmp_path, check=2)
     assert "both map to the Qdrant collection 'a_b'" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_GIVEN_a_link_to_a_file_outside_WHEN_discovered_THEN_it_is_refused_by_name(root, tmp_path):
+def test_a_link_to_a_file_outside_the_root_is_refused_by_name(root, tmp_path):
     (secret := tmp_path / "secret_chunks.json").write_text('[{"text": "secret"}]')
     (root / "Docs" / "out_chunks.json").symlink_to(secret)
     assert refused(root) == {"out_chunks.json": "link points outside the root"}
 
 
-def test_GIVEN_a_directory_link_that_leaves_the_root_WHEN_discovered_THEN_it_is_refused_by_name(root, tmp_path):
+def test_a_directory_link_that_leaves_the_root_is_refused_by_name(root, tmp_path):
     corpus(tmp_path, {"elsewhere": {"b_chunks.json": ["b"]}})
     (root / "Docs" / "out").symlink_to(tmp_path / "elsewhere")
     (root / "Whole").symlink_to(tmp_path / "elsewhere")
@@ -147,45 +147,43 @@ def test_GIVEN_a_directory_link_that_leaves_the_root_WHEN_discovered_THEN_it_is_
     assert refused(root, "Whole") == {"Whole": "link points outside the root"}
 
 
-def test_GIVEN_a_link_inside_the_root_WHEN_discovered_THEN_a_file_is_read_and_a_directory_is_not_read_twice(root):
+def test_a_link_within_the_root_reads_a_file_but_no_directory_twice(root):
     (root / "Docs" / "b_chunks.json").symlink_to("a_chunks.json")
     (root / "Again").symlink_to("Docs")
     assert discover(root)[1].files == ("a_chunks.json", "b_chunks.json")
     assert "are read where they are" in refused(root, "Again")["Again"]
 
 
-def test_GIVEN_a_link_to_nothing_WHEN_discovered_THEN_it_is_refused_by_name(root):
+def test_a_link_to_nothing_is_refused_by_name(root):
     (root / "Docs" / "gone_chunks.json").symlink_to("nowhere")
     assert refused(root) == {"gone_chunks.json": "broken link"}
 
 
-def test_GIVEN_a_link_to_itself_WHEN_discovered_THEN_it_is_refused_and_its_neighbours_are_kept(root):
+def test_a_link_to_itself_is_refused_and_its_neighbours_are_kept(root):
     (root / "Docs" / "loop_chunks.json").symlink_to("loop_chunks.json")
     assert refused(root).keys() == {"loop_chunks.json"}
     assert discover(root)[0].files == ("a_chunks.json",)
 
 
-def test_GIVEN_a_name_with_two_dots_WHEN_discovered_THEN_it_is_refused_by_name(root):
+def test_a_name_with_two_dots_is_refused(root):
     corpus(root, {"Docs": {"a..b_chunks.json": ["x"]}, "up..": {"a_chunks.json": ["x"]}})
     assert refused(root) == {"a..b_chunks.json": "name contains '..'"}
     assert refused(root, "up..") == {"up..": "name contains '..'"}
 
 
-def test_GIVEN_a_control_character_in_a_name_WHEN_discovered_THEN_it_is_refused_and_told_escaped(root):
+def test_a_control_character_in_a_name_is_refused_and_shown_escaped(root):
     corpus(root, {"Docs": {"a\x1b[2J_chunks.json": ["x"], "b\nb_chunks.json": ["x"]}})
     assert set(refused(root)) == {"a\\x1b[2J_chunks.json", "b\\nb_chunks.json"}
 
 
-def test_GIVEN_a_name_that_is_not_utf8_WHEN_discovered_THEN_it_is_refused_and_told_escaped(root):
+def test_a_file_name_that_is_not_utf8_is_refused_and_shown_escaped(root):
     path = os.fsencode(root / "Docs") + b"/caf\xe9_chunks.json"
     with open(path, "w") as handle:  # noqa: PTH123 - a path of bytes
         handle.write("[]")
     assert refused(root) == {"caf\\udce9_chunks.json": "name contains a control character or is not UTF-8"}
 
 
-def test_GIVEN_a_collection_whose_name_is_not_utf8_WHEN_run_THEN_it_is_refused_and_the_others_are_embedded(
-    root, tmp_path, tiny_a
-):
+def test_a_collection_name_that_is_not_utf8_is_refused_and_others_embedded(root, tmp_path, tiny_a):
     (directory := root / os.fsdecode(b"caf\xe9")).mkdir()
     (directory / "a_chunks.json").write_text('[{"text": "x"}]')
     done = interlock("run", root, "--roster", tiny_a, "--export", "npy", cwd=tmp_path)
@@ -193,7 +191,7 @@ def test_GIVEN_a_collection_whose_name_is_not_utf8_WHEN_run_THEN_it_is_refused_a
     assert len(list(tmp_path.glob("runs/*/exports/Docs/*.npy"))) == 2
 
 
-def test_GIVEN_a_pipe_with_a_chunk_files_name_WHEN_read_THEN_it_is_refused_instead_of_waited_for(root):
+def test_a_pipe_named_like_a_chunk_file_is_refused_without_waiting(root):
     os.mkfifo(root / "Docs" / "pipe_chunks.json")
     code = (
         "import sys; from pathlib import Path; from interlock.engine.intake.collections import discover\n"
@@ -206,12 +204,12 @@ def test_GIVEN_a_pipe_with_a_chunk_files_name_WHEN_read_THEN_it_is_refused_inste
     assert sorted(done.stdout.split()) == ["Chunk", "Refusal"]
 
 
-def test_GIVEN_a_directory_that_looks_like_a_chunk_file_WHEN_discovered_THEN_what_it_holds_is_read(root):
+def test_a_directory_named_like_a_chunk_file_is_searched(root):
     corpus(root, {"Docs": {"d_chunks.json/b_chunks.json": ["b"]}})
     assert discover(root)[0].files == ("a_chunks.json", "d_chunks.json/b_chunks.json")
 
 
-def test_GIVEN_a_directory_that_cannot_be_read_WHEN_discovered_THEN_it_is_refused_by_name(root):
+def test_an_unreadable_directory_is_refused_by_name(root):
     corpus(root, {"Docs": {"closed/b_chunks.json": ["b"]}})
     (closed := root / "Docs" / "closed").chmod(0)
     if os.access(closed, os.R_OK):
@@ -222,13 +220,13 @@ def test_GIVEN_a_directory_that_cannot_be_read_WHEN_discovered_THEN_it_is_refuse
         closed.chmod(0o700)
 
 
-def test_GIVEN_a_collection_without_chunk_files_WHEN_discovered_THEN_it_is_kept_empty(root):
+def test_a_collection_without_chunk_files_is_kept_empty(root):
     (root / "Empty").mkdir()
     assert [(found.name, found.files) for found in discover(root)] == [("Docs", ("a_chunks.json",)), ("Empty", ())]
 
 
 @pytest.mark.parametrize("make", ["missing", "file", "empty"])
-def test_GIVEN_a_root_without_chunks_WHEN_discovered_THEN_the_error_names_it(tmp_path, make):
+def test_a_root_without_chunks_is_named_in_the_error(tmp_path, make):
     root = tmp_path / "root"
     if make == "file":
         root.write_text("[]")
@@ -238,7 +236,7 @@ def test_GIVEN_a_root_without_chunks_WHEN_discovered_THEN_the_error_names_it(tmp
         discover(root)
 
 
-def test_GIVEN_refusals_WHEN_discovered_twice_THEN_their_order_is_the_same(root):
+def test_refusals_come_in_the_same_order_every_time(root):
     for name in ("c..", "b..", "a.."):
         corpus(root, {"Docs": {f"{name}_chunks.json": ["x"]}})
     (found,) = discover(root)

@@ -24,14 +24,14 @@ from interlock.engine.record.compare import differences, few
         (1, 2, ["the value was 1, is now 2"]),
     ],
 )
-def test_GIVEN_two_values_WHEN_compared_THEN_every_difference_is_told_with_its_place(stored, wanted, told):
+def test_every_difference_is_told_with_its_path(stored, wanted, told):
     assert list(differences(stored, wanted)) == told
 
 
-def test_GIVEN_a_place_WHEN_compared_THEN_every_path_begins_with_it():
+def test_every_path_begins_with_the_given_place():
     assert list(differences({"a": 1}, {"a": 2}, "inputs")) == ["inputs.a was 1, is now 2"]
 
 
 @pytest.mark.parametrize(("count", "told"), [(0, ""), (2, "0; 1"), (3, "0; 1; 2"), (5, "0; 1; 2 and 2 more")])
-def test_GIVEN_many_items_WHEN_told_THEN_the_rest_is_counted(count, told):
+def test_differences_beyond_the_first_few_are_counted(count, told):
     assert few([str(item) for item in range(count)], most=3) == told

@@ -24,14 +24,14 @@ def setting(name, value):
     return getattr(load({name: value}, {}).settings, name)
 
 
-def test_GIVEN_nothing_WHEN_loaded_THEN_every_setting_is_its_default_and_says_so():
+def test_without_any_source_every_setting_is_its_default_and_says_so():
     found = load({}, {})
     assert set(found.origins.values()) == {"default"}
     assert [name for name, _ in found.settings.roster] == ["all-minilm-l6", "all-mpnet-base-v2"]
     assert found.origins.keys() == {item.name for item in knobs()}
 
 
-def test_GIVEN_a_value_everywhere_WHEN_sources_are_taken_away_THEN_flag_environment_file_and_default_count_in_turn(
+def test_a_flag_goes_before_environment_before_file_before_default(
     tmp_path,
 ):
     file, environment = file_of(tmp_path, "threads = 1"), {"INTERLOCK_THREADS": "2"}
@@ -49,7 +49,7 @@ def test_GIVEN_a_value_everywhere_WHEN_sources_are_taken_away_THEN_flag_environm
     ]
 
 
-def test_GIVEN_a_file_named_by_the_environment_WHEN_loaded_THEN_it_is_read_unless_a_flag_names_another(tmp_path):
+def test_a_file_named_by_the_environment_is_read_unless_a_flag_names_another(tmp_path):
     file, other = file_of(tmp_path, "threads = 1"), tmp_path / "other.toml"
     other.write_text("threads = 2")
     environment = {"INTERLOCK_CONFIG": str(file)}
@@ -57,7 +57,7 @@ def test_GIVEN_a_file_named_by_the_environment_WHEN_loaded_THEN_it_is_read_unles
     assert load({}, environment, other).settings.threads == 2
 
 
-def test_GIVEN_a_file_WHEN_loaded_THEN_toml_lists_tables_numbers_and_booleans_are_understood(tmp_path):
+def test_lists_tables_numbers_and_booleans_of_toml_are_understood(tmp_path):
     file = file_of(
         tmp_path,
         'collections = ["A", "B"]\nexport = []\nthreads = 2\nresume = true\nceiling = "8GiB"\n'
@@ -85,7 +85,7 @@ def test_GIVEN_a_file_WHEN_loaded_THEN_toml_lists_tables_numbers_and_booleans_ar
         (" a , ,b,", [("a", 1), ("b", 1)]),
     ],
 )
-def test_GIVEN_a_roster_WHEN_parsed_THEN_models_keep_their_order_and_a_weight_of_one_is_the_default(text, roster):
+def test_a_roster_keeps_its_order_and_a_weight_is_one_by_default(text, roster):
     assert setting("roster", text) == tuple(roster)
 
 
@@ -103,7 +103,7 @@ def test_GIVEN_a_roster_WHEN_parsed_THEN_models_keep_their_order_and_a_weight_of
         ("a,b,a=2", "each model once, got 'a,b,a=2'"),
     ],
 )
-def test_GIVEN_a_roster_that_cannot_be_WHEN_parsed_THEN_the_error_says_why(text, why):
+def test_an_impossible_roster_is_refused_with_the_reason(text, why):
     with pytest.raises(UsageError, match=f"--roster: expected .*{why}"):
         setting("roster", text)
 
@@ -120,7 +120,7 @@ def test_GIVEN_a_roster_that_cannot_be_WHEN_parsed_THEN_the_error_says_why(text,
         ("1KiB", 1024),
     ],
 )
-def test_GIVEN_a_size_WHEN_parsed_THEN_it_is_bytes(text, size):
+def test_a_size_is_parsed_to_bytes(text, size):
     assert setting("ceiling", text) == size
 
 
@@ -147,7 +147,7 @@ def test_GIVEN_a_size_WHEN_parsed_THEN_it_is_bytes(text, size):
     ],
 )
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_GIVEN_a_bad_value_WHEN_loaded_THEN_the_error_names_where_it_stood(tmp_path, source, name, text):
+def test_a_bad_value_is_refused_with_the_place_where_it_stood(tmp_path, source, name, text):
     flags = {name: text} if source == "flag" else {}
     environment = {variable_of(name): text} if source == "environment" else {}
     file = file_of(tmp_path, f"{name} = {json.dumps(text)}") if source == "file" else None
@@ -159,37 +159,37 @@ def test_GIVEN_a_bad_value_WHEN_loaded_THEN_the_error_names_where_it_stood(tmp_p
 
 
 @pytest.mark.parametrize(("text", "value"), [("yes", True), ("ON", True), ("1", True), ("no", False), ("", False)])
-def test_GIVEN_a_switch_in_the_environment_WHEN_loaded_THEN_the_usual_words_are_understood(text, value):
+def test_a_switch_in_the_environment_takes_the_usual_words(text, value):
     assert load({}, {"INTERLOCK_STRICT": text}).settings.strict is value
 
 
-def test_GIVEN_an_unknown_variable_WHEN_loaded_THEN_it_is_named():
+def test_an_unknown_variable_is_named():
     with pytest.raises(UsageError, match="INTERLOCK_THREAD is not a setting"):
         load({}, {"INTERLOCK_THREAD": "2", "HOME": "/"})
 
 
-def test_GIVEN_an_unknown_key_in_the_file_WHEN_loaded_THEN_key_and_file_are_named(tmp_path):
+def test_an_unknown_key_in_a_file_is_named_with_the_file(tmp_path):
     file = file_of(tmp_path, "thread = 2")
     with pytest.raises(UsageError, match=f"{file}: unknown setting 'thread'"):
         load({}, {}, file)
 
 
 @pytest.mark.parametrize("text", ["threads = ", "\xff", "models = 4", "[models]\nmine = 1"])
-def test_GIVEN_a_file_that_cannot_be_used_WHEN_loaded_THEN_it_is_named(tmp_path, text):
+def test_an_unusable_configuration_file_is_named(tmp_path, text):
     (file := tmp_path / "interlock.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=str(file)):
         load({}, {}, file)
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory"])
-def test_GIVEN_a_file_that_cannot_be_read_WHEN_loaded_THEN_it_is_named(tmp_path, kind):
+def test_an_unreadable_configuration_file_is_named(tmp_path, kind):
     file = tmp_path / "missing.toml" if kind == "missing" else tmp_path
     with pytest.raises(UsageError, match=str(file)):
         load({}, {}, file)
 
 
 @given(st.sampled_from([item.name for item in knobs()]), st.text(max_size=20))
-def test_GIVEN_any_text_WHEN_it_is_a_settings_value_THEN_it_is_taken_or_refused_by_name(name, text):
+def test_any_text_as_a_value_is_taken_or_refused_by_name(name, text):
     try:
         value = setting(name, text)
     except UsageError as error:
@@ -198,7 +198,7 @@ def test_GIVEN_any_text_WHEN_it_is_a_settings_value_THEN_it_is_taken_or_refused_
         json.dumps(shown(value))
 
 
-def test_GIVEN_a_model_table_WHEN_loaded_THEN_it_adds_to_the_registry_or_changes_a_row():
+def test_a_model_table_adds_to_the_registry_or_changes_an_entry():
     registry = extended(
         {"mine": {"source": "/m", "matryoshka": [8, 16]}, "bge-m3": {"batch_tokens": 64, "sources": ["/b", "hf:x/y"]}}
     )
@@ -220,7 +220,7 @@ def test_GIVEN_a_model_table_WHEN_loaded_THEN_it_adds_to_the_registry_or_changes
         ({"a\x1b": {"source": "/m"}}, "cannot name a model"),
     ],
 )
-def test_GIVEN_a_model_table_that_cannot_be_WHEN_loaded_THEN_row_and_field_are_named(table, why):
+def test_an_impossible_model_table_is_refused_with_entry_and_field(table, why):
     with pytest.raises(UsageError, match=why):
         extended(table)
 
@@ -242,41 +242,41 @@ def test_GIVEN_a_model_table_that_cannot_be_WHEN_loaded_THEN_row_and_field_are_n
         ("weights_sha256", 1),
     ],
 )
-def test_GIVEN_a_field_of_another_type_in_a_model_table_WHEN_loaded_THEN_row_and_field_are_named(field, value):
+def test_a_field_of_the_wrong_type_is_refused_with_entry_and_field(field, value):
     with pytest.raises(UsageError, match=rf"\[models\.mine\].*{field}"):
         extended({"mine": {"source": "/m", field: value}})
 
 
 @pytest.mark.parametrize("name", ["hf:org/name", "pkg:name", "/dir/name", "./dir/name/", "../name"])
-def test_GIVEN_a_source_in_the_roster_WHEN_found_THEN_its_last_part_is_the_models_key(name):
+def test_the_last_part_of_a_source_in_the_roster_is_the_models_key(name):
     (spec,) = find(REGISTRY, [name])
     assert (spec.key, spec.sources) == ("name", (name,))
 
 
 @pytest.mark.parametrize("name", ["all-minilm", "name", "hf:", "/", "/a/b:c", "/a/.hidden", "/a/x\x1b"])
-def test_GIVEN_a_name_that_is_no_model_WHEN_found_THEN_it_is_refused(name):
+def test_a_name_of_no_model_is_refused(name):
     with pytest.raises(UsageError):
         find(REGISTRY, [name])
 
 
-def test_GIVEN_two_models_that_would_share_a_name_WHEN_found_THEN_they_are_refused():
+def test_two_models_that_would_share_a_name_are_refused():
     with pytest.raises(UsageError, match="name"):
         find(REGISTRY, ["/a/name", "hf:org/name"])
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_GIVEN_a_model_called_as_a_column_of_the_points_WHEN_found_THEN_it_is_refused(name):
+def test_a_model_named_like_a_column_of_the_points_is_refused(name):
     with pytest.raises(UsageError, match=f"'{name}'"):
         find(REGISTRY, [f"/models/{name}"])
 
 
-def test_GIVEN_a_key_of_200_bytes_WHEN_checked_THEN_it_is_taken_and_a_longer_one_is_refused():
+def test_a_key_of_200_bytes_is_taken_and_a_longer_one_refused():
     check_key("ü" * 100)
     with pytest.raises(UsageError, match="200 bytes"):
         check_key("ü" * 100 + "a")
 
 
-def test_GIVEN_flags_environment_and_file_WHEN_the_configuration_is_shown_THEN_each_value_stands_with_its_origin(
+def test_config_show_gives_each_value_with_its_origin(
     tmp_path,
 ):
     file = file_of(tmp_path, 'fusion = "mean"')
@@ -291,7 +291,7 @@ def test_GIVEN_flags_environment_and_file_WHEN_the_configuration_is_shown_THEN_e
     assert "default" in rows["ceiling"]
 
 
-def test_GIVEN_a_bad_value_WHEN_the_configuration_is_shown_THEN_it_exits_2_with_one_line(tmp_path):
+def test_config_show_exits_2_with_one_line_on_a_bad_value(tmp_path):
     done = interlock("config", "show", env={"INTERLOCK_DIM": "wide"}, cwd=tmp_path, check=2)
     assert done.stderr.startswith("interlock: environment INTERLOCK_DIM: expected a whole number, got 'wide'")
     assert len(done.stderr.splitlines()) == 1

@@ -72,9 +72,7 @@ def text_of(app: Console) -> list[str]:
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_GIVEN_any_size_and_devices_WHEN_shown_THEN_state_progress_devices_and_keys_are_there(
-    tmp_path, size, devices
-):
+async def test_state_progress_devices_and_keys_show_at_any_size(tmp_path, size, devices):
     run = script(tmp_path, "eight-devices")
     far = run.play_to(FAR)
     run.snapshot = lambda: replace(far, devices=far.devices[:devices])
@@ -94,7 +92,7 @@ async def test_GIVEN_any_size_and_devices_WHEN_shown_THEN_state_progress_devices
     run.close()
 
 
-async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_how_far_it_is(recorded):
+async def test_a_terminal_that_is_too_small_shows_progress_in_one_line(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (39, 9)) as (app, pilot):
         first, *rest = await seen(app, pilot)
@@ -104,7 +102,7 @@ async def test_GIVEN_a_terminal_that_is_too_small_WHEN_shown_THEN_one_line_says_
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_GIVEN_ascii_WHEN_shown_THEN_no_other_sign_is_on_the_screen(recorded, size):
+async def test_ascii_mode_shows_no_other_character(recorded, size):
     recorded.play_to(FAR)
     async with shown(recorded, size, ascii=True) as (app, pilot):
         text = "".join(await seen(app, pilot))
@@ -112,7 +110,7 @@ async def test_GIVEN_ascii_WHEN_shown_THEN_no_other_sign_is_on_the_screen(record
         assert all(word in text for word in ("RUN", "HELD", "RELEASED", "running", "done"))
 
 
-async def test_GIVEN_a_slow_link_WHEN_shown_THEN_it_looks_once_a_second_and_draws_no_curves(recorded):
+async def test_a_slow_link_is_redrawn_once_a_second_without_curves(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40), slow_link=True) as (app, pilot):
         text = "".join(await seen(app, pilot))
@@ -120,7 +118,7 @@ async def test_GIVEN_a_slow_link_WHEN_shown_THEN_it_looks_once_a_second_and_draw
         assert not set("▂▃▄▅▆▇") & set(text)
 
 
-async def test_GIVEN_exclusive_WHEN_switched_off_THEN_what_follows_is_shown_and_it_is_pending_until_answered(recorded):
+async def test_switching_exclusive_off_shows_what_follows_and_waits_for_an_answer(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("x")
@@ -136,7 +134,7 @@ async def test_GIVEN_exclusive_WHEN_switched_off_THEN_what_follows_is_shown_and_
         assert "off*" not in header
 
 
-async def test_GIVEN_a_question_WHEN_left_with_escape_THEN_nothing_is_asked(recorded):
+async def test_a_question_left_with_escape_asks_nothing(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("x", "escape")
@@ -144,7 +142,7 @@ async def test_GIVEN_a_question_WHEN_left_with_escape_THEN_nothing_is_asked(reco
         assert recorded.controls.pending() == []
 
 
-async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(recorded):
+async def test_a_paused_run_says_so_in_the_header_until_it_goes_on(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("P")
@@ -154,7 +152,7 @@ async def test_GIVEN_a_run_WHEN_paused_THEN_the_header_says_so_until_it_goes_on(
         assert "P Resume" in text_of(app)[-1]
 
 
-async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_the_reason(recorded):
+async def test_a_control_is_refused_with_the_reason_when_readonly(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, readonly=True) as (app, pilot):
         for key in "xcPS":
@@ -164,7 +162,7 @@ async def test_GIVEN_readonly_WHEN_a_control_is_pressed_THEN_it_is_refused_with_
         assert recorded.controls.pending() == []
 
 
-async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_until_it_is_let_go(recorded):
+async def test_a_frozen_screen_draws_nothing_until_released(recorded):
     recorded.play_to(0.1)
     async with shown(recorded) as (app, pilot):
         await pilot.press("space")
@@ -178,7 +176,7 @@ async def test_GIVEN_a_frozen_screen_WHEN_the_run_goes_on_THEN_nothing_is_drawn_
         assert after[1:] != before[1:]
 
 
-async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(recorded):
+async def test_quitting_a_live_run_asks_first_and_stopping_is_obeyed(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         app._session._thread = type("Thread", (), {"ident": 1})()
@@ -193,7 +191,7 @@ async def test_GIVEN_a_live_run_WHEN_quit_THEN_it_asks_and_stopping_is_heeded(re
     assert app.return_value is Leave.STOP
 
 
-async def test_GIVEN_a_live_run_WHEN_detached_THEN_the_console_ends_and_the_run_is_not_asked_anything(recorded):
+async def test_detaching_ends_the_console_and_asks_nothing_of_the_run(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("q", "d")
@@ -201,7 +199,7 @@ async def test_GIVEN_a_live_run_WHEN_detached_THEN_the_console_ends_and_the_run_
     assert recorded.controls.code is None
 
 
-async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_quitting_asks_nothing(recorded):
+async def test_the_end_of_a_run_opens_its_summary_and_quitting_asks_nothing(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         recorded.play_to(1)
@@ -213,7 +211,7 @@ async def test_GIVEN_a_run_that_ends_WHEN_seen_THEN_its_summary_is_opened_and_qu
     assert app.return_value is Leave.OVER
 
 
-async def test_GIVEN_events_WHEN_found_opened_filtered_and_exported_THEN_each_does_what_it_says(recorded):
+async def test_events_can_be_found_opened_filtered_and_exported(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         await pilot.press("slash", *"replan", "enter")
@@ -228,7 +226,7 @@ async def test_GIVEN_events_WHEN_found_opened_filtered_and_exported_THEN_each_do
         assert file.read_text().count("\n") == len(app.main._events.listed()) > 3
 
 
-async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_and_go(recorded):
+async def test_panes_come_and_go_with_help_zoom_and_tab(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         await pilot.press("question_mark")
@@ -243,7 +241,7 @@ async def test_GIVEN_the_screen_WHEN_helped_zoomed_and_walked_THEN_panes_come_an
         assert "2 Passes" in "\n".join(await seen(app, pilot))
 
 
-async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_them_does(recorded):
+async def test_names_cannot_steer_the_terminal(recorded):
     recorded.play_to(FAR)
     hostile = "[/b]\x1b[31m\u202e\u200d中文😀" + "x" * 10_000
     held = copy(recorded)
@@ -258,7 +256,7 @@ async def test_GIVEN_names_that_would_steer_a_terminal_WHEN_shown_THEN_none_of_t
         assert "[/b]" in text
 
 
-async def test_GIVEN_a_run_that_could_not_begin_WHEN_shown_THEN_the_console_ends_by_itself(tmp_path):
+async def test_the_console_ends_by_itself_when_the_run_could_not_begin(tmp_path):
     def make(controls: Controls) -> Recorded:
         raise RuntimeError("no such thing")
 

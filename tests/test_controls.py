@@ -20,7 +20,7 @@ class Told(list):
         self.append(event)
 
 
-def test_GIVEN_a_control_WHEN_asked_THEN_it_is_pending_until_it_is_heeded_and_then_told_with_who():
+def test_a_control_is_pending_until_obeyed_and_then_told_with_who_asked():
     controls, told = Controls(), Told()
     assert controls.ask("schedule", "shared", "ada") == ""
     assert controls.schedule is Schedule.EXCLUSIVE
@@ -30,7 +30,7 @@ def test_GIVEN_a_control_WHEN_asked_THEN_it_is_pending_until_it_is_heeded_and_th
     assert told == [ev.ControlApplied(control="schedule", value="shared", who="ada")]
 
 
-def test_GIVEN_a_control_that_cannot_be_WHEN_heeded_THEN_it_is_refused_with_the_reason_and_changes_nothing():
+def test_an_impossible_control_is_refused_with_the_reason_and_changes_nothing():
     controls, told = Controls(), Told()
     controls.refuse("cpu_fallback", "there is no GPU")
     controls.ask("cpu_fallback", "no", "ada")
@@ -40,7 +40,7 @@ def test_GIVEN_a_control_that_cannot_be_WHEN_heeded_THEN_it_is_refused_with_the_
 
 
 @pytest.mark.parametrize("control", VALUES)
-def test_GIVEN_a_run_without_cells_left_WHEN_anything_is_pending_THEN_it_is_refused(control):
+def test_pending_controls_are_refused_when_no_cells_are_left(control):
     controls, told = Controls(), Told()
     controls.ask(control, VALUES[control][0], "ada")
     controls.end(told)
@@ -63,7 +63,7 @@ def run_of(tmp_path_factory, tiny_a, tiny_b):
     return make
 
 
-def test_GIVEN_a_run_on_the_cpu_alone_WHEN_the_fallback_is_switched_THEN_it_is_refused_and_the_summary_says_so(run_of):
+def test_switching_the_fallback_on_a_cpu_run_is_refused_and_summarised(run_of):
     controls = Controls()
     controls.ask("cpu_fallback", "no", "ada")
     run = run_of(controls, devices="cpu")
@@ -74,7 +74,7 @@ def test_GIVEN_a_run_on_the_cpu_alone_WHEN_the_fallback_is_switched_THEN_it_is_r
     assert control["at"].endswith("Z") or "+" in control["at"]
 
 
-def test_GIVEN_one_model_WHEN_another_schedule_is_asked_for_THEN_it_is_refused(run_of):
+def test_another_schedule_is_refused_for_a_single_model(run_of):
     controls = Controls()
     controls.ask("schedule", "shared", "ada")
     run = run_of(controls, devices="cpu", roster="one")
@@ -83,7 +83,7 @@ def test_GIVEN_one_model_WHEN_another_schedule_is_asked_for_THEN_it_is_refused(r
     assert "one model" in refused.reason
 
 
-def test_GIVEN_a_run_on_the_cpu_WHEN_exclusive_is_switched_off_THEN_both_models_are_resident_as_foreseen(
+def test_switching_exclusive_off_on_the_cpu_makes_both_models_resident(
     run_of,
 ):
     controls, foreseen = Controls(), []

@@ -147,7 +147,7 @@ def device(card):
     return cuda.CudaDevice(0)
 
 
-def test_GIVEN_the_installed_torch_WHEN_looked_at_THEN_it_has_each_function_that_is_called_with_these_arguments():
+def test_the_installed_torch_takes_every_call_with_these_arguments():
     where = torch.device("cuda", 0)
     for name, arguments in {
         "get_device_properties": (0,),
@@ -174,52 +174,50 @@ def test_GIVEN_the_installed_torch_WHEN_looked_at_THEN_it_has_each_function_that
     )
 
 
-def test_GIVEN_the_module_WHEN_imported_THEN_cuda_is_not_touched():
+def test_importing_the_module_does_not_touch_cuda():
     code = "import torch, interlock.engine.gpu.cuda; assert not torch.cuda.is_initialized()"
     poisoned = "import torch; torch.cuda._lazy_init = torch.cuda.is_available = None; " + code
     subprocess.run([sys.executable, "-c", poisoned], env=environment(), cwd=ROOT, check=True)
 
 
-def test_GIVEN_a_card_WHEN_made_a_device_THEN_it_is_named_and_no_context_is_made(card, device):
+def test_a_card_becomes_a_named_device_without_a_context(card, device):
     assert (device.name, device.label, device.total, device.key) == ("cuda:0", "Tesla T4", 15 * GIB, UUID)
     assert device.torch == torch.device("cuda:0")
     assert not card.opened
 
 
-def test_GIVEN_a_ceiling_WHEN_walled_THEN_allocator_and_all_beside_it_reach_the_ceiling_exactly(card, device):
+def test_allocator_and_everything_beside_it_reach_the_ceiling_exactly(card, device):
     device.wall(12 * GIB)
     assert round(card.fraction * card.total) + card.context == 12 * GIB
 
 
 @pytest.mark.parametrize(("ceiling", "fraction"), [(None, 1.0), (100 * GIB, 1.0), (200 * MIB, 0.0)])
-def test_GIVEN_no_ceiling_or_one_beyond_the_card_or_below_its_context_WHEN_walled_THEN_it_is_a_fraction(
-    card, device, ceiling, fraction
-):
+def test_no_ceiling_or_an_impossible_one_is_a_fraction_of_1_or_0(card, device, ceiling, fraction):
     device.wall(ceiling)
     assert card.fraction == fraction
 
 
-def test_GIVEN_an_empty_card_WHEN_asked_for_room_THEN_it_is_the_ceiling_without_the_context(card, device):
+def test_the_room_of_an_empty_card_is_the_ceiling_less_the_context(card, device):
     assert device.room(12 * GIB) == 12 * GIB - card.context
 
 
-def test_GIVEN_cached_memory_WHEN_asked_for_room_THEN_it_is_room_and_what_is_allocated_is_not(card, device):
+def test_cached_memory_is_room_and_allocated_memory_is_not(card, device):
     card.reserved, card.allocated = 5 * GIB, 2 * GIB
     assert device.room(12 * GIB) == 12 * GIB - card.context - 2 * GIB
 
 
-def test_GIVEN_another_process_on_the_card_WHEN_asked_for_room_THEN_its_memory_is_none(card, device):
+def test_memory_of_another_process_is_no_room(card, device):
     card.others, card.reserved, card.allocated = 10 * GIB, 2 * GIB, GIB
     assert device.room(12 * GIB) == card.total - 10 * GIB - card.context - GIB
 
 
-def test_GIVEN_a_card_that_is_full_or_lost_WHEN_asked_for_room_THEN_there_is_none(card, device):
+def test_a_full_or_lost_card_has_no_room(card, device):
     for error in (torch.OutOfMemoryError("CUDA out of memory"), LOST):
         card.error = error
         assert device.room(12 * GIB) == 0
 
 
-def test_GIVEN_a_card_that_torch_has_no_kernels_for_WHEN_first_used_THEN_it_is_said_what_to_do(card, device):
+def test_a_card_without_kernels_in_torch_says_what_to_do_on_first_use(card, device):
     card.error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
     with pytest.raises(UnavailableError, match=r"cuda:0 cannot compute .*on the device\): install a torch build"):
         device.room(12 * GIB)
@@ -227,9 +225,7 @@ def test_GIVEN_a_card_that_torch_has_no_kernels_for_WHEN_first_used_THEN_it_is_s
 
 @pytest.mark.parametrize("others", [0, 3 * GIB])
 @pytest.mark.parametrize("known", ["told", "by another number", "a stranger's", "no driver"])
-def test_GIVEN_what_the_driver_tells_WHEN_measured_THEN_occupied_never_is_less_than_what_is_ours(
-    card, monkeypatch, known, others
-):
+def test_occupied_memory_is_never_less_than_our_own(card, monkeypatch, known, others):
     card.others = others
     drivers = {
         "told": Driver(card, os.getpid()),
@@ -246,9 +242,7 @@ def test_GIVEN_what_the_driver_tells_WHEN_measured_THEN_occupied_never_is_less_t
     assert device.memory() == expected
 
 
-def test_GIVEN_a_neighbour_that_leaves_WHEN_measured_without_own_figures_THEN_the_context_still_counts(
-    card, monkeypatch
-):
+def test_the_context_still_counts_after_a_neighbour_leaves(card, monkeypatch):
     card.others = 3 * GIB
     monkeypatch.setattr(cuda, "open_nvml", lambda: Driver(card, 1))
     device = cuda.CudaDevice(0)
@@ -257,9 +251,7 @@ def test_GIVEN_a_neighbour_that_leaves_WHEN_measured_without_own_figures_THEN_th
     assert device.memory().occupied == card.context
 
 
-def test_GIVEN_a_moment_since_the_last_look_WHEN_measured_again_THEN_the_driver_is_not_asked_again(
-    card, device, monkeypatch
-):
+def test_the_driver_is_not_asked_twice_within_a_moment(card, device, monkeypatch):
     device.memory()
     monkeypatch.setattr(cuda, "FRESH", 60.0)
     card.error = AssertionError("asked")
@@ -267,7 +259,7 @@ def test_GIVEN_a_moment_since_the_last_look_WHEN_measured_again_THEN_the_driver_
     assert device.memory().occupied == GIB + card.context
 
 
-def test_GIVEN_a_peak_WHEN_begun_anew_THEN_the_highest_of_the_allocator_and_of_all_looks_is_told(card, device):
+def test_a_new_peak_is_the_highest_of_allocator_and_looks(card, device):
     device.start_peak()
     card.reserved, card.allocated = 3 * GIB, 2 * GIB
     card.peak_reserved, card.peak_allocated = 4 * GIB, 3 * GIB
@@ -282,7 +274,7 @@ def test_GIVEN_a_peak_WHEN_begun_anew_THEN_the_highest_of_the_allocator_and_of_a
     assert device.retries() == 3
 
 
-def test_GIVEN_a_lost_card_WHEN_measured_and_reclaimed_THEN_nothing_is_raised_and_the_last_figures_stand(card, device):
+def test_a_lost_card_raises_nothing_and_keeps_its_last_figures(card, device):
     card.reserved, card.allocated = 3 * GIB, 2 * GIB
     before = device.memory()
     card.error = LOST
@@ -294,9 +286,7 @@ def test_GIVEN_a_lost_card_WHEN_measured_and_reclaimed_THEN_nothing_is_raised_an
     device.wall(GIB)
 
 
-def test_GIVEN_work_that_is_done_WHEN_reclaimed_THEN_workspaces_go_before_the_cache_and_the_driver_is_waited_for(
-    card, device
-):
+def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver(card, device):
     card.reserved, card.allocated = 3 * GIB, 0
     device.memory()
     card.calls.clear()
@@ -307,7 +297,7 @@ def test_GIVEN_work_that_is_done_WHEN_reclaimed_THEN_workspaces_go_before_the_ca
     assert device.memory() == Memory(allocated=0, reserved=0, occupied=card.context)
 
 
-def test_GIVEN_a_driver_that_never_tells_of_it_WHEN_reclaimed_THEN_the_patience_ends(card, device, monkeypatch):
+def test_reclaiming_stops_waiting_for_a_driver_that_never_reports(card, device, monkeypatch):
     monkeypatch.setattr(cuda, "PATIENCE", 0.05)
     card.reserved = 3 * GIB
     device.memory()
@@ -316,9 +306,7 @@ def test_GIVEN_a_driver_that_never_tells_of_it_WHEN_reclaimed_THEN_the_patience_
     assert 0 < card.late < card.lag
 
 
-def test_GIVEN_a_context_that_the_driver_knows_by_another_number_WHEN_read_THEN_others_are_not_made_up(
-    card, monkeypatch
-):
+def test_a_context_the_driver_numbers_otherwise_invents_no_other_process(card, monkeypatch):
     for pid, others in ((os.getpid(), 2 * GIB), (1, None)):
         monkeypatch.setattr(cuda, "open_nvml", lambda pid=pid: Driver(card, pid))
         card.others = 2 * GIB
@@ -327,9 +315,7 @@ def test_GIVEN_a_context_that_the_driver_knows_by_another_number_WHEN_read_THEN_
         assert device.readings().others == others
 
 
-def test_GIVEN_copies_beside_the_computation_WHEN_begun_and_joined_THEN_each_stream_waits_for_the_other(
-    device, monkeypatch
-):
+def test_copy_and_compute_streams_wait_for_each_other(device, monkeypatch):
     said, current = [], ["main"]
 
     class Stream:
@@ -380,23 +366,21 @@ def two_cards(card, monkeypatch, tmp_path):
         ("cpu", ["cpu"]),
     ],
 )
-def test_GIVEN_two_cards_WHEN_some_are_wanted_THEN_each_named_one_is_had_once_and_no_context_is_made(
-    two_cards, wanted, names
-):
+def test_each_named_card_is_chosen_once_and_no_context_is_made(two_cards, wanted, names):
     assert [device.name for device in choose(wanted)] == names
     assert not two_cards.opened
 
 
-def test_GIVEN_two_cards_WHEN_a_third_is_wanted_THEN_those_that_are_here_are_named(two_cards):
+def test_a_card_that_is_not_here_is_refused_with_those_that_are(two_cards):
     with pytest.raises(UnavailableError, match="no device cuda:2: available cuda:0, cuda:1"):
         choose("cuda:2")
 
 
-def test_GIVEN_a_card_WHEN_the_host_is_described_THEN_the_card_and_its_driver_are_told(two_cards):
+def test_the_host_description_names_card_and_driver(two_cards):
     assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15"
 
 
-def test_GIVEN_a_card_that_others_use_WHEN_the_doctor_looks_THEN_it_says_what_is_free_and_who_holds_the_rest(two_cards):
+def test_doctor_says_what_is_free_on_a_shared_card_and_who_holds_the_rest(two_cards):
     two_cards.others = 3 * GIB
     settings = load({"devices": "cuda:0"}, {}).settings
     (free,) = doctor._devices(settings)
@@ -431,7 +415,7 @@ def runtime(monkeypatch):
     return runtime
 
 
-def test_GIVEN_a_host_tensor_WHEN_pinned_THEN_its_own_bytes_are_registered_and_given_back_once(runtime):
+def test_a_pinned_tensor_registers_its_own_bytes_and_returns_them_once(runtime):
     tensor = torch.zeros(1000, dtype=torch.float16)
     unpin = cuda.pin(tensor, torch.device("cuda:0"))
     unpin()
@@ -439,7 +423,7 @@ def test_GIVEN_a_host_tensor_WHEN_pinned_THEN_its_own_bytes_are_registered_and_g
     assert runtime.calls == [("register", tensor.data_ptr(), 2000, 1), ("unregister", tensor.data_ptr())]
 
 
-def test_GIVEN_a_host_master_that_is_pinned_WHEN_it_is_gone_THEN_its_memory_is_given_back(runtime):
+def test_a_pinned_host_master_returns_its_memory_when_it_goes(runtime):
     master = Master(torch.nn.Linear(8, 8))
     (flat,) = (each.data_ptr() for each in master.flats.values())
     master.pin(SimpleNamespace(pin=lambda tensor: cuda.pin(tensor, torch.device("cuda:0"))))
@@ -448,9 +432,7 @@ def test_GIVEN_a_host_master_that_is_pinned_WHEN_it_is_gone_THEN_its_memory_is_g
     assert [(call[0], call[1]) for call in runtime.calls] == [("register", flat), ("unregister", flat)]
 
 
-def test_GIVEN_a_registration_that_is_refused_WHEN_pinned_THEN_the_error_is_taken_up_and_nothing_is_undone(
-    runtime, monkeypatch
-):
+def test_a_refused_registration_is_consumed_and_nothing_is_undone(runtime, monkeypatch):
     taken = []
     monkeypatch.setattr(torch, "ones", lambda *_, device: taken.append(device) or torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -469,12 +451,12 @@ def test_GIVEN_a_registration_that_is_refused_WHEN_pinned_THEN_the_error_is_take
     ],
     ids=["for the host", "empty", "with gaps"],
 )
-def test_GIVEN_what_cannot_be_pinned_WHEN_pinned_THEN_it_stays_as_it_is(runtime, tensor, place):
+def test_what_cannot_be_pinned_stays_as_it_is(runtime, tensor, place):
     cuda.pin(tensor, torch.device(place))()
     assert runtime.calls == []
 
 
-def test_GIVEN_a_machine_without_a_driver_WHEN_nvml_is_opened_THEN_there_is_none_and_no_error():
+def test_a_machine_without_a_driver_has_no_nvml_and_no_error():
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -534,7 +516,7 @@ class Library:
         return "/usr/bin/python"
 
 
-def test_GIVEN_a_gpu_WHEN_read_THEN_every_figure_is_in_its_unit():
+def test_every_figure_of_a_gpu_is_in_its_unit():
     library = Library(processes=[(os.getpid(), 2 * GIB), (4711, 3 * GIB)])
     assert Nvml(library).readings(UUID) == Readings(
         used=5 * GIB, total=16 * GIB, others=3 * GIB, utilisation=98, temperature=71, power=69.5
@@ -555,18 +537,18 @@ def test_GIVEN_a_gpu_WHEN_read_THEN_every_figure_is_in_its_unit():
         ("nvmlDeviceGetComputeRunningProcesses", "others"),
     ],
 )
-def test_GIVEN_a_figure_that_is_not_told_WHEN_read_THEN_only_that_one_is_missing(broken, field):
+def test_a_figure_the_driver_does_not_give_is_missing_alone(broken, field):
     told = Nvml(Library(broken)).readings(UUID)
     assert [name for name in told.__struct_fields__ if getattr(told, name) is None] == [field]
 
 
-def test_GIVEN_a_gpu_that_the_driver_does_not_know_WHEN_asked_THEN_nothing_is_told_of_it():
+def test_a_gpu_unknown_to_the_driver_has_no_figures():
     told = Nvml(Library())
     assert (told.readings("GPU-0"), told.processes("GPU-0"), told.own("GPU-0")) == (None, None, None)
     assert Nvml(Library("nvmlDeviceGetMemoryInfo")).readings(UUID) is None
 
 
-def test_GIVEN_processes_WHEN_asked_who_else_is_there_THEN_they_are_named_with_what_they_hold():
+def test_other_processes_are_named_with_what_they_hold():
     told = Nvml(Library(processes=[(os.getpid(), GIB), (4711, 3 * GIB + 100 * MIB), (12, None)]))
     assert told.others(UUID) == [Process(4711, "python", 3 * GIB + 100 * MIB), Process(12, "python", None)]
     assert [str(process) for process in told.others(UUID)] == [

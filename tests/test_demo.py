@@ -82,7 +82,7 @@ def content(directory):
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_GIVEN_the_standard_library_WHEN_cut_THEN_a_few_hundred_good_chunks_make_one_collection(cut):
+def test_the_demo_corpus_is_one_collection_of_a_few_hundred_good_chunks(cut):
     directory, count = cut
     (found,) = discover(directory)
     chunks = list(ChunkReader(found))
@@ -91,7 +91,7 @@ def test_GIVEN_the_standard_library_WHEN_cut_THEN_a_few_hundred_good_chunks_make
     assert 250 <= count == len(chunks) <= 800
 
 
-def test_GIVEN_the_standard_library_WHEN_cut_THEN_what_people_know_comes_first(cut):
+def test_the_demo_corpus_begins_with_what_people_know(cut):
     directory, _ = cut
     names = {path.name for path in (directory / demo.COLLECTION).iterdir()}
     assert {"argparse_chunks.json", "csv_chunks.json"} <= names
@@ -100,13 +100,13 @@ def test_GIVEN_the_standard_library_WHEN_cut_THEN_what_people_know_comes_first(c
     assert first["text"].startswith("argparse\n\nCommand-line parsing library")
 
 
-def test_GIVEN_the_same_library_WHEN_cut_again_THEN_every_byte_is_the_same(cut, tmp_path):
+def test_cutting_the_same_library_again_gives_the_same_bytes(cut, tmp_path):
     directory, count = cut
     assert demo.write(tmp_path / "again", everything=False) == count
     assert content(tmp_path / "again") == content(directory)
 
 
-def test_GIVEN_older_chunks_WHEN_cut_again_THEN_none_of_them_stays(cut, tmp_path):
+def test_cutting_again_leaves_no_older_chunk(cut, tmp_path):
     (old := tmp_path / "chunks" / demo.COLLECTION / "old_chunks.json").parent.mkdir(parents=True)
     old.write_text("[]")
     demo.write(tmp_path / "chunks", everything=False)
@@ -116,11 +116,11 @@ def test_GIVEN_older_chunks_WHEN_cut_again_THEN_none_of_them_stays(cut, tmp_path
 @pytest.mark.parametrize(
     ("flags", "store"), [({}, "runs/demo-store"), ({"qdrant": "mine"}, "mine"), ({"out": "o"}, "o/demo-store")]
 )
-def test_GIVEN_no_store_WHEN_the_demo_is_set_up_THEN_one_is_made_beside_the_runs(flags, store):
+def test_the_demo_makes_a_store_beside_its_runs(flags, store):
     assert str(demo.with_store(load(flags, {})).settings.qdrant) == store
 
 
-def test_GIVEN_a_tiny_roster_WHEN_the_demo_is_run_THEN_it_embeds_and_searches(tmp_path, cut, tiny_a):
+def test_the_demo_embeds_and_searches_with_a_tiny_roster(tmp_path, cut, tiny_a):
     done = interlock("demo", "--roster", tiny_a, "--run-id", "r", "--query", "parse a date", cwd=tmp_path)
     said = summary_of(tmp_path / "runs" / "r")
     assert (said["status"], said["collections"][0]["chunks"]) == ("completed", cut[1])

@@ -15,13 +15,13 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
 
 @no_gpu
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])
-def test_GIVEN_no_gpu_WHEN_the_best_or_the_cpu_is_wanted_THEN_it_is_the_cpu(wanted):
+def test_auto_and_cpu_are_the_cpu_without_a_gpu(wanted):
     assert [(device.name, device.kind) for device in choose(wanted)] == [("cpu", "cpu")]
 
 
 @no_gpu
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:0,cuda:1"])
-def test_GIVEN_no_gpu_WHEN_one_is_wanted_THEN_the_refusal_says_what_was_found_and_what_to_use(wanted):
+def test_asking_for_a_gpu_without_one_says_what_was_found_and_what_to_use(wanted):
     with pytest.raises(UnavailableError) as refused:
         choose(wanted)
     assert f"torch {torch.__version__} is built " in str(refused.value)
@@ -32,35 +32,35 @@ def test_GIVEN_no_gpu_WHEN_one_is_wanted_THEN_the_refusal_says_what_was_found_an
 @pytest.mark.parametrize(
     "wanted", ["quantum", "", "cuda:", "cuda:x", "cuda:-1", "cuda:0;cuda:1", "cuda:0,cpu", "CUDA:0"]
 )
-def test_GIVEN_what_names_no_device_WHEN_wanted_THEN_the_refusal_says_what_to_say(wanted):
+def test_a_name_of_no_device_is_refused_with_the_names_there_are(wanted):
     with pytest.raises(UnavailableError, match=f"unknown device '{wanted}': use auto, cpu, cuda"):
         choose(wanted)
 
 
-def test_GIVEN_a_card_that_no_simulation_knows_WHEN_wanted_THEN_it_is_an_error_of_usage():
+def test_an_unknown_simulated_card_is_a_usage_error():
     with pytest.raises(UsageError):
         choose("sim:2xABACUS")
 
 
-def test_GIVEN_simulated_gpus_WHEN_wanted_THEN_they_are_called_as_real_ones_and_marked_as_none():
+def test_simulated_gpus_have_real_names_and_are_marked_as_simulated():
     devices = choose("sim:2xT4")
     assert [device.name for device in devices] == ["cuda:0", "cuda:1"]
     assert {device.kind for device in devices} == {"sim"}
 
 
-def test_GIVEN_a_fault_for_a_simulated_gpu_WHEN_it_is_used_THEN_the_fault_strikes():
+def test_a_fault_strikes_when_its_simulated_gpu_is_used():
     (device,) = choose("sim:1xT4", ["oom:1"])
     with pytest.raises(torch.OutOfMemoryError), device.computing():
         torch.empty(1024)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu", "cuda:0"])
-def test_GIVEN_a_fault_WHEN_the_device_is_not_simulated_THEN_it_is_an_error_of_usage(wanted):
+def test_a_fault_on_a_real_device_is_a_usage_error(wanted):
     with pytest.raises(UsageError, match="needs simulated devices"):
         choose(wanted, ["oom:1"])
 
 
-def test_GIVEN_a_cpu_run_WHEN_its_device_is_chosen_THEN_neither_cuda_nor_a_simulation_is_loaded():
+def test_choosing_the_cpu_loads_neither_cuda_nor_a_simulation():
     code = (
         "import sys, torch; from interlock.engine.gpu.devices import choose, describe_host; "
         "choose('cpu'); describe_host(choose('cpu')); "
@@ -72,7 +72,7 @@ def test_GIVEN_a_cpu_run_WHEN_its_device_is_chosen_THEN_neither_cuda_nor_a_simul
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "sim:2xT4"])
-def test_GIVEN_no_real_gpu_among_the_devices_WHEN_the_host_is_described_THEN_no_gpu_is_claimed(wanted):
+def test_the_host_claims_no_gpu_where_no_real_one_is_used(wanted):
     told = describe_host(choose(wanted))
     assert set(told) == {"processor", "cores", "memory_bytes", "capability"}
     assert all(told.values())

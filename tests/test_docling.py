@@ -26,7 +26,7 @@ def place(tmp_path_factory, minilm, tiny_b):
     return place
 
 
-def test_GIVEN_docling_WHEN_run_THEN_every_chunk_is_delivered_and_the_summary_validates(place):
+def test_every_docling_chunk_is_delivered_and_the_summary_is_valid(place):
     said = summary_of(place / "runs" / "r")
     Draft202012Validator(json.loads(summary.committed_schema())).validate(said)
     (docling,) = said["collections"]
@@ -35,7 +35,7 @@ def test_GIVEN_docling_WHEN_run_THEN_every_chunk_is_delivered_and_the_summary_va
     assert docling["parked"] == docling["mitigations"] == []
 
 
-def test_GIVEN_docling_WHEN_run_THEN_minilm_agrees_with_sentence_transformers(place, minilm):
+def test_minilm_agrees_with_sentence_transformers_on_docling(place, minilm):
     from sentence_transformers import SentenceTransformer
 
     exports = place / "runs" / "r" / "exports" / "Docling"
@@ -47,7 +47,7 @@ def test_GIVEN_docling_WHEN_run_THEN_minilm_agrees_with_sentence_transformers(pl
     assert (ours.astype(np.float64) * theirs).sum(axis=1).min() > 0.99999
 
 
-def test_GIVEN_docling_in_a_store_WHEN_asked_how_to_install_THEN_the_installation_document_comes_first(place):
+def test_asking_docling_how_to_install_finds_the_installation_page_first(place):
     done = interlock("search", "store", "how do I install docling with pip?", "--json", "--limit", "3", cwd=place)
     hits = [json.loads(line) for line in done.stdout.splitlines()]
     assert "installation" in hits[0]["payload"]["source"]

@@ -158,9 +158,7 @@ def _numbers(lines: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_GIVEN_a_console_WHEN_its_terminal_goes_THEN_it_says_so_and_the_work_goes_on_to_its_end(
-    ends: dict[str, Ended], way: str
-) -> None:
+def test_a_console_that_loses_its_terminal_says_so_and_finishes_its_work(ends: dict[str, Ended], way: str) -> None:
     said = ends[way].said
     assert ends[way].code == ExitCode.HANGUP
     assert said["left"] == Leave.HANGUP
@@ -169,9 +167,7 @@ def test_GIVEN_a_console_WHEN_its_terminal_goes_THEN_it_says_so_and_the_work_goe
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_GIVEN_a_terminal_that_is_gone_WHEN_the_work_goes_on_THEN_nothing_spins_and_no_thread_of_the_screen_is_left(
-    ends: dict[str, Ended], way: str
-) -> None:
+def test_nothing_spins_and_no_screen_thread_is_left_without_a_terminal(ends: dict[str, Ended], way: str) -> None:
     assert ends[way].busy < BUSY
     # A terminal that is there and takes nothing may yet take what gives it back.
     assert set(ends[way].said["threads"]) <= {"MainThread", "terminal-output"}
@@ -179,23 +175,19 @@ def test_GIVEN_a_terminal_that_is_gone_WHEN_the_work_goes_on_THEN_nothing_spins_
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_GIVEN_a_terminal_that_is_gone_WHEN_something_is_printed_THEN_it_is_in_the_log_and_input_is_empty(
-    ends: dict[str, Ended], way: str
-) -> None:
+def test_printing_without_a_terminal_goes_to_the_log_and_input_is_empty(ends: dict[str, Ended], way: str) -> None:
     said = ends[way].said
     assert said["descriptors"] == [os.devnull, said["log"], said["log"]]
     assert Path(said["log"]).read_text().splitlines()[-2:] == ["python, afterwards", "descriptor 2, afterwards"]
 
 
 @pytest.mark.parametrize("way", ["signal alone", "signal alone, stalled"])
-def test_GIVEN_a_terminal_that_is_still_there_WHEN_a_hang_up_is_signalled_THEN_it_is_given_back_as_it_was(
-    ends: dict[str, Ended], way: str
-) -> None:
+def test_a_hang_up_signal_gives_back_a_terminal_that_is_still_there(ends: dict[str, Ended], way: str) -> None:
     assert ends[way].output.count(GIVEN_BACK) == 1
     assert ends[way].output.rindex(b"\x1b[?1003l") > ends[way].output.index(b"\x1b[?1003h")
 
 
-def test_GIVEN_a_terminal_that_stalls_WHEN_five_seconds_pass_THEN_the_work_keeps_its_pace(
+def test_the_work_keeps_its_pace_while_the_terminal_stalls_five_seconds(
     ends: dict[str, Ended],
 ) -> None:
     began, ended = ends["stall"].stalled
@@ -205,7 +197,7 @@ def test_GIVEN_a_terminal_that_stalls_WHEN_five_seconds_pass_THEN_the_work_keeps
     assert max(gaps) < 0.5
 
 
-def test_GIVEN_a_terminal_that_stalled_WHEN_it_goes_on_THEN_the_screen_is_whole_and_what_was_left_out_is_counted(
+def test_the_screen_is_whole_after_a_stall_and_counts_what_was_left_out(
     ends: dict[str, Ended],
 ) -> None:
     painted = _numbers(ends["stall"].screen.splitlines())
@@ -215,7 +207,7 @@ def test_GIVEN_a_terminal_that_stalled_WHEN_it_goes_on_THEN_the_screen_is_whole_
     assert ends["stall"].code == ExitCode.COMPLETED
 
 
-def test_GIVEN_a_console_WHEN_it_is_painted_first_or_its_terminal_gets_another_size_THEN_that_is_the_size_it_has(
+def test_the_first_paint_and_each_resize_take_the_size_of_the_terminal(
     ends: dict[str, Ended],
 ) -> None:
     assert b"\x1b[25;" not in ends["mid-paint"].output
@@ -225,7 +217,7 @@ def test_GIVEN_a_console_WHEN_it_is_painted_first_or_its_terminal_gets_another_s
     assert not "".join(rows[ROWS:]).strip()
 
 
-def test_GIVEN_a_console_WHEN_libraries_print_THEN_the_screen_is_not_torn_and_the_log_is_named_afterwards(
+def test_printing_libraries_do_not_tear_the_screen_and_the_log_is_named(
     ends: dict[str, Ended],
 ) -> None:
     said, output = ends["stall"].said, ends["stall"].output

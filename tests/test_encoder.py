@@ -78,31 +78,31 @@ def qwen(tmp_path_factory):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
-def test_GIVEN_a_bert_kin_WHEN_encoded_THEN_it_goes_packed_and_equals_sentence_transformers(tmp_path, kind, pooling):
+def test_bert_like_models_run_packed_and_equal_sentence_transformers(tmp_path, kind, pooling):
     model = tiny_model(tmp_path / "m", seed=4, kind=kind, pooling=pooling)
     assert card_of(model).packed
     assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
 
 
-def test_GIVEN_a_model_that_normalises_itself_WHEN_encoded_THEN_it_still_goes_packed(tmp_path):
+def test_a_model_that_normalises_its_vectors_still_runs_packed(tmp_path):
     model = tiny_model(tmp_path / "m")
     add_normalize(model)
     assert card_of(model).packed
     assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
 
 
-def test_GIVEN_qwen3_with_last_token_pooling_WHEN_encoded_THEN_the_padded_way_equals_sentence_transformers(qwen):
+def test_qwen3_runs_padded_and_equals_sentence_transformers(qwen):
     assert not card_of(qwen).packed
     assert worst_cosine(ours(qwen, TEXTS), theirs(qwen, TEXTS)) > 0.99999
 
 
-def test_GIVEN_another_pooling_WHEN_encoded_THEN_the_padded_way_equals_sentence_transformers(tmp_path):
+def test_other_poolings_run_padded_and_equal_sentence_transformers(tmp_path):
     model = tiny_model(tmp_path / "m", pooling="max")
     assert not card_of(model).packed
     assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
 
 
-def test_GIVEN_a_prompt_WHEN_encoded_THEN_it_stands_before_the_text(qwen, tiny_a):
+def test_a_prompt_stands_before_the_text(qwen, tiny_a):
     prompt = "Instruct: find it\nQuery:"
     assert card_of(qwen).query_prompt == prompt
     for model in (qwen, tiny_a):
@@ -110,7 +110,7 @@ def test_GIVEN_a_prompt_WHEN_encoded_THEN_it_stands_before_the_text(qwen, tiny_a
 
 
 @pytest.mark.parametrize("model", ["tiny_a", "qwen"])
-def test_GIVEN_texts_WHEN_encoded_alone_or_together_THEN_each_vector_is_the_same_and_of_unit_length(model, request):
+def test_a_text_has_the_same_unit_vector_alone_or_in_a_batch(model, request):
     directory = request.getfixturevalue(model)
     together = ours(directory, TEXTS)
     alone = np.concatenate([ours(directory, [text]) for text in TEXTS[-2:]])
@@ -119,9 +119,7 @@ def test_GIVEN_texts_WHEN_encoded_alone_or_together_THEN_each_vector_is_the_same
     assert worst_cosine(together[-2:], alone) > 0.99999
 
 
-def test_GIVEN_a_run_of_qwen3_WHEN_delivered_THEN_batches_mixed_lengths_and_all_it_equals_sentence_transformers(
-    tmp_path, qwen
-):
+def test_a_qwen3_run_of_mixed_lengths_equals_sentence_transformers(tmp_path, qwen):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     run = Run(root, load({"roster": str(qwen), "out": str(tmp_path / "out")}, {}), Controls())
     assert run.go() == ExitCode.COMPLETED
@@ -129,7 +127,7 @@ def test_GIVEN_a_run_of_qwen3_WHEN_delivered_THEN_batches_mixed_lengths_and_all_
     assert worst_cosine(vectors, theirs(qwen, TEXTS)) > 0.99999
 
 
-def test_GIVEN_pooling_with_words_of_its_own_WHEN_the_card_is_read_THEN_it_is_understood(tmp_path):
+def test_pooling_by_other_names_is_understood(tmp_path):
     model = tiny_model(tmp_path / "m", pooling="cls")
     (model / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 32, "pooling_mode": "cls"}')
     assert card_of(model).pooling == "cls"
@@ -167,9 +165,7 @@ QWEN = {"kind": "qwen3", "num_key_value_heads": 2, "head_dim": 8}
 
 @pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}], ids=["qwen3", "bert"])
 @pytest.mark.parametrize(("spoil", "named"), [(unknown_kind, "auto_map"), (foreign_module, "own.Pooling")])
-def test_GIVEN_a_model_that_needs_code_of_its_own_WHEN_its_card_is_read_THEN_it_is_refused_and_nothing_runs(
-    tmp_path, kind, spoil, named
-):
+def test_a_model_that_needs_its_own_code_is_refused_and_nothing_runs(tmp_path, kind, spoil, named):
     model = spoil(tiny_model(tmp_path / "m", **kind))
     with pytest.raises(UnavailableError, match=f"{named}.*never run"):
         card_of(model)
@@ -177,14 +173,14 @@ def test_GIVEN_a_model_that_needs_code_of_its_own_WHEN_its_card_is_read_THEN_it_
 
 
 @pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}], ids=["qwen3", "bert"])
-def test_GIVEN_a_model_that_brings_code_it_does_not_need_WHEN_encoded_THEN_that_code_is_not_run(tmp_path, kind):
+def test_code_that_a_model_brings_but_does_not_need_is_not_run(tmp_path, kind):
     plain = tiny_model(tmp_path / "plain", **kind)
     model = auto_map(tiny_model(tmp_path / "m", **kind))
     np.testing.assert_array_equal(ours(model, TEXTS[:3]), ours(plain, TEXTS[:3]))
     assert not (model / "ran").exists()
 
 
-def test_GIVEN_a_model_with_foreign_code_WHEN_the_command_is_run_THEN_it_exits_5_and_nothing_runs(tmp_path):
+def test_the_command_exits_5_on_a_model_with_foreign_code_and_nothing_runs(tmp_path):
     model = foreign_module(tiny_model(tmp_path / "m"))
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     done = interlock("run", root, "--roster", model, cwd=tmp_path, check=5)
@@ -193,7 +189,7 @@ def test_GIVEN_a_model_with_foreign_code_WHEN_the_command_is_run_THEN_it_exits_5
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_GIVEN_weights_as_pickle_only_WHEN_resolved_THEN_they_are_refused_unopened(tmp_path):
+def test_pickled_weights_alone_are_refused_unopened(tmp_path):
     model = tiny_model(tmp_path / "m")
     (model / "model.safetensors").unlink()
     torch.save({"weight": torch.ones(2)}, model / "pytorch_model.bin")
@@ -202,7 +198,7 @@ def test_GIVEN_weights_as_pickle_only_WHEN_resolved_THEN_they_are_refused_unopen
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
-def test_GIVEN_a_model_that_lacks_a_file_WHEN_resolved_THEN_the_error_names_it(tmp_path, missing):
+def test_a_missing_model_file_is_named(tmp_path, missing):
     model = tiny_model(tmp_path / "m")
     (model / missing).unlink()
     with pytest.raises(UnavailableError, match=missing.split("/")[-1].replace(".", r"\.")):
@@ -221,7 +217,7 @@ def with_dense(directory):
     return directory
 
 
-def test_GIVEN_a_dense_module_WHEN_its_weights_change_THEN_the_fingerprint_does_and_the_card_knows_its_width(tmp_path):
+def test_a_dense_module_counts_in_the_fingerprint_and_gives_the_width(tmp_path):
     model = with_dense(tiny_model(tmp_path / "m"))
     before = card_of(model)
     weights = load_file(model / "2_Dense" / "model.safetensors")
@@ -231,7 +227,7 @@ def test_GIVEN_a_dense_module_WHEN_its_weights_change_THEN_the_fingerprint_does_
     assert worst_cosine(ours(model, TEXTS), theirs(model, TEXTS)) > 0.99999
 
 
-def test_GIVEN_a_dense_module_without_safetensors_WHEN_resolved_THEN_it_is_refused_unopened(tmp_path):
+def test_a_dense_module_without_safetensors_is_refused_unopened(tmp_path):
     model = with_dense(tiny_model(tmp_path / "m"))
     (model / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(UnavailableError, match=r"2_Dense lacks model\.safetensors"):
@@ -262,9 +258,7 @@ def test_GIVEN_a_dense_module_without_safetensors_WHEN_resolved_THEN_it_is_refus
         ("config_sentence_transformers.json", '{"prompts": {"query": 5}}'),
     ],
 )
-def test_GIVEN_a_damaged_file_WHEN_the_card_is_read_THEN_the_error_names_it_and_looking_does_not_fail(
-    tmp_path, file, content
-):
+def test_a_damaged_model_file_is_named_and_listing_does_not_fail(tmp_path, file, content):
     model = with_dense(tiny_model(tmp_path / "m"))
     (model / file).write_text(content)
     with pytest.raises(UnavailableError, match=re.escape(str(model / file))):
@@ -272,7 +266,7 @@ def test_GIVEN_a_damaged_file_WHEN_the_card_is_read_THEN_the_error_names_it_and_
     cached(*find({}, [str(model)]))
 
 
-def test_GIVEN_weights_cut_short_WHEN_resolved_THEN_the_file_is_named_and_the_model_counts_as_missing(tmp_path):
+def test_truncated_weights_are_named_and_the_model_counts_as_missing(tmp_path):
     file = tiny_model(tmp_path / "m") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(UnavailableError, match=re.escape(f"{file} is damaged")):
@@ -281,14 +275,14 @@ def test_GIVEN_weights_cut_short_WHEN_resolved_THEN_the_file_is_named_and_the_mo
 
 
 @pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}, {"kind": "roberta"}], ids=["qwen3", "bert", "roberta"])
-def test_GIVEN_a_limit_above_the_models_positions_WHEN_the_card_is_read_THEN_both_numbers_are_told(tmp_path, kind):
+def test_a_limit_above_the_models_positions_tells_both_numbers(tmp_path, kind):
     model = tiny_model(tmp_path / "m", **kind)
     assert card_of(model, max_tokens=128).max_tokens == 128
     with pytest.raises(UsageError, match=r"max_tokens is 129.*128 tokens"):
         card_of(model, max_tokens=129)
 
 
-def test_GIVEN_a_model_with_lowering_of_its_own_WHEN_encoded_THEN_it_equals_sentence_transformers(tmp_path):
+def test_a_model_that_lowercases_equals_sentence_transformers(tmp_path):
     model, plain = (tiny_model(tmp_path / name) for name in ("m", "plain"))
     for directory in (model, plain):
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -301,7 +295,7 @@ def test_GIVEN_a_model_with_lowering_of_its_own_WHEN_encoded_THEN_it_equals_sent
     assert token_key(card_of(model)) != token_key(card_of(plain))
 
 
-def test_GIVEN_pooling_without_the_prompt_WHEN_a_prompt_is_in_use_THEN_the_model_is_refused(tmp_path):
+def test_a_prompt_is_refused_where_pooling_leaves_it_out(tmp_path):
     model = tiny_model(tmp_path / "m", prompts={"query": "find: "})
     pooling = json.loads((model / "1_Pooling" / "config.json").read_text()) | {"include_prompt": False}
     (model / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -310,7 +304,7 @@ def test_GIVEN_pooling_without_the_prompt_WHEN_a_prompt_is_in_use_THEN_the_model
     assert card_of(model, query_prompt="").query_prompt == ""
 
 
-def test_GIVEN_a_configuration_with_the_words_of_gpt_WHEN_the_card_is_read_THEN_it_is_understood(tmp_path):
+def test_a_configuration_in_gpt_terms_is_understood(tmp_path):
     model = tiny_model(tmp_path / "m")
     (model / "config.json").write_text('{"model_type": "nomic_bert", "n_embd": 32, "n_inner": 48, "n_positions": 64}')
     card = card_of(model)

@@ -79,9 +79,7 @@ def texts(app: Tiny) -> list[str]:
     pattern=st.one_of(HOSTILE, st.sampled_from(["a", " ", ".*", "x"])),
     ascii=st.booleans(),
 )
-def test_GIVEN_hostile_lines_WHEN_drawn_THEN_every_row_is_as_wide_as_the_pane_and_steers_nothing(
-    found, size, chosen, pattern, ascii
-):
+def test_hostile_lines_fill_the_width_exactly_and_steer_nothing(found, size, chosen, pattern, ascii):
     told = [Line(seq, at, 0.0, severity, word, text) for seq, (severity, word, text, at) in enumerate(found)]
     width, height = size
     made = rows(told, chosen, 0, width, height, pattern=pattern, ascii=ascii)
@@ -91,7 +89,7 @@ def test_GIVEN_hostile_lines_WHEN_drawn_THEN_every_row_is_as_wide_as_the_pane_an
         assert text == safe(text, 10_000)
 
 
-def test_GIVEN_a_severity_WHEN_drawn_THEN_it_is_a_sign_and_on_a_wide_screen_a_word_too():
+def test_a_severity_is_a_sign_and_on_a_wide_screen_a_word_too():
     told = [line(seq, "it happened", severity) for seq, severity in enumerate(SEVERITIES)]
     narrow, wide = (plain(rows(told, None, 0, width, 4)) for width in (80, 120))
     assert [text[10] for text in narrow] == ["·", "i", "!", "X"]
@@ -101,7 +99,7 @@ def test_GIVEN_a_severity_WHEN_drawn_THEN_it_is_a_sign_and_on_a_wide_screen_a_wo
     assert plain(rows(told, 1, 0, 10, 4, ascii=True))[1] == ">i it hap~"
 
 
-def test_GIVEN_a_line_WHEN_drawn_THEN_its_time_is_that_of_this_place(monkeypatch):
+def test_the_time_of_a_line_is_local(monkeypatch):
     monkeypatch.setenv("TZ", "XXX-03:30")
     time.tzset()
     try:
@@ -112,7 +110,7 @@ def test_GIVEN_a_line_WHEN_drawn_THEN_its_time_is_that_of_this_place(monkeypatch
     assert drawn[1:9] == time.strftime("%H:%M:%S", time.gmtime(1_795_000_000 + 3.5 * 3600))
 
 
-def test_GIVEN_a_pattern_WHEN_drawn_THEN_it_is_marked_in_either_case_and_behind_the_cut_the_cut_is():
+def test_a_found_pattern_is_marked_in_either_case_or_at_the_cut():
     told = [line(0, "Out of memory, OUT of luck"), line(1, "y" * 90 + " out")]
     first, second = rows(told, None, 0, 80, 2, pattern="out")
     assert [span.text for span in first if span.style == "mark"] == ["Out", "OUT"]
@@ -120,23 +118,23 @@ def test_GIVEN_a_pattern_WHEN_drawn_THEN_it_is_marked_in_either_case_and_behind_
     assert [span.text for span in rows(told, 0, 0, 80, 1, pattern=".*")[0] if span.style == "mark"] == []
 
 
-def test_GIVEN_no_lines_WHEN_drawn_THEN_it_says_so():
+def test_an_empty_pane_says_so():
     assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
     assert plain(rows([], None, 0, 30, 2, level="warnings"))[0].strip() == "no warnings yet"
 
 
-def test_GIVEN_levels_WHEN_filtered_THEN_each_lets_through_what_it_says():
+def test_each_level_lets_its_severities_through():
     told = [line(seq, severity=severity) for seq, severity in enumerate(SEVERITIES)]
     assert {level: len(shown(told, level)) for level in LEVELS} == {"all": 4, "notices": 3, "warnings": 2}
 
 
-def test_GIVEN_a_hostile_pattern_WHEN_in_the_title_THEN_it_is_text_and_short():
+def test_a_hostile_pattern_is_short_plain_text_in_the_title():
     assert title("4 Events", "all", following=True, fresh=0) == "4 Events  all  follow"
     told = title("4 Events", "notices", following=False, fresh=12, pattern="[red]\x1b" + "x" * 99)
     assert told.startswith("4 Events  notices  +12  /[red]\\x1bxxx") and len(told) < 60
 
 
-async def test_GIVEN_the_end_is_followed_WHEN_lines_come_THEN_the_latest_is_at_the_bottom():
+async def test_the_latest_line_is_at_the_bottom_while_following():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(3))
@@ -147,7 +145,7 @@ async def test_GIVEN_the_end_is_followed_WHEN_lines_come_THEN_the_latest_is_at_t
         assert (app.pane.chosen.seq, app.above) == (19, "4 Events  all  follow")
 
 
-async def test_GIVEN_lines_before_the_pane_has_a_size_WHEN_it_gets_one_THEN_they_are_drawn():
+async def test_lines_fed_before_the_pane_has_a_size_are_drawn_once_it_has():
     app = Tiny()
     app.pane.feed(lines(20))
     async with app.run_test(size=SIZE) as pilot:
@@ -159,7 +157,7 @@ async def test_GIVEN_lines_before_the_pane_has_a_size_WHEN_it_gets_one_THEN_they
         assert {width_of(text) for text in plain(app.pane._rows)} == {48}
 
 
-async def test_GIVEN_who_moved_up_WHEN_lines_come_THEN_the_view_stands_still_and_counts_them():
+async def test_the_view_stands_still_and_counts_new_lines_after_moving_up():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(20))
@@ -178,7 +176,7 @@ async def test_GIVEN_who_moved_up_WHEN_lines_come_THEN_the_view_stands_still_and
         assert (app.pane.chosen.seq, app.pane.following) == (24, True)
 
 
-async def test_GIVEN_who_comes_down_to_the_last_line_WHEN_lines_come_THEN_the_end_is_followed_again():
+async def test_moving_down_to_the_last_line_follows_the_end_again():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(20))
@@ -189,7 +187,7 @@ async def test_GIVEN_who_comes_down_to_the_last_line_WHEN_lines_come_THEN_the_en
         assert (app.pane.following, app.pane.chosen.seq) == (True, 20)
 
 
-async def test_GIVEN_old_lines_that_give_way_WHEN_the_view_stands_still_THEN_it_shows_the_same_lines():
+async def test_a_still_view_keeps_its_lines_while_old_ones_are_dropped():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(100))
@@ -201,7 +199,7 @@ async def test_GIVEN_old_lines_that_give_way_WHEN_the_view_stands_still_THEN_it_
         assert (app.pane.chosen.seq, texts(app)[0]) == (500, "line 500")
 
 
-async def test_GIVEN_a_line_that_is_told_anew_WHEN_fed_THEN_it_is_drawn_anew():
+async def test_a_line_that_is_replaced_is_redrawn():
     app = Tiny()
     async with app.run_test(size=SIZE):
         app.pane.feed(lines(3))
@@ -209,7 +207,7 @@ async def test_GIVEN_a_line_that_is_told_anew_WHEN_fed_THEN_it_is_drawn_anew():
         assert texts(app)[-1] == "9 more"
 
 
-async def test_GIVEN_a_line_more_WHEN_fed_THEN_only_rows_that_changed_are_painted():
+async def test_one_more_line_repaints_only_rows_that_changed():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(4))
@@ -228,7 +226,7 @@ async def test_GIVEN_a_line_more_WHEN_fed_THEN_only_rows_that_changed_are_painte
         assert await app.painting(pilot) == {1, 2}
 
 
-async def test_GIVEN_lines_of_all_severities_WHEN_the_level_is_cycled_THEN_the_cursor_stays_near_its_line():
+async def test_cycling_the_level_keeps_the_cursor_near_its_line():
     app = Tiny()
     told = tuple(line(seq, severity=SEVERITIES[seq % 4]) for seq in range(40))
     async with app.run_test(size=SIZE):
@@ -247,7 +245,7 @@ async def test_GIVEN_lines_of_all_severities_WHEN_the_level_is_cycled_THEN_the_c
         assert (app.pane.chosen.seq, app.pane.level) == (18, "all")
 
 
-async def test_GIVEN_a_pattern_WHEN_found_THEN_it_is_counted_and_walked_through_around_the_end():
+async def test_matches_are_counted_and_walked_round_the_end():
     app = Tiny()
     told = tuple(line(seq, "an OOM here" if seq % 10 == 0 else "") for seq in range(40))
     async with app.run_test(size=SIZE):
@@ -262,7 +260,7 @@ async def test_GIVEN_a_pattern_WHEN_found_THEN_it_is_counted_and_walked_through_
         assert (app.pane.find(""), app.above) == (0, "4 Events  all  +0")
 
 
-async def test_GIVEN_nothing_WHEN_keys_are_pressed_THEN_nothing_happens_and_the_end_is_still_followed():
+async def test_keys_on_an_empty_pane_do_nothing_and_following_goes_on():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("up", "down", "home", "pageup", "end")
@@ -272,7 +270,7 @@ async def test_GIVEN_nothing_WHEN_keys_are_pressed_THEN_nothing_happens_and_the_
         assert app.pane.chosen.seq == 19
 
 
-async def test_GIVEN_a_mouse_WHEN_it_clicks_and_turns_its_wheel_THEN_it_chooses():
+async def test_clicks_and_the_wheel_choose_a_line():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
         app.pane.feed(lines(20))
@@ -284,7 +282,7 @@ async def test_GIVEN_a_mouse_WHEN_it_clicks_and_turns_its_wheel_THEN_it_chooses(
         assert app.pane.chosen.seq == 14
 
 
-async def test_GIVEN_a_pattern_of_markup_WHEN_in_the_title_THEN_it_stands_there_as_it_was_typed():
+async def test_a_pattern_of_markup_stands_in_the_title_as_typed():
     app = Tiny()
     async with app.run_test(size=SIZE):
         app.pane.feed(lines(3))
@@ -295,7 +293,7 @@ async def test_GIVEN_a_pattern_of_markup_WHEN_in_the_title_THEN_it_stands_there_
 @pytest.mark.parametrize("width", [1, 12, 40, 98])
 @pytest.mark.parametrize("filled", [True, False])
 @pytest.mark.parametrize("kind", EVENTS)
-def test_GIVEN_an_event_of_any_kind_WHEN_shown_in_full_THEN_every_field_of_it_stands_there(kind, filled, width):
+def test_the_detail_of_an_event_shows_every_field(kind, filled, width):
     body = example(kind, "some text", filled)
     made = detail.rows(entry(7, body), width)
     assert {sum(width_of(span.text) for span in row) for row in made} <= {width, 0}
@@ -306,29 +304,27 @@ def test_GIVEN_an_event_of_any_kind_WHEN_shown_in_full_THEN_every_field_of_it_st
 
 @settings(max_examples=150, deadline=None)
 @given(text=HOSTILE, kind=st.sampled_from(EVENTS), width=st.integers(0, 60))
-def test_GIVEN_hostile_fields_WHEN_shown_in_full_THEN_no_row_is_wider_than_the_screen_and_none_steers_it(
-    text, kind, width
-):
+def test_hostile_fields_fit_the_detail_and_steer_nothing(text, kind, width):
     made = detail.rows(entry(7, example(kind, text)), width)
     for row, told in zip(made, plain(made), strict=True):
         assert sum(width_of(span.text) for span in row) in (0, width)
         assert told == safe(told, 10_000)
 
 
-def test_GIVEN_a_long_value_WHEN_shown_in_full_THEN_none_of_it_is_missing():
+def test_a_long_value_is_shown_whole_in_the_detail():
     message = " ".join(f"word{number}" for number in range(3000))
     told = " ".join(text.strip() for text in plain(detail.rows(entry(7, ev.Warned(message=message)), 60)))
     assert message in told
 
 
-def test_GIVEN_bytes_WHEN_shown_in_full_THEN_people_can_read_them_too():
+def test_bytes_are_readable_in_the_detail():
     found = ev.ResidueFound(lease="L1", device="cuda:0", bytes=1536, action="cleared", left_bytes=0)
     told = [text.strip() for text in plain(detail.rows(entry(7, found), 60))]
     assert "bytes: 1536 (1.5 KiB)" in told and "left_bytes: 0 (0 B)" in told
 
 
 @pytest.mark.parametrize("key", ["escape", "enter"])
-async def test_GIVEN_the_detail_of_an_event_WHEN_it_is_closed_THEN_the_screen_below_is_back(key):
+async def test_closing_the_detail_brings_back_the_screen_below(key):
     app = Tiny()
     async with app.run_test(size=(80, 24)) as pilot:
         await app.push_screen(EventScreen(entry(7, ev.Warned(message="[/]\x1b[2J"))))
@@ -338,7 +334,7 @@ async def test_GIVEN_the_detail_of_an_event_WHEN_it_is_closed_THEN_the_screen_be
         assert not isinstance(app.screen, EventScreen)
 
 
-async def test_GIVEN_the_detail_of_an_event_WHEN_copied_THEN_the_clipboard_has_its_json(monkeypatch):
+async def test_copying_the_detail_puts_its_json_on_the_clipboard(monkeypatch):
     app, shown_entry = Tiny(), entry(7, ev.Warned(message="a\x1b[2J[/]b"))
     async with app.run_test(size=(60, 15)) as pilot:
         written: list[str] = []

@@ -49,11 +49,11 @@ def tried(on: SimDevice, *sizes: int) -> list[bool]:
         ("lag:0.5", Fault("lag", seconds=0.5)),
     ],
 )
-def test_GIVEN_a_text_of_the_menu_WHEN_parsed_THEN_it_is_that_fault(text, fault):
+def test_each_text_of_the_menu_parses_to_its_fault(text, fault):
     assert parse(text) == [fault]
 
 
-def test_GIVEN_several_with_commas_WHEN_parsed_THEN_they_come_in_order_and_nothing_is_none():
+def test_faults_with_commas_keep_their_order_and_no_text_is_none():
     assert parse(" oom:1 , lose@1:2,") == [Fault("oom", first=1), Fault("lose", "cuda:1", first=2)]
     assert parse("") == []
 
@@ -78,29 +78,29 @@ def test_GIVEN_several_with_commas_WHEN_parsed_THEN_they_come_in_order_and_nothi
         ("lag:soon", "expected a number for SECONDS, got 'soon'"),
     ],
 )
-def test_GIVEN_nonsense_WHEN_parsed_THEN_it_is_named_with_the_menu(text, said):
+def test_nonsense_is_named_together_with_the_menu(text, said):
     with pytest.raises(UsageError, match=said) as caught:
         parse(f"oom:1,{text}")
     assert repr(text) in str(caught.value)
     assert all(f"{kind}:{arguments}" in str(caught.value) for kind, arguments in MENU.items())
 
 
-def test_GIVEN_oom_at_the_third_WHEN_allocating_THEN_only_the_third_fails_as_out_of_memory():
+def test_oom_at_the_third_allocation_fails_only_that_one():
     on = device("oom:3")
     assert tried(on, *[MIB] * 5) == [True, True, False, True, True]
     assert (on.allocator.counters().ooms, on.allocations) == (1, 5)
 
 
-def test_GIVEN_oom_over_a_size_WHEN_allocating_THEN_every_larger_allocation_fails():
+def test_oom_over_a_size_fails_every_larger_allocation():
     assert tried(device("oom-over:1MiB"), MIB, MIB + 1, MIB, 2 * MIB) == [True, False, True, False]
 
 
-def test_GIVEN_a_fault_of_one_device_WHEN_another_allocates_THEN_it_is_not_struck():
+def test_a_fault_of_one_device_does_not_strike_another():
     assert tried(device("oom@cuda:1:1", "cuda:0"), MIB) == [True]
     assert tried(device("oom@cuda:1:1", "cuda:1"), MIB) == [False]
 
 
-def test_GIVEN_fragments_WHEN_allocating_THEN_their_size_is_useless_for_large_tensors_but_not_for_small_ones():
+def test_fragments_block_large_tensors_and_serve_small_ones():
     on = device("fragment:600MiB")
     assert tried(on, 120 * MIB, 126 * MIB) == [True, False]  # 124 MiB are left beside context and fragments
     assert tried(device(), 700 * MIB) == [True]
@@ -110,7 +110,7 @@ def test_GIVEN_fragments_WHEN_allocating_THEN_their_size_is_useless_for_large_te
     assert len(small) == 60
 
 
-def test_GIVEN_fragments_WHEN_they_are_laid_THEN_the_peak_counts_their_pins_alone():
+def test_only_the_pins_of_fragments_count_towards_the_peak():
     on = device("fragment:600MiB")
     with on.computing():
         kept = tensor(100 * MIB)
@@ -118,7 +118,7 @@ def test_GIVEN_fragments_WHEN_they_are_laid_THEN_the_peak_counts_their_pins_alon
     del kept
 
 
-def test_GIVEN_fragments_WHEN_reclaimed_THEN_they_stay_as_long_as_a_tensor_does():
+def test_fragments_stay_as_long_as_a_tensor_does():
     on = device("fragment:600MiB")
     with on.computing():
         kept = tensor(MIB)
@@ -131,7 +131,7 @@ def test_GIVEN_fragments_WHEN_reclaimed_THEN_they_stay_as_long_as_a_tensor_does(
     assert on.memory().reserved == 602 * MIB
 
 
-def test_GIVEN_a_leak_WHEN_reclaimed_after_something_was_computed_THEN_it_stays_for_good():
+def test_a_leak_stays_for_good_once_something_was_computed():
     on = device("leak:30MiB")
     on.reclaim()
     assert on.memory().allocated == 0
@@ -142,7 +142,7 @@ def test_GIVEN_a_leak_WHEN_reclaimed_after_something_was_computed_THEN_it_stays_
     assert on.memory().occupied == CONTEXT + 30 * MIB
 
 
-def test_GIVEN_another_process_WHEN_it_comes_and_goes_THEN_room_and_readings_say_so():
+def test_another_process_shows_in_room_and_readings_as_it_comes_and_goes():
     on = device("other:500MiB:2:3")
     rooms, others = [], []
     for _ in range(4):
@@ -154,7 +154,7 @@ def test_GIVEN_another_process_WHEN_it_comes_and_goes_THEN_room_and_readings_say
     assert tried(device("other:500MiB:1:1"), 600 * MIB, 600 * MIB) == [False, True]
 
 
-def test_GIVEN_another_process_that_wants_more_than_is_free_WHEN_it_comes_THEN_it_gets_what_is_free():
+def test_a_greedy_other_process_gets_what_is_free():
     on = device("other:5GiB:2")
     with on.computing():
         kept = tensor(400 * MIB)
@@ -164,7 +164,7 @@ def test_GIVEN_another_process_that_wants_more_than_is_free_WHEN_it_comes_THEN_i
     del kept
 
 
-def test_GIVEN_a_lost_device_WHEN_anything_is_computed_on_it_THEN_it_fails_as_cuda_does():
+def test_computing_on_a_lost_device_fails_as_in_cuda():
     on = device("lose:2")
     with on.computing():
         kept = torch.ones(4)
@@ -179,7 +179,7 @@ def test_GIVEN_a_lost_device_WHEN_anything_is_computed_on_it_THEN_it_fails_as_cu
     assert torch.equal(kept + 1, torch.full((4,), 2.0))  # the host is well
 
 
-def test_GIVEN_a_lost_device_WHEN_it_is_asked_THEN_it_tells_what_was_last_known():
+def test_a_lost_device_tells_what_was_last_known():
     on = device("lose:3")
     with on.computing():
         kept = tensor(30 * MIB)
@@ -196,7 +196,7 @@ def test_GIVEN_a_lost_device_WHEN_it_is_asked_THEN_it_tells_what_was_last_known(
     assert (on.room(GIB), on.retries(), on.readings()) == (0, 0, None)
 
 
-def test_GIVEN_attaching_that_fails_twice_WHEN_weights_are_copied_THEN_the_third_try_succeeds_and_all_after_it():
+def test_attaching_that_fails_twice_succeeds_the_third_time():
     on = device("attach:2")
     host = torch.ones(150_000)
     failures = 0
@@ -212,7 +212,7 @@ def test_GIVEN_attaching_that_fails_twice_WHEN_weights_are_copied_THEN_the_third
     assert torch.equal(weights, host)
 
 
-def test_GIVEN_nan_at_the_second_WHEN_computed_THEN_that_result_alone_is_not_finite():
+def test_nan_at_the_second_result_spoils_only_that_one():
     on = device("nan:2")
     with on.computing(), torch.inference_mode():
         results = [torch.ones(4) * 2 for _ in range(2)]
@@ -222,7 +222,7 @@ def test_GIVEN_nan_at_the_second_WHEN_computed_THEN_that_result_alone_is_not_fin
         assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2]))
 
 
-def test_GIVEN_a_driver_that_lags_WHEN_reclaimed_THEN_it_waits_until_the_driver_sees_it():
+def test_reclaiming_waits_until_a_lagging_driver_has_caught_up():
     now = [0.0]
     on = device("lag:0.5", clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     assert tried(on, 100 * MIB) == [True]
@@ -234,7 +234,7 @@ def test_GIVEN_a_driver_that_lags_WHEN_reclaimed_THEN_it_waits_until_the_driver_
     assert on.memory().occupied == CONTEXT
 
 
-def test_GIVEN_a_driver_that_lags_for_long_WHEN_reclaimed_THEN_the_wait_ends_after_two_seconds():
+def test_reclaiming_waits_two_seconds_at_most_for_a_lagging_driver():
     now = [0.0]
     on = device("lag:60", clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     assert tried(on, 100 * MIB) == [True]

@@ -64,14 +64,12 @@ def chunks(root):
     return [found for found in ChunkReader(discover(root, ["B"])[0]) if hasattr(found, "text")]
 
 
-def test_GIVEN_a_collection_WHEN_exported_THEN_the_table_has_these_columns_and_a_row_for_every_good_chunk(
-    table, chunks
-):
+def test_an_exported_table_has_these_columns_and_a_row_per_good_chunk(table, chunks):
     assert table.column_names == ["id", "chunk_id", "source", "text", "payload", "tiny-a", "tiny-b", "fused"]
     assert table.num_rows == len(chunks) == 24
 
 
-def test_GIVEN_a_collection_WHEN_exported_THEN_rows_stand_in_the_order_in_which_they_are_read(table, chunks):
+def test_exported_rows_stand_in_reading_order(table, chunks):
     assert table["text"].to_pylist() == [chunk.text for chunk in chunks]
     assert table["text"][0].as_py() == "from the file that comes first"
     assert table["id"].to_pylist() == [chunk.point_id for chunk in chunks]
@@ -95,20 +93,20 @@ def test_other_fields_of_a_record_are_delivered_under_record_in_the_table_and_in
     assert set(second.payload) == {"text", "chunk_id", "source", "metadata"}
 
 
-def test_GIVEN_metadata_WHEN_exported_THEN_the_payload_is_that_object_as_json(table):
+def test_the_exported_payload_is_the_metadata_as_json(table):
     assert json.loads(table["payload"][1].as_py()) == METADATA
     assert table["payload"][2].as_py() == "{}"
 
 
 @pytest.mark.parametrize("name", ["tiny-a", "tiny-b", "fused"])
-def test_GIVEN_a_collection_WHEN_exported_THEN_both_formats_hold_the_same_unit_vectors(run, table, name):
+def test_both_formats_hold_the_same_unit_vectors(run, table, name):
     array = npy(run, name)
     assert (array.dtype, array.flags["C_CONTIGUOUS"]) == (np.float32, True)
     np.testing.assert_array_equal(np.asarray(table[name].to_pylist(), np.float32), array)
     np.testing.assert_allclose(np.linalg.norm(array, axis=1), 1, atol=1e-5)
 
 
-def test_GIVEN_texts_that_stand_several_times_WHEN_exported_THEN_every_chunk_gets_the_vector(run, table):
+def test_every_chunk_of_a_repeated_text_gets_its_vector(run, table):
     first, second = (place for place, text in enumerate(table["text"].to_pylist()) if text == "said twice")
     for name in ("tiny-a", "tiny-b", "fused"):
         np.testing.assert_array_equal(npy(run, name)[first], npy(run, name)[second])
@@ -116,7 +114,7 @@ def test_GIVEN_texts_that_stand_several_times_WHEN_exported_THEN_every_chunk_get
     assert table["id"][first] != table["id"][second]
 
 
-def test_GIVEN_the_same_corpus_WHEN_run_again_THEN_every_file_has_the_same_bytes(tmp_path, root, run, tiny_a, tiny_b):
+def test_the_same_corpus_gives_the_same_bytes_in_every_file(tmp_path, root, run, tiny_a, tiny_b):
     again = embed(root, tmp_path, roster=f"{tiny_a},{tiny_b}")
     hashes = [
         {
@@ -130,7 +128,7 @@ def test_GIVEN_the_same_corpus_WHEN_run_again_THEN_every_file_has_the_same_bytes
     assert hashes[0] == hashes[1]
 
 
-def test_GIVEN_a_collection_WHEN_exported_THEN_nothing_half_written_lies_beside_it(run):
+def test_an_export_leaves_nothing_half_written(run):
     assert sorted(path.name for path in (run / "exports" / "B").iterdir()) == [
         "fused.npy",
         "points.parquet",
@@ -142,21 +140,19 @@ def test_GIVEN_a_collection_WHEN_exported_THEN_nothing_half_written_lies_beside_
 @pytest.mark.parametrize(
     ("export", "written"), [("npy", ["fused.npy", "tiny-a.npy"]), ("parquet", ["points.parquet"]), ("", [])]
 )
-def test_GIVEN_chosen_formats_WHEN_run_THEN_only_those_are_written(tmp_path, root, tiny_a, export, written):
+def test_only_the_chosen_formats_are_written(tmp_path, root, tiny_a, export, written):
     run = embed(root, tmp_path, roster=str(tiny_a), export=export, collections="A")
     assert sorted(path.name for path in run.glob("exports/*/*")) == written
 
 
-def test_GIVEN_weights_WHEN_concatenated_THEN_the_dot_product_is_the_weighted_mean_of_the_cosines(
-    tmp_path, root, tiny_a, tiny_b
-):
+def test_the_dot_product_of_concat_is_the_weighted_mean_of_the_cosines(tmp_path, root, tiny_a, tiny_b):
     run = embed(root, tmp_path, roster=f"{tiny_a}=3,{tiny_b}=1", export="npy")
     one, other, fused = (npy(run, name).astype(np.float64) for name in ("tiny-a", "tiny-b", "fused"))
     assert fused.shape[1] == 32 + 48
     np.testing.assert_allclose(fused @ fused.T, 0.75 * one @ one.T + 0.25 * other @ other.T, atol=1e-5)
 
 
-def test_GIVEN_named_vectors_WHEN_delivered_THEN_there_is_no_fused_one(tmp_path, root, tiny_a, tiny_b):
+def test_named_vectors_come_without_a_fused_one(tmp_path, root, tiny_a, tiny_b):
     run = embed(root, tmp_path / "out", roster=f"{tiny_a},{tiny_b}", fusion="named", qdrant=str(tmp_path / "store"))
     assert sorted(path.name for path in (run / "exports" / "A").iterdir()) == [
         "points.parquet",
@@ -166,18 +162,14 @@ def test_GIVEN_named_vectors_WHEN_delivered_THEN_there_is_no_fused_one(tmp_path,
     assert summary_of(run)["collections"][0]["verification"]["ok"]
 
 
-def test_GIVEN_the_mean_WHEN_delivered_THEN_it_is_the_renormalised_mean_of_the_shared_dimensions_and_is_warned_of(
-    tmp_path, root, tiny_a, tiny_b
-):
+def test_the_mean_covers_shared_dimensions_renormalised_and_warns(tmp_path, root, tiny_a, tiny_b):
     run = embed(root, tmp_path, roster=f"{tiny_a}=3,{tiny_b}=1", fusion="mean", export="npy")
     expected = unit(0.75 * npy(run, "tiny-a").astype(np.float64) + 0.25 * npy(run, "tiny-b")[:, :32])
     np.testing.assert_allclose(npy(run, "fused"), expected, atol=1e-6)
     assert "mean" in summary_of(run)["warnings"][0]
 
 
-def test_GIVEN_a_matryoshka_model_WHEN_cut_THEN_vectors_are_the_leading_dimensions_renormalised_and_others_stay_whole(
-    tmp_path, root, run, tiny_a, tiny_b
-):
+def test_a_matryoshka_cut_keeps_leading_dimensions_and_other_models_whole(tmp_path, root, run, tiny_a, tiny_b):
     file = toml(tmp_path / "m.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8, 16, 32]}})
     cut = embed(root, tmp_path / "out", file, roster=f"cut,{tiny_b}", dim="8", qdrant=str(tmp_path / "store"))
     np.testing.assert_allclose(npy(cut, "cut"), unit(npy(run, "tiny-a")[:, :8]), atol=1e-6)
@@ -186,16 +178,14 @@ def test_GIVEN_a_matryoshka_model_WHEN_cut_THEN_vectors_are_the_leading_dimensio
     assert summary_of(cut)["collections"][0]["verification"]["ok"]
 
 
-def test_GIVEN_a_dimension_that_a_model_was_not_trained_for_WHEN_run_THEN_it_is_refused_before_any_work(
-    tmp_path, root, tiny_a
-):
+def test_a_dimension_the_model_was_not_trained_for_is_refused_before_any_work(tmp_path, root, tiny_a):
     file = toml(tmp_path / "m.toml", {"cut": {"source": str(tiny_a), "matryoshka": [8, 16]}})
     with pytest.raises(UsageError, match="--dim 12: cut supports only 8, 16"):
         embed(root, tmp_path / "out", file, roster="cut", dim="12")
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_GIVEN_more_rows_than_a_window_WHEN_exported_THEN_all_are_there_in_order(tmp_path, tiny_a):
+def test_more_rows_than_a_window_are_exported_in_order(tmp_path, tiny_a):
     texts = [f"{number % 97} {number % 3}" for number in range(2500)]
     root = corpus(tmp_path / "in", {"Many": {"m.jsonl": texts}})
     run = embed(root, tmp_path / "out", roster=str(tiny_a))
@@ -206,9 +196,7 @@ def test_GIVEN_more_rows_than_a_window_WHEN_exported_THEN_all_are_there_in_order
     np.testing.assert_array_equal(vectors[291:], vectors[:-291])  # 97 * 3 texts, over and over
 
 
-def test_GIVEN_a_disk_that_refuses_one_file_WHEN_exported_THEN_it_is_named_and_nothing_is_left(
-    tmp_path, root, tiny_a, monkeypatch
-):
+def test_a_file_the_disk_refuses_is_named_and_nothing_is_left(tmp_path, root, tiny_a, monkeypatch):
     def refuse(_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -223,7 +211,7 @@ def test_GIVEN_a_disk_that_refuses_one_file_WHEN_exported_THEN_it_is_named_and_n
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_GIVEN_two_models_of_one_directory_name_WHEN_run_THEN_they_are_refused_before_any_work(tmp_path, root, tiny_a):
+def test_two_models_of_one_directory_name_are_refused_before_any_work(tmp_path, root, tiny_a):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tiny-a").symlink_to(tiny_a)
     with pytest.raises(UsageError, match="tiny-a"):

@@ -110,7 +110,7 @@ class Clock:
         return self.now
 
 
-def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and_that_it_is_gone(tmp_path, closing):
+def test_a_writer_killed_midway_is_shown_as_gone_with_what_it_wrote(tmp_path, closing):
     process = writer(tmp_path / "run")
     until((tmp_path / "run" / "journal.jsonl").exists)
     source: Source = closing(Watched(tmp_path / "run"))
@@ -129,7 +129,7 @@ def test_GIVEN_a_writer_WHEN_it_is_killed_midway_THEN_what_it_wrote_is_shown_and
     assert source.snapshot() == folded(tmp_path / "run") and source.note == ""
 
 
-def test_GIVEN_a_run_in_another_process_WHEN_watched_from_before_it_began_THEN_all_is_seen(tmp_path, closing):
+def test_a_run_of_another_process_is_seen_whole_when_watched_from_before(tmp_path, closing):
     (tmp_path / "later" / "run").mkdir(parents=True)
     (tmp_path / "later" / "run" / "journal.jsonl").touch()
     source = closing(Watched(tmp_path / "later" / "run"))
@@ -141,7 +141,7 @@ def test_GIVEN_a_run_in_another_process_WHEN_watched_from_before_it_began_THEN_a
     assert seqs(source) == list(range(source.snapshot().seq + 1))
 
 
-def test_GIVEN_a_live_writer_that_says_nothing_WHEN_watched_THEN_it_is_not_taken_for_gone(tmp_path, closing):
+def test_a_silent_live_writer_is_not_taken_for_gone(tmp_path, closing):
     run = recorded(tmp_path / "run")
     run.play_to(0.3)
     source = closing(Watched(tmp_path / "run"))
@@ -152,7 +152,7 @@ def test_GIVEN_a_live_writer_that_says_nothing_WHEN_watched_THEN_it_is_not_taken
     until(lambda: source.gone)
 
 
-def test_GIVEN_no_list_of_locks_WHEN_asked_whether_a_journal_is_held_THEN_the_lock_itself_tells(tmp_path, monkeypatch):
+def test_the_lock_itself_tells_of_a_writer_where_there_is_no_list_of_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(tail, "LOCKS", tmp_path / "nowhere")
     kept = Journal(tmp_path / "journal.jsonl")
     assert held(kept.path)
@@ -162,7 +162,7 @@ def test_GIVEN_no_list_of_locks_WHEN_asked_whether_a_journal_is_held_THEN_the_lo
 
 
 @pytest.mark.parametrize("torn", [b"{", encode(entry(5))[:-1], encode(entry(5)).replace(b"some", b"none")])
-def test_GIVEN_a_torn_tail_WHEN_watched_THEN_what_is_before_it_is_seen_and_what_replaces_it(tmp_path, closing, torn):
+def test_a_torn_tail_shows_what_is_before_it_and_what_replaces_it(tmp_path, closing, torn):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(5) + torn)
     source = closing(Watched(path))
@@ -176,7 +176,7 @@ def test_GIVEN_a_torn_tail_WHEN_watched_THEN_what_is_before_it_is_seen_and_what_
     resumed.close()
 
 
-def test_GIVEN_a_session_that_is_taken_back_WHEN_watched_THEN_what_it_said_is_forgotten(tmp_path, closing):
+def test_a_session_that_is_taken_back_is_forgotten(tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(5))
     source = closing(Watched(path))
@@ -192,9 +192,7 @@ def test_GIVEN_a_session_that_is_taken_back_WHEN_watched_THEN_what_it_said_is_fo
     refused.close()
 
 
-def test_GIVEN_a_line_that_is_damaged_WHEN_watched_THEN_the_failure_names_it_and_what_stood_before_is_shown(
-    tmp_path, closing
-):
+def test_a_damaged_line_is_named_and_what_stood_before_is_shown(tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(3) + b"garbage\n" + lines(2, first=4))
     source = closing(Watched(path))
@@ -202,7 +200,7 @@ def test_GIVEN_a_line_that_is_damaged_WHEN_watched_THEN_the_failure_names_it_and
     assert "line 4 is damaged" in source.note and seqs(source) == [0, 1, 2]
 
 
-def test_GIVEN_lines_that_are_missing_WHEN_watched_THEN_the_failure_says_so(tmp_path, closing):
+def test_missing_lines_are_reported(tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(3) + lines(3, first=4))
     source = closing(Watched(path))
@@ -211,7 +209,7 @@ def test_GIVEN_lines_that_are_missing_WHEN_watched_THEN_the_failure_says_so(tmp_
 
 
 @pytest.mark.parametrize("kind", [Watched, Replayed])
-def test_GIVEN_a_journal_of_another_version_WHEN_opened_THEN_it_is_refused_at_once(tmp_path, kind):
+def test_a_journal_of_another_version_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "journal.jsonl"
     body = lines(1)[: lines(1).rindex(b',"crc"')].replace(b'"warned"', b'"sung"')
     path.write_bytes(body + journal._CRC % __import__("zlib").crc32(body))
@@ -220,7 +218,7 @@ def test_GIVEN_a_journal_of_another_version_WHEN_opened_THEN_it_is_refused_at_on
 
 
 @pytest.mark.parametrize("kind", [Watched, Replayed])
-def test_GIVEN_a_file_that_is_no_journal_WHEN_opened_THEN_it_is_refused_at_once(tmp_path, kind):
+def test_a_file_that_is_no_journal_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "summary.json"
     path.write_text("{\n}\n")
     with pytest.raises(InterlockError, match="line 1"):
@@ -229,7 +227,7 @@ def test_GIVEN_a_file_that_is_no_journal_WHEN_opened_THEN_it_is_refused_at_once(
         raise source.failure
 
 
-def test_GIVEN_paths_WHEN_a_journal_is_looked_for_THEN_a_run_is_found_and_a_directory_of_runs_is_refused(whole):
+def test_a_run_is_found_by_its_path_and_a_directory_of_runs_is_refused(whole):
     assert journal_at(whole) == journal_at(whole / "journal.jsonl") == whole / "journal.jsonl"
     with pytest.raises(UsageError, match=f"new does not exist: .*runs in {whole.parent}: {whole.name}"):
         journal_at(whole.parent / "new")
@@ -247,7 +245,7 @@ def test_the_runs_below_the_directory_of_a_project_are_named_the_latest_first(tm
         journal_at(tmp_path)
 
 
-def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error(tmp_path):
+def test_replaying_a_missing_or_empty_journal_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         Replayed(tmp_path / "nowhere")
     (tmp_path / "journal.jsonl").touch()
@@ -258,13 +256,13 @@ def test_GIVEN_no_journal_or_an_empty_one_WHEN_replayed_THEN_it_is_a_usage_error
             Replayed(tmp_path, speed)
 
 
-def test_GIVEN_a_finished_run_WHEN_watched_THEN_it_is_over_and_nobody_is_missed(whole, closing):
+def test_a_finished_run_is_over_and_nobody_is_missed(whole, closing):
     source = closing(Watched(whole))
     until(lambda: source.over)
     assert source.snapshot() == folded(whole) and not source.gone
 
 
-def test_GIVEN_a_long_journal_WHEN_read_THEN_no_look_takes_long_and_what_is_not_kept_is_counted(tmp_path, closing):
+def test_a_long_journal_is_read_in_short_looks_and_what_is_dropped_is_counted(tmp_path, closing):
     count = 60_000
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(count))
@@ -282,9 +280,7 @@ def test_GIVEN_a_long_journal_WHEN_read_THEN_no_look_takes_long_and_what_is_not_
     assert max(longest, opened) < 0.5
 
 
-def test_GIVEN_a_clock_WHEN_replayed_at_a_speed_THEN_each_moment_is_as_it_was_and_the_end_the_final_fold(
-    whole, closing
-):
+def test_a_replay_keeps_its_speed_and_ends_at_the_final_fold(whole, closing):
     clock = Clock()
     source = closing(Replayed(whole, speed=4.0, clock=clock))
     times = [each.elapsed for each in journal.read(whole / "journal.jsonl")]
@@ -301,7 +297,7 @@ def test_GIVEN_a_clock_WHEN_replayed_at_a_speed_THEN_each_moment_is_as_it_was_an
     assert (source.kind, source.controls, source.note) == ("replay", None, "")
 
 
-def test_GIVEN_a_replay_WHEN_paused_sought_and_sped_up_THEN_it_stands_where_it_was_sent(whole, closing):
+def test_a_replay_stands_where_pause_seek_and_speed_put_it(whole, closing):
     clock = Clock()
     source = closing(Replayed(whole, clock=clock))
     until(lambda: source.length > 100)
@@ -321,7 +317,7 @@ def test_GIVEN_a_replay_WHEN_paused_sought_and_sped_up_THEN_it_stands_where_it_w
     assert source.snapshot() == folded(whole)
 
 
-def test_GIVEN_a_run_of_two_sessions_WHEN_replayed_THEN_the_time_between_them_is_left_out(tmp_path, closing):
+def test_a_replay_leaves_out_the_time_between_two_sessions(tmp_path, closing):
     first = recorded(tmp_path / "run")
     first.play_to(0.5)
     first.close()
@@ -332,7 +328,7 @@ def test_GIVEN_a_run_of_two_sessions_WHEN_replayed_THEN_the_time_between_them_is
     assert source.snapshot() == folded(tmp_path / "run")
 
 
-def test_GIVEN_a_torn_run_WHEN_replayed_THEN_it_ends_where_it_was_torn(whole, tmp_path, closing):
+def test_a_replay_ends_where_the_run_was_torn(whole, tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes((whole / "journal.jsonl").read_bytes()[:60_000])
     source = closing(Replayed(path, speed=math.inf))
@@ -340,7 +336,7 @@ def test_GIVEN_a_torn_run_WHEN_replayed_THEN_it_ends_where_it_was_torn(whole, tm
     assert source.snapshot() == folded(tmp_path) and not source.failure
 
 
-def test_GIVEN_a_damaged_run_WHEN_replayed_THEN_what_is_before_the_damage_is_told_with_the_reason(tmp_path, closing):
+def test_a_replay_of_a_damaged_run_tells_what_is_before_it_and_why(tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(30) + b"garbage\n" + lines(2, first=31))
     source = closing(Replayed(path, speed=math.inf))
@@ -348,7 +344,7 @@ def test_GIVEN_a_damaged_run_WHEN_replayed_THEN_what_is_before_the_damage_is_tol
     assert "line 31 is damaged" in source.note and source.snapshot().seq == 29
 
 
-def test_GIVEN_sources_WHEN_closed_THEN_their_threads_end_and_nothing_was_changed(whole):
+def test_closing_a_source_ends_its_threads_and_changes_nothing(whole):
     before = (whole / "journal.jsonl").stat()
     sources = [Watched(whole), Replayed(whole)]
     for source in sources:
@@ -360,7 +356,7 @@ def test_GIVEN_sources_WHEN_closed_THEN_their_threads_end_and_nothing_was_change
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_GIVEN_a_journal_that_may_not_be_read_WHEN_opened_THEN_the_reason_is_told(tmp_path):
+def test_a_journal_without_permission_tells_the_reason(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(1))
     path.chmod(0)

@@ -46,7 +46,7 @@ def reference(method, vectors, weights):
 
 @given(ensembles(), st.sampled_from([Fusion.CONCAT, Fusion.MEAN]))
 @settings(deadline=None)
-def test_GIVEN_any_ensemble_WHEN_fused_THEN_it_equals_the_reference_and_is_unit_length(ensemble, method):
+def test_a_fused_vector_equals_the_reference_and_has_unit_length(ensemble, method):
     vectors, weights = ensemble
     fused = fuse(method, vectors, weights)
     assert fused.dtype == np.float32
@@ -57,7 +57,7 @@ def test_GIVEN_any_ensemble_WHEN_fused_THEN_it_equals_the_reference_and_is_unit_
 
 @given(ensembles())
 @settings(deadline=None)
-def test_GIVEN_concat_WHEN_two_rows_are_multiplied_THEN_it_is_the_weighted_mean_of_the_cosines(ensemble):
+def test_the_product_of_concat_rows_is_the_weighted_mean_of_the_cosines(ensemble):
     vectors, weights = ensemble
     fused = fuse(Fusion.CONCAT, vectors, weights)
     cosines = [matrix @ matrix.T for matrix in vectors]
@@ -67,7 +67,7 @@ def test_GIVEN_concat_WHEN_two_rows_are_multiplied_THEN_it_is_the_weighted_mean_
 
 @given(ensembles(), st.sampled_from([Fusion.CONCAT, Fusion.MEAN]), st.data())
 @settings(deadline=None)
-def test_GIVEN_a_window_WHEN_fused_alone_THEN_its_rows_are_those_of_the_whole_bit_for_bit(ensemble, method, data):
+def test_a_window_fused_alone_is_bit_for_bit_part_of_the_whole(ensemble, method, data):
     vectors, weights = ensemble
     cut = data.draw(st.integers(0, len(vectors[0])))
     whole = fuse(method, vectors, weights)
@@ -77,14 +77,14 @@ def test_GIVEN_a_window_WHEN_fused_alone_THEN_its_rows_are_those_of_the_whole_bi
 
 @given(ensembles(), st.floats(0.1, 1e6))
 @settings(deadline=None)
-def test_GIVEN_weights_WHEN_all_are_scaled_THEN_nothing_changes(ensemble, factor):
+def test_scaling_all_weights_changes_nothing(ensemble, factor):
     vectors, weights = ensemble
     scaled = fuse(Fusion.CONCAT, vectors, [weight * factor for weight in weights])
     np.testing.assert_allclose(scaled, fuse(Fusion.CONCAT, vectors, weights), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [Fusion.CONCAT, Fusion.MEAN])
-def test_GIVEN_a_parked_row_WHEN_fused_THEN_that_whole_row_is_nan_and_no_other(method):
+def test_a_parked_row_is_nan_when_fused_and_no_other_row(method):
     rng = np.random.default_rng(1)
     first, second = unit(rng, 4, 6), unit(rng, 4, 3)
     second[2, 1] = np.nan
@@ -93,7 +93,7 @@ def test_GIVEN_a_parked_row_WHEN_fused_THEN_that_whole_row_is_nan_and_no_other(m
     assert np.isfinite(np.delete(fused, 2, axis=0)).all()
 
 
-def test_GIVEN_the_smallest_model_is_the_primary_WHEN_meaned_THEN_it_is_the_predecessors_vector():
+def test_the_mean_with_the_smallest_primary_is_the_predecessors_vector():
     rng = np.random.default_rng(2)
     primary, companion = unit(rng, 5, 4), unit(rng, 5, 9)
     weights = np.array([1.0, 0.5]) / 1.5
@@ -102,12 +102,12 @@ def test_GIVEN_the_smallest_model_is_the_primary_WHEN_meaned_THEN_it_is_the_pred
     np.testing.assert_allclose(fuse(Fusion.MEAN, [primary, companion], [1.0, 0.5]), theirs, atol=1e-6)
 
 
-def test_GIVEN_named_WHEN_fused_THEN_there_is_no_fused_vector():
+def test_named_fusion_makes_no_fused_vector():
     assert fuse(Fusion.NAMED, [unit(np.random.default_rng(3), 2, 4)], [1]) is None
     assert fused_width(Fusion.NAMED, [4], ["m"]) is None
 
 
-def test_GIVEN_vectors_that_cancel_WHEN_meaned_THEN_the_row_is_named():
+def test_a_row_whose_vectors_cancel_in_the_mean_is_named():
     vectors = unit(np.random.default_rng(4), 3, 5)
     opposite = vectors.copy()
     opposite[1] *= -1
@@ -116,24 +116,24 @@ def test_GIVEN_vectors_that_cancel_WHEN_meaned_THEN_the_row_is_named():
 
 
 @pytest.mark.parametrize("weights", [[1, 0], [1, -1], [0, 0], [1, math.nan], [1, math.inf], []])
-def test_GIVEN_a_weight_that_is_not_positive_WHEN_fused_THEN_it_is_refused(weights):
+def test_a_weight_that_is_not_positive_is_refused(weights):
     with pytest.raises(UsageError, match="positive"):
         shares(weights)
 
 
-def test_GIVEN_huge_weights_WHEN_shared_THEN_they_do_not_overflow():
+def test_huge_weights_do_not_overflow():
     np.testing.assert_allclose(shares([1e308, 1e308]), [0.5, 0.5])
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, math.inf])
-def test_GIVEN_a_row_that_is_not_unit_length_WHEN_fused_THEN_model_and_row_are_named(value):
+def test_a_row_that_is_not_unit_length_is_named_with_its_model(value):
     vectors = unit(np.random.default_rng(5), 3, 4)
     vectors[2] = value
     with pytest.raises(ValueError, match="row 2: model 1"):
         fuse(Fusion.CONCAT, [unit(np.random.default_rng(6), 3, 4), vectors], [1, 1])
 
 
-def test_GIVEN_shapes_that_differ_WHEN_fused_THEN_they_are_refused():
+def test_shapes_that_differ_are_refused():
     rng = np.random.default_rng(7)
     with pytest.raises(ValueError, match="same rows"):
         fuse(Fusion.CONCAT, [unit(rng, 2, 4), unit(rng, 3, 4)], [1, 1])
@@ -141,12 +141,12 @@ def test_GIVEN_shapes_that_differ_WHEN_fused_THEN_they_are_refused():
         fuse(Fusion.CONCAT, [unit(rng, 2, 4)], [1, 1])
 
 
-def test_GIVEN_an_empty_window_WHEN_fused_THEN_it_stays_empty():
+def test_an_empty_window_stays_empty():
     empty = np.empty((0, 4), dtype=np.float32)
     assert fuse(Fusion.MEAN, [empty, empty], [1, 1]).shape == (0, 4)
 
 
-def test_GIVEN_a_width_that_cannot_be_WHEN_asked_THEN_the_models_are_named():
+def test_an_impossible_width_names_the_models():
     with pytest.raises(UsageError, match=r"a, b gives 80,000 .*65,536"):
         fused_width(Fusion.CONCAT, [40000, 40000], ["a", "b"])
     with pytest.raises(UsageError, match="model b has 0"):
@@ -157,7 +157,7 @@ def test_GIVEN_a_width_that_cannot_be_WHEN_asked_THEN_the_models_are_named():
 
 @given(ensembles(), st.data())
 @settings(deadline=None)
-def test_GIVEN_unit_vectors_WHEN_truncated_THEN_they_are_the_leading_dimensions_at_unit_length(ensemble, data):
+def test_truncated_vectors_are_the_leading_dimensions_at_unit_length(ensemble, data):
     matrix = ensemble[0][0]
     dim = data.draw(st.integers(1, matrix.shape[1]))
     cut = truncate(matrix, dim)
@@ -165,7 +165,7 @@ def test_GIVEN_unit_vectors_WHEN_truncated_THEN_they_are_the_leading_dimensions_
     np.testing.assert_allclose(cut, leading / np.linalg.norm(leading, axis=1, keepdims=True), atol=1e-6)
 
 
-def test_GIVEN_rows_without_a_direction_WHEN_truncated_THEN_nan_stays_and_zero_is_refused():
+def test_truncating_keeps_nan_and_refuses_zero():
     matrix = np.array([[np.nan, 1], [0.6, 0.8]], dtype=np.float32)
     assert np.isnan(truncate(matrix, 1)[0]).all()
     with pytest.raises(ValueError, match="row 0"):

@@ -15,9 +15,7 @@ from interlock.widgets.text import kept, width_of
     width=st.integers(0, 120),
     ascii=st.booleans(),
 )
-def test_GIVEN_any_sizes_WHEN_a_gauge_is_drawn_THEN_it_has_its_width(
-    total: int, sizes: tuple[int, ...], width: int, ascii: bool
-) -> None:
+def test_a_gauge_has_its_width_for_any_sizes(total: int, sizes: tuple[int, ...], width: int, ascii: bool) -> None:
     weights, used, ceiling, peak, others = sizes
     spans = glyphs.gauge(
         width, total, weights=weights, used=used, ceiling=ceiling, peak=peak, others=others, ascii=ascii
@@ -26,7 +24,7 @@ def test_GIVEN_any_sizes_WHEN_a_gauge_is_drawn_THEN_it_has_its_width(
 
 
 @given(batches=st.integers(1, 400), width=st.integers(1, 120), data=st.data())
-def test_GIVEN_any_committed_batches_WHEN_drawn_THEN_a_cell_is_full_only_if_all_of_its_batches_are(
+def test_a_cell_is_full_only_when_all_of_its_batches_are_committed(
     batches: int, width: int, data: st.DataObject
 ) -> None:
     cells = data.draw(st.lists(st.integers(0, batches - 1), unique=True))
@@ -41,7 +39,7 @@ def test_GIVEN_any_committed_batches_WHEN_drawn_THEN_a_cell_is_full_only_if_all_
 
 
 @given(values=st.lists(st.integers(0, 10**9), max_size=50), width=st.integers(0, 60), ascii=st.booleans())
-def test_GIVEN_any_history_WHEN_drawn_THEN_the_newest_is_at_the_right_and_nothing_is_lower_than_something(
+def test_the_newest_value_is_at_the_right_and_nothing_is_lower_than_something(
     values: list[int], width: int, ascii: bool
 ) -> None:
     line = glyphs.sparkline(values, width, ascii=ascii)
@@ -56,14 +54,14 @@ def test_GIVEN_any_history_WHEN_drawn_THEN_the_newest_is_at_the_right_and_nothin
     [(["cuda:0"], "cuda:0"), (["cuda:1", "cuda:0"], "cuda:0,1"), (["cuda:0", "cuda:1", "cuda:2"], "cuda:0-2"),
      (["cuda:0", "cuda:2", "cuda:3"], "cuda:0,2,3"), (["cpu"], "cpu"), (["cuda:0", "cpu"], "cuda:0,cpu"), ([], "")],
 )  # fmt: skip
-def test_GIVEN_devices_WHEN_named_together_THEN_cards_share_their_prefix(names: list[str], told: str) -> None:
+def test_cards_named_together_share_their_prefix(names: list[str], told: str) -> None:
     assert words.devices_of(names) == told
 
 
 @pytest.mark.parametrize(
     ("number", "told"), [(0, "0"), (3.25, "3.2"), (42.4, "42"), (9999, "9999"), (12_345, "12.3k"), (4_560_000, "4.6M")]
 )
-def test_GIVEN_a_number_WHEN_counted_THEN_it_takes_six_cells_at_most(number: float, told: str) -> None:
+def test_a_count_takes_six_cells_at_most(number: float, told: str) -> None:
     assert words.count(number) == told
 
 
@@ -72,9 +70,7 @@ def test_GIVEN_a_number_WHEN_counted_THEN_it_takes_six_cells_at_most(number: flo
     width=st.integers(0, 200),
     gap=st.integers(0, 3),
 )
-def test_GIVEN_any_fields_WHEN_some_are_kept_THEN_they_fit_and_none_is_left_out_that_would(
-    fields: list[tuple[int, int]], width: int, gap: int
-) -> None:
+def test_kept_fields_fit_and_none_is_left_out_that_would(fields: list[tuple[int, int]], width: int, gap: int) -> None:
     sizes, ranks = [size for size, _ in fields], [rank for _, rank in fields]
     shown = kept(sizes, ranks, width, gap)
     taken = sum(sizes[place] + gap for place in shown)

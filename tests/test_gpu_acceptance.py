@@ -19,7 +19,7 @@ def acceptance(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
 
 
-def test_GIVEN_no_gpu_WHEN_rehearsed_THEN_every_goal_is_told_and_no_figure_of_time(tmp_path: Path) -> None:
+def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "acceptance.json"
     done = acceptance("--rehearse", "--only", *SECTIONS, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_GIVEN_no_gpu_WHEN_rehearsed_THEN_every_goal_is_told_and_no_figure_of_ti
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
-def test_GIVEN_no_gpu_WHEN_measured_THEN_it_says_why_not_and_exits_5(tmp_path: Path) -> None:
+def test_measuring_without_a_gpu_says_why_not_and_exits_5(tmp_path: Path) -> None:
     done = acceptance("--out", tmp_path / "acceptance.json")
     assert done.returncode == 5
     assert done.stderr.startswith("gpu_acceptance: no GPU to measure on: torch")

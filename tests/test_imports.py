@@ -35,18 +35,18 @@ def loaded(*args, cwd):
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_GIVEN_help_WHEN_asked_for_THEN_nothing_heavy_is_loaded(tmp_path, command):
+def test_help_loads_nothing_heavy(tmp_path, command):
     assert loaded(*filter(None, [command]), "--help", cwd=tmp_path) & HEAVY == set()
 
 
-def test_GIVEN_a_packed_model_WHEN_run_headless_THEN_neither_a_screen_nor_transformers_is_loaded(tmp_path, tiny_a):
+def test_a_headless_run_of_a_packed_model_loads_no_screen_and_no_transformers(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     modules = loaded("run", root, "--no-ui", "--quiet", "--roster", tiny_a, "--qdrant", "store", cwd=tmp_path)
     assert {"torch", "pyarrow", "qdrant_edge"} <= modules
     assert modules & (SCREEN | {"transformers", "sentence_transformers", "qdrant_client"}) == set()
 
 
-def test_GIVEN_the_console_WHEN_it_is_about_to_paint_THEN_nothing_heavier_than_its_screens_is_loaded():
+def test_the_console_loads_only_its_screens_before_it_paints():
     screens = ("commands", "front_ends.dispatch", "apps.run", "apps.setup")
     code = f"import sys, {', '.join(f'interlock.console.{name}' for name in screens)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
@@ -55,7 +55,7 @@ def test_GIVEN_the_console_WHEN_it_is_about_to_paint_THEN_nothing_heavier_than_i
     assert loaded & (HEAVY - SCREEN) == set()
 
 
-def test_GIVEN_the_engine_WHEN_its_sources_are_read_THEN_none_of_them_calls_into_a_screen():
+def test_no_source_of_the_engine_calls_into_a_screen():
     sources = [path.read_text() for path in (ROOT / "engine").rglob("*.py")]
     assert len(sources) > 50
     assert not [text for text in sources if "call_from_thread" in text or "post_message" in text]

@@ -54,7 +54,7 @@ def reopened(path):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0), st.floats(0, 1e10))
-def test_GIVEN_any_entry_WHEN_encoded_THEN_it_is_one_line_of_json_that_decodes_to_itself(message, seq, at):
+def test_an_entry_is_one_line_of_json_that_decodes_to_itself(message, seq, at):
     whole = Entry(seq=seq, at=at, session=1, elapsed=at, device_kind="cpu", body=ev.Warned(message=message))
     line = encode(whole)
     assert decode(line) == whole
@@ -62,28 +62,28 @@ def test_GIVEN_any_entry_WHEN_encoded_THEN_it_is_one_line_of_json_that_decodes_t
     assert json.loads(line)["body"]["message"] == message
 
 
-def test_GIVEN_a_line_WHEN_its_checksum_is_reckoned_THEN_it_is_the_crc_of_all_before_it():
+def test_the_checksum_of_a_line_is_the_crc_of_all_before_it():
     body, _, tail = encode(entry(3)).rpartition(b',"crc":"')
     assert int(tail[:8], 16) == zlib.crc32(body)
 
 
 @given(st.data())
-def test_GIVEN_a_line_WHEN_any_bit_of_it_is_turned_THEN_it_is_no_entry(data):
+def test_a_line_with_any_bit_flipped_is_no_entry(data):
     line = bytearray(encode(entry(1)))
     line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert decode(bytes(line)) is None
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"{}\n", b"short", b"\0" * 100])
-def test_GIVEN_what_is_no_line_of_ours_WHEN_decoded_THEN_it_is_no_entry(line):
+def test_a_foreign_line_is_no_entry(line):
     assert decode(line) is None
 
 
-def test_GIVEN_entries_WHEN_read_THEN_they_come_back_in_order(path):
+def test_entries_come_back_in_order(path):
     assert list(journal.read(written(path, 5))) == [entry(seq) for seq in range(5)]
 
 
-def test_GIVEN_a_torn_tail_of_any_length_WHEN_opened_again_THEN_only_the_torn_line_is_cut_off(path):
+def test_reopening_cuts_off_only_the_torn_line(path):
     whole = written(path, 3).read_bytes()
     begin = len(b"".join(whole.splitlines(keepends=True)[:2]))
     for end in range(begin, len(whole)):
@@ -95,7 +95,7 @@ def test_GIVEN_a_torn_tail_of_any_length_WHEN_opened_again_THEN_only_the_torn_li
         assert path.read_bytes() == whole
 
 
-def test_GIVEN_zeros_at_the_end_WHEN_opened_again_THEN_they_are_cut_off(path):
+def test_reopening_cuts_off_zeros_at_the_end(path):
     whole = written(path, 2).read_bytes()
     path.write_bytes(whole + b"\0" * 4096)
     kept, replayed = reopened(path)
@@ -104,7 +104,7 @@ def test_GIVEN_zeros_at_the_end_WHEN_opened_again_THEN_they_are_cut_off(path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 7])
-def test_GIVEN_damage_before_the_end_WHEN_read_THEN_the_error_names_file_and_line(path, damage):
+def test_damage_before_the_end_is_named_with_file_and_line(path, damage):
     lines = written(path, 4).read_bytes().splitlines(keepends=True)
     lines[1] = damage + lines[1][20:]
     path.write_bytes(b"".join(lines))
@@ -112,7 +112,7 @@ def test_GIVEN_damage_before_the_end_WHEN_read_THEN_the_error_names_file_and_lin
         list(journal.read(path))
 
 
-def test_GIVEN_damage_before_the_end_WHEN_opened_again_THEN_nothing_is_cut_off(path):
+def test_reopening_cuts_nothing_off_when_damage_is_before_the_end(path):
     lines = written(path, 4).read_bytes().splitlines(keepends=True)
     lines[1] = lines[1].replace(b"something", b"anything!")
     path.write_bytes(damaged := b"".join(lines))
@@ -123,7 +123,7 @@ def test_GIVEN_damage_before_the_end_WHEN_opened_again_THEN_nothing_is_cut_off(p
     assert path.read_bytes() == damaged
 
 
-def test_GIVEN_a_session_WHEN_it_is_taken_back_THEN_the_journal_is_as_it_found_it(path):
+def test_taking_a_session_back_leaves_the_journal_as_it_was_found(path):
     before = written(path, 2).read_bytes()
     kept, _ = reopened(path)
     kept.append(entry(2))
@@ -135,7 +135,7 @@ def test_GIVEN_a_session_WHEN_it_is_taken_back_THEN_the_journal_is_as_it_found_i
     assert seqs(path) == [0, 1, 2]
 
 
-def test_GIVEN_a_journal_that_is_open_WHEN_another_process_opens_it_THEN_it_is_refused_and_nothing_is_lost(path):
+def test_an_open_journal_is_refused_to_another_process_and_loses_nothing(path):
     kept = Journal(path)
     kept.append(entry(0))
     done = subprocess.run([sys.executable, "-c", OPENER, path], cwd=ROOT, capture_output=True, text=True)
@@ -146,7 +146,7 @@ def test_GIVEN_a_journal_that_is_open_WHEN_another_process_opens_it_THEN_it_is_r
     assert seqs(path) == [0, 1]
 
 
-def test_GIVEN_a_journal_that_was_closed_WHEN_opened_again_THEN_it_is_free(path):
+def test_a_closed_journal_is_free_to_open(path):
     written(path, 1)
     kept, replayed = reopened(path)
     kept.close()
@@ -156,7 +156,7 @@ def test_GIVEN_a_journal_that_was_closed_WHEN_opened_again_THEN_it_is_free(path)
         one.close()
 
 
-def test_GIVEN_a_place_that_cannot_be_written_WHEN_opened_THEN_the_error_names_it(tmp_path):
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InterlockError, match=r"cannot write .*journal\.jsonl"):
         Journal(tmp_path / "file" / "journal.jsonl")
@@ -173,7 +173,7 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_GIVEN_a_disk_that_fills_up_WHEN_a_line_does_not_fit_THEN_the_error_says_so_and_whole_lines_stay(path):
+def test_a_full_disk_is_reported_and_whole_lines_stay(path):
     kept = Journal(path)
     with full_disk():
         kept.append(entry(0))
@@ -184,7 +184,7 @@ def test_GIVEN_a_disk_that_fills_up_WHEN_a_line_does_not_fit_THEN_the_error_says
     assert path.read_bytes() == encode(entry(0)) + encode(entry(1))
 
 
-def test_GIVEN_a_disk_that_was_full_WHEN_there_is_room_again_THEN_the_journal_goes_on(path):
+def test_the_journal_goes_on_once_a_full_disk_has_room(path):
     kept = Journal(path)
     with full_disk():
         kept.append(entry(0))
@@ -195,7 +195,7 @@ def test_GIVEN_a_disk_that_was_full_WHEN_there_is_room_again_THEN_the_journal_go
     assert seqs(path) == [0, 1]
 
 
-def test_GIVEN_events_WHEN_recorded_THEN_journal_state_and_ring_have_them_in_one_order(path):
+def test_journal_state_and_ring_have_events_in_one_order(path):
     recorder = Recorder(Journal(path), "cpu")
     for number in range(3):
         recorder.emit(ev.Warned(message=str(number)))
@@ -205,7 +205,7 @@ def test_GIVEN_events_WHEN_recorded_THEN_journal_state_and_ring_have_them_in_one
     assert list(journal.read(path)) == recorder.drain(-1)[0]
 
 
-def test_GIVEN_more_events_than_the_ring_holds_WHEN_drained_THEN_it_is_told_how_many_were_missed(path):
+def test_draining_tells_how_many_events_the_ring_dropped(path):
     recorder = Recorder(Journal(path), "cpu")
     for number in range(LATEST + 5):
         recorder.emit(ev.Warned(message=str(number)))
@@ -214,7 +214,7 @@ def test_GIVEN_more_events_than_the_ring_holds_WHEN_drained_THEN_it_is_told_how_
     assert recorder.drain(LATEST + 4) == ([], 0)
 
 
-def test_GIVEN_an_earlier_session_WHEN_recorded_on_THEN_numbers_go_on_and_the_session_is_the_next(path):
+def test_numbers_go_on_in_the_next_session(path):
     first = Recorder(Journal(path), "cpu")
     first.emit(ev.Warned(message="a"))
     first.journal.close()

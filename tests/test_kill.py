@@ -149,14 +149,14 @@ def _exports(run: Path) -> dict[str, str]:
     return {path.relative_to(run).as_posix(): atomic.sha256_of(path) for path in files}
 
 
-def test_GIVEN_twenty_kills_WHEN_resumed_to_the_end_THEN_every_export_has_the_same_bytes(campaign):
+def test_killed_runs_export_the_same_bytes_once_resumed_to_the_end(campaign):
     wanted = _exports(campaign.whole)
     assert len(wanted) == 8
     for run in campaign.runs:
         assert _exports(run) == wanted, run.name
 
 
-def test_GIVEN_twenty_kills_WHEN_counted_THEN_they_fell_before_within_and_after_the_passes(campaign):
+def test_the_kills_fall_before_within_and_after_the_passes(campaign):
     batches = len(events_of(campaign.whole, BatchCommitted))
     within = [kill for kill in campaign.kills if 0 < len(kill.committed) < batches]
     in_the_second = [kill for kill in within if any(model_pass == 1 for model_pass, _ in kill.committed)]
@@ -165,7 +165,7 @@ def test_GIVEN_twenty_kills_WHEN_counted_THEN_they_fell_before_within_and_after_
     assert in_the_second
 
 
-def test_GIVEN_a_kill_WHEN_looked_at_THEN_at_most_the_batch_in_flight_was_uncommitted(campaign):
+def test_a_kill_leaves_at_most_the_batch_in_flight_uncommitted(campaign):
     rows_of = {(each.model_pass, each.batch_index): each.rows for each in events_of(campaign.whole, BatchCommitted)}
     for kill in campaign.kills:
         in_flight = min(rows_of.keys() - kill.committed, default=None)
@@ -174,7 +174,7 @@ def test_GIVEN_a_kill_WHEN_looked_at_THEN_at_most_the_batch_in_flight_was_uncomm
             assert 0 <= rows <= most, kill
 
 
-def test_GIVEN_a_kill_WHEN_resumed_THEN_no_committed_batch_is_computed_again(campaign):
+def test_no_committed_batch_is_computed_again_after_a_kill(campaign):
     batches = {(each.model_pass, each.batch_index) for each in events_of(campaign.whole, BatchCommitted)}
     for run in campaign.runs:
         commits = Counter((each.model_pass, each.batch_index) for each in events_of(run, BatchCommitted))
@@ -184,11 +184,11 @@ def test_GIVEN_a_kill_WHEN_resumed_THEN_no_committed_batch_is_computed_again(cam
         assert set(commits.values()) == {1}, run.name
 
 
-def test_GIVEN_a_kill_and_no_power_cut_WHEN_resumed_THEN_no_committed_batch_was_lost(campaign):
+def test_a_kill_without_a_power_cut_loses_no_committed_batch(campaign):
     assert [lost for run in campaign.runs for lost in events_of(run, BatchesLost)] == []
 
 
-def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_store_holds_exactly_the_points(campaign):
+def test_the_store_holds_exactly_the_points_after_kills_and_resumes(campaign):
     for run in campaign.runs:
         for collection in summary_of(run)["collections"]:
             verification = collection["verification"]
@@ -196,7 +196,7 @@ def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_store_holds_exactly_the_po
             assert verification["points"] == verification["expected"] == collection["chunks"]
 
 
-def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_summary_is_the_fold_of_the_journal(campaign):
+def test_the_summary_is_the_fold_of_the_journal_after_kills_and_resumes(campaign):
     for run in campaign.runs:
         state = RunState()
         for entry in entries(run):
@@ -205,7 +205,7 @@ def test_GIVEN_kills_WHEN_resumed_to_the_end_THEN_the_summary_is_the_fold_of_the
         assert summary_of(run)["status"] == "completed"
 
 
-def test_GIVEN_kills_WHEN_resumed_THEN_the_journal_counts_on_without_a_gap(campaign):
+def test_the_journal_counts_on_without_a_gap_after_kills(campaign):
     for run in campaign.runs:
         written: list[Entry] = entries(run)
         assert [entry.seq for entry in written] == list(range(len(written)))

@@ -59,14 +59,14 @@ def lineages(draw):
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_failures_WHEN_climbed_THEN_the_end_comes_within_the_promised_steps(steps):
+def test_climbing_ends_within_the_promised_steps(steps):
     rows = steps[0][1].rows
     assert len(steps) <= 11 + math.ceil(math.log2(rows))
 
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_failures_but_a_lost_device_WHEN_climbed_THEN_seven_steps_and_the_splits_are_enough(steps):
+def test_seven_steps_and_the_splits_are_enough_while_no_device_is_lost(steps):
     kept = [step for _, evidence, step in steps if evidence.cause is not Cause.LOST]
     if len(kept) == len(steps):
         assert len(steps) <= 7 + math.ceil(math.log2(steps[0][1].rows))
@@ -74,7 +74,7 @@ def test_GIVEN_any_failures_but_a_lost_device_WHEN_climbed_THEN_seven_steps_and_
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_failures_WHEN_climbed_THEN_rungs_never_go_back_until_a_device_is_lost(steps):
+def test_rungs_never_go_back_until_a_device_is_lost(steps):
     height = 0
     for _, evidence, step in steps:
         assert step.rung.height >= height or evidence.cause is Cause.LOST
@@ -83,7 +83,7 @@ def test_GIVEN_any_failures_WHEN_climbed_THEN_rungs_never_go_back_until_a_device
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_failures_WHEN_climbed_THEN_only_replans_and_splits_are_repeated(steps):
+def test_only_replans_and_splits_are_repeated(steps):
     rungs = [step.rung for _, _, step in steps]
     assert rungs.count(Rung.REPLAN) <= 2
     assert all(rungs.count(rung) <= 1 for rung in (*MOVES, Rung.PARK))
@@ -93,7 +93,7 @@ def test_GIVEN_any_failures_WHEN_climbed_THEN_only_replans_and_splits_are_repeat
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_means_WHEN_climbed_THEN_no_rung_is_chosen_that_they_forbid(steps):
+def test_no_rung_is_chosen_that_the_means_forbid(steps):
     for possible, _, step in steps:
         allowed = {Rung.STREAM: possible.streams, Rung.SLICE_MLP: possible.slices_mlp}
         allowed |= {Rung.RELOCATE: possible.others, Rung.CPU: possible.cpu}
@@ -102,14 +102,14 @@ def test_GIVEN_any_means_WHEN_climbed_THEN_no_rung_is_chosen_that_they_forbid(st
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_a_lost_device_WHEN_climbed_THEN_the_piece_leaves_it_at_once(steps):
+def test_a_piece_leaves_a_lost_device_at_once(steps):
     for _, evidence, step in steps:
         assert evidence.cause is not Cause.LOST or step.rung in {*MOVES, Rung.PARK}
 
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_several_rows_on_a_device_that_is_there_WHEN_they_fail_THEN_none_is_parked_or_moved_for_the_others(steps):
+def test_no_row_is_parked_or_moved_for_the_failure_of_others(steps):
     for _, evidence, step in steps:
         if evidence.rows > 1 and evidence.cause is not Cause.LOST:
             assert step.rung in (Rung.REPLAN, Rung.SPLIT)
@@ -117,7 +117,7 @@ def test_GIVEN_several_rows_on_a_device_that_is_there_WHEN_they_fail_THEN_none_i
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_a_rung_that_cannot_help_WHEN_climbed_THEN_it_is_passed_over(steps):
+def test_a_rung_that_cannot_help_is_skipped(steps):
     for _, evidence, step in steps:
         if step.rung is Rung.SPLIT:
             assert evidence.rows > 1
@@ -128,7 +128,7 @@ def test_GIVEN_a_rung_that_cannot_help_WHEN_climbed_THEN_it_is_passed_over(steps
 
 @given(lineages())
 @settings(deadline=None)
-def test_GIVEN_any_failures_WHEN_climbed_THEN_the_same_forward_is_repeated_once_for_each_cause(steps):
+def test_the_same_forward_is_repeated_once_for_each_cause(steps):
     same = [
         evidence.cause for _, evidence, step in steps if step.rung is Rung.REPLAN and step.tokens == evidence.tokens
     ]
@@ -136,7 +136,7 @@ def test_GIVEN_any_failures_WHEN_climbed_THEN_the_same_forward_is_repeated_once_
 
 
 @given(lengths_of_rows, st.booleans(), st.sampled_from([Cause.MEMORY, Cause.NOT_FINITE]), st.integers(0, 40_000))
-def test_GIVEN_any_piece_WHEN_it_is_cut_THEN_every_row_is_in_one_piece_in_order(lengths, padded, cause, allowed):
+def test_cutting_a_piece_keeps_every_row_in_order(lengths, padded, cause, allowed):
     step = next_step(Effort(), seen(cause, lengths, padded, allowed), ALL)
     pieces = step.pieces(lengths, padded)
     assert [row for piece in pieces for row in range(len(lengths))[piece]] == list(range(len(lengths)))
@@ -144,7 +144,7 @@ def test_GIVEN_any_piece_WHEN_it_is_cut_THEN_every_row_is_in_one_piece_in_order(
 
 
 @given(lengths_of_rows, st.booleans(), st.data())
-def test_GIVEN_a_law_that_allows_fewer_tokens_WHEN_planned_anew_THEN_every_forward_keeps_to_them(lengths, padded, data):
+def test_a_replanned_piece_keeps_to_the_tokens_that_the_law_allows(lengths, padded, data):
     whole = seen(Cause.MEMORY, lengths, padded)
     allowed = data.draw(st.integers(whole.longest, whole.tokens))
     step = next_step(Effort(), replace(whole, allowed_tokens=allowed), ALL)
@@ -154,9 +154,7 @@ def test_GIVEN_a_law_that_allows_fewer_tokens_WHEN_planned_anew_THEN_every_forwa
 
 
 @given(lengths_of_rows, st.integers(0, 3000), st.booleans())
-def test_GIVEN_rows_WHEN_sliced_THEN_a_slice_is_over_the_limit_only_alone_and_never_could_take_the_next_row(
-    lengths, most, padded
-):
+def test_a_slice_is_over_the_limit_only_as_one_row_and_takes_what_fits(lengths, most, padded):
     def tokens(rows):
         return rows[0] * len(rows) if padded else sum(rows)
 
@@ -168,12 +166,12 @@ def test_GIVEN_rows_WHEN_sliced_THEN_a_slice_is_over_the_limit_only_alone_and_ne
             assert tokens(lengths[piece.start : piece.stop + 1]) > most
 
 
-def test_GIVEN_no_rows_WHEN_sliced_THEN_there_is_no_slice():
+def test_no_rows_make_no_slice():
     assert slices([], 100, padded=True) == []
 
 
 @given(st.integers(2, 10_000))
-def test_GIVEN_rows_WHEN_halved_THEN_none_is_lost_and_the_longer_rows_are_not_the_more(rows):
+def test_halving_loses_no_row_and_the_longer_half_is_not_larger(rows):
     first, second = halves(rows)
     assert (first.start, first.stop, second.stop) == (0, second.start, rows)
     assert 0 <= (second.stop - second.start) - (first.stop - first.start) <= 1
@@ -183,31 +181,31 @@ def test_GIVEN_rows_WHEN_halved_THEN_none_is_lost_and_the_longer_rows_are_not_th
     ("padded", "cut"),
     [(True, [slice(0, 2), slice(2, 4), slice(4, 5)]), (False, [slice(0, 2), slice(2, 5)])],
 )
-def test_GIVEN_rows_of_many_lengths_WHEN_sliced_THEN_padding_counts_where_there_is_any(padded, cut):
+def test_padding_counts_when_rows_are_sliced_by_length(padded, cut):
     assert slices([50, 40, 40, 30, 10], 100, padded) == cut
 
 
-def test_GIVEN_every_means_WHEN_a_single_row_never_fits_THEN_all_rungs_are_climbed_in_order():
+def test_a_row_that_never_fits_climbs_all_rungs_in_order():
     assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU, Rung.PARK]
 
 
-def test_GIVEN_no_means_WHEN_a_single_row_never_fits_THEN_it_is_parked():
+def test_a_row_that_never_fits_is_parked_when_there_are_no_means():
     assert climb(short(rows=1, tokens=100), NONE) == [Rung.PARK]
 
 
-def test_GIVEN_room_for_some_rows_WHEN_memory_runs_out_THEN_the_law_says_how_many_tokens_go_at_once():
+def test_the_law_says_how_many_tokens_fit_after_running_out_of_memory():
     step = next_step(Effort(), short(rows=8, longest=100, tokens=800, allowed=350), ALL)
     assert (step.rung, step.tokens) == (Rung.REPLAN, 350)
     assert step.pieces([100] * 8, padded=True) == [slice(0, 3), slice(3, 6), slice(6, 8)]
 
 
-def test_GIVEN_no_room_for_the_longest_row_WHEN_memory_runs_out_THEN_the_piece_is_halved():
+def test_a_piece_is_halved_when_its_longest_row_has_no_room():
     step = next_step(Effort(), short(rows=7, longest=100, tokens=700, allowed=99), ALL)
     assert (step.rung, step.tokens) == (Rung.SPLIT, None)
     assert step.pieces([100] * 7, padded=True) == [slice(0, 3), slice(3, 7)]
 
 
-def test_GIVEN_two_replans_WHEN_memory_runs_out_again_THEN_the_piece_is_halved_and_its_halves_are_not_replanned():
+def test_halves_are_not_replanned_after_two_replans():
     effort, rungs = Effort(), []
     for allowed in (700, 600, 500, 1 << 20):
         step = next_step(effort, short(allowed=allowed), ALL)
@@ -218,7 +216,7 @@ def test_GIVEN_two_replans_WHEN_memory_runs_out_again_THEN_the_piece_is_halved_a
 
 @pytest.mark.parametrize("spare", [0, 1 << 20])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_GIVEN_a_piece_that_should_have_fitted_WHEN_memory_runs_out_THEN_it_is_tried_once_more_as_it_was(rows, spare):
+def test_a_piece_that_should_have_fitted_is_tried_once_more(rows, spare):
     evidence = short(rows=rows, tokens=100 * rows, allowed=100 * rows + spare)
     step = next_step(Effort(), evidence, ALL)
     assert (step.rung, step.tokens) == (Rung.REPLAN, evidence.tokens)
@@ -226,11 +224,11 @@ def test_GIVEN_a_piece_that_should_have_fitted_WHEN_memory_runs_out_THEN_it_is_t
     assert next_step(step.effort, evidence, ALL).rung is (Rung.SPLIT if rows > 1 else Rung.STREAM)
 
 
-def test_GIVEN_a_row_computed_with_filling_WHEN_only_its_own_tokens_fit_THEN_it_is_not_planned_anew():
+def test_a_padded_row_whose_own_tokens_fit_is_not_replanned():
     assert next_step(Effort(), short(rows=1, longest=100, tokens=128, allowed=110), ALL).rung is Rung.STREAM
 
 
-def test_GIVEN_a_streamed_and_chunked_row_WHEN_it_is_relocated_THEN_its_effort_still_says_how_it_is_computed():
+def test_a_relocated_row_keeps_its_streaming_and_chunking():
     effort = Effort()
     for _ in range(3):
         effort = next_step(effort, short(rows=1, tokens=100), ALL).effort
@@ -246,23 +244,23 @@ def test_GIVEN_a_streamed_and_chunked_row_WHEN_it_is_relocated_THEN_its_effort_s
         (NONE, [Rung.PARK]),
     ],
 )
-def test_GIVEN_a_device_is_gone_WHEN_climbed_THEN_the_piece_goes_to_another_device_then_the_cpu(possible, rungs):
+def test_a_piece_of_a_gone_device_goes_to_another_and_then_the_cpu(possible, rungs):
     assert climb(seen(Cause.LOST, [100] * 8, padded=True), possible) == rungs
 
 
-def test_GIVEN_a_piece_that_a_lost_device_sent_on_WHEN_memory_runs_out_there_THEN_its_climb_begins_again():
+def test_a_piece_from_a_lost_device_begins_its_climb_again():
     moved = next_step(Effort(), seen(Cause.LOST, [100] * 8, padded=True), ALL).effort
     assert next_step(moved, short(allowed=400), ALL).rung is Rung.REPLAN
     rungs = climb(short(rows=1, tokens=100), ALL, moved)
     assert rungs == [Rung.STREAM, Rung.SLICE_MLP, Rung.CPU, Rung.PARK]
 
 
-def test_GIVEN_a_piece_on_the_cpu_after_a_loss_WHEN_memory_runs_out_there_THEN_it_does_not_go_back_to_a_device():
+def test_a_piece_on_the_cpu_after_a_loss_does_not_return_to_a_device():
     moved = next_step(Effort(), seen(Cause.LOST, [100], padded=True), replace(ALL, others=False)).effort
     assert climb(short(rows=1, tokens=100), replace(NONE, others=True), moved) == [Rung.PARK]
 
 
-def test_GIVEN_rows_that_are_not_finite_WHEN_climbed_THEN_every_row_is_alone_next_then_on_the_cpu_then_parked():
+def test_rows_not_finite_are_tried_alone_then_on_the_cpu_then_parked():
     first = next_step(Effort(), seen(Cause.NOT_FINITE, [9, 5, 1, 1], padded=False), ALL)
     assert first.rung is Rung.SPLIT
     assert first.pieces([9, 5, 1, 1], padded=False) == [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]
@@ -272,11 +270,11 @@ def test_GIVEN_rows_that_are_not_finite_WHEN_climbed_THEN_every_row_is_alone_nex
 @pytest.mark.parametrize(
     ("cpu", "rungs"), [(True, [Rung.REPLAN, Rung.CPU, Rung.PARK]), (False, [Rung.REPLAN, Rung.PARK])]
 )
-def test_GIVEN_one_row_that_is_not_finite_WHEN_climbed_THEN_it_is_tried_once_more_alone(cpu, rungs):
+def test_one_row_not_finite_is_tried_once_more_alone(cpu, rungs):
     assert climb(seen(Cause.NOT_FINITE, [9], padded=False), replace(ALL, cpu=cpu)) == rungs
 
 
-def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_parked():
+def test_a_row_not_finite_on_the_cpu_is_parked():
     on_cpu = Effort(tried=frozenset({Rung.CPU}), moves=frozenset({Rung.CPU}))
     assert next_step(on_cpu, seen(Cause.NOT_FINITE, [9], padded=False), ALL).rung is Rung.PARK
 
@@ -307,5 +305,5 @@ def test_GIVEN_a_row_computed_on_the_cpu_WHEN_it_is_not_finite_there_THEN_it_is_
         ),
     ],
 )
-def test_GIVEN_a_failure_WHEN_a_step_is_chosen_THEN_its_reason_is_a_sentence_for_an_operator(evidence, sentence):
+def test_the_reason_of_a_step_is_a_sentence_for_an_operator(evidence, sentence):
     assert next_step(Effort(), evidence, NONE).reason == sentence

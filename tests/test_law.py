@@ -83,7 +83,7 @@ def card_of(directory: Path, device_kind: str = "cuda", **model) -> ModelCard:
 
 
 @pytest.mark.parametrize(("name", "packed", "attention"), CASES)
-def test_GIVEN_a_published_architecture_WHEN_traced_in_full_THEN_the_law_is_within_one_percent(name, packed, attention):
+def test_the_law_is_within_one_percent_of_a_published_architecture(name, packed, attention):
     law = law_named(name, packed, attention)
     oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=attention)
     generator = np.random.default_rng(11)
@@ -103,7 +103,7 @@ def test_GIVEN_a_published_architecture_WHEN_traced_in_full_THEN_the_law_is_with
 @pytest.mark.parametrize(
     ("name", "attention"), [("Qwen3-0.6B", "sdpa"), ("ModernBERT-base", "sdpa"), ("Qwen2-1.5B", "eager")]
 )
-def test_GIVEN_one_row_as_long_as_the_model_takes_WHEN_traced_in_full_THEN_the_law_knows_its_masks(name, attention):
+def test_the_law_knows_the_masks_of_the_longest_row(name, attention):
     law = law_named(name, False, attention)
     oracle = Oracle(ARCHITECTURES[name], packed=False, attention=attention)
     for lengths in ([8192], [8192, 5000]):
@@ -111,7 +111,7 @@ def test_GIVEN_one_row_as_long_as_the_model_takes_WHEN_traced_in_full_THEN_the_l
 
 
 @pytest.mark.parametrize(("kind", "narrow"), [("bert", True), ("mpnet", False), ("modernbert", True), ("qwen3", False)])
-def test_GIVEN_a_padded_network_WHEN_really_computed_THEN_it_allocates_what_the_law_says(kind, narrow):
+def test_a_padded_network_allocates_what_the_law_says(kind, narrow):
     attention = "eager" if kind == "mpnet" else "sdpa"
     network = _filled(blank_padded(REAL[kind], attention, torch.float32))
     law = law_of(REAL[kind], packed=False, dtype=torch.float32, attention=attention, narrow=narrow)
@@ -121,7 +121,7 @@ def test_GIVEN_a_padded_network_WHEN_really_computed_THEN_it_allocates_what_the_
 
 
 @pytest.mark.parametrize(("kind", "narrow"), [("bert", False), ("bert", True), ("mpnet", False)])
-def test_GIVEN_a_packed_network_WHEN_really_computed_THEN_it_allocates_no_more_than_the_law_says(kind, narrow):
+def test_a_packed_network_allocates_no_more_than_the_law_says(kind, narrow):
     network = _filled(PackedEncoder.blank(REAL[kind]))
     law = law_of(REAL[kind], packed=True, dtype=torch.float32, narrow=narrow)
     for lengths in BATCHES:
@@ -139,14 +139,14 @@ def _filled(network: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", SDPA)
-def test_GIVEN_rows_of_one_length_WHEN_no_mask_is_made_THEN_less_is_predicted_than_with_one(name):
+def test_rows_of_one_length_need_less_because_no_mask_is_made(name):
     law = law_named(name, False)
     even, mixed = [LIMITS[name]] * 4, [LIMITS[name]] * 3 + [LIMITS[name] - 1]
     assert law.for_rows(mixed) == law
     assert law.for_rows(even).peak(4 * LIMITS[name], LIMITS[name]) < law.peak(4 * LIMITS[name], LIMITS[name])
 
 
-def test_GIVEN_layers_of_two_kinds_far_apart_WHEN_traced_THEN_both_count():
+def test_layers_of_two_kinds_far_apart_both_count():
     kinds = ["full_attention"] * 5 + ["sliding_attention"]
     config = {**MODERNBERT_BASE, "num_hidden_layers": 6, "layer_types": kinds}
     law = law_of(config, packed=False, dtype=torch.float16)
@@ -156,7 +156,7 @@ def test_GIVEN_layers_of_two_kinds_far_apart_WHEN_traced_THEN_both_count():
 
 
 @pytest.mark.parametrize("name", ["MiniLM-L6", "XLM-R-large"])
-def test_GIVEN_a_packed_network_WHEN_it_has_its_full_depth_THEN_it_weighs_what_the_law_says(name):
+def test_a_packed_network_of_full_depth_weighs_what_the_law_says(name):
     law = law_named(name, True)
     with Oracle(ARCHITECTURES[name], packed=True) as network:
         assert law.weights == sum(each.numel() * each.element_size() for each in network.parameters())
@@ -164,7 +164,7 @@ def test_GIVEN_a_packed_network_WHEN_it_has_its_full_depth_THEN_it_weighs_what_t
 
 
 @pytest.mark.parametrize("name", SDPA)
-def test_GIVEN_a_padded_network_WHEN_it_has_its_full_depth_THEN_it_weighs_and_streams_as_the_law_says(name):
+def test_a_padded_network_of_full_depth_weighs_and_streams_as_the_law_says(name):
     law = law_named(name, False)
     with Oracle(ARCHITECTURES[name], packed=False) as network:
         weights = sum(each.numel() * each.element_size() for each in network.parameters())
@@ -172,7 +172,7 @@ def test_GIVEN_a_padded_network_WHEN_it_has_its_full_depth_THEN_it_weighs_and_st
         assert law.slots == slot_bytes(network)
 
 
-def test_GIVEN_a_packed_model_WHEN_a_card_is_asked_THEN_the_law_weighs_what_would_be_attached(tmp_path):
+def test_the_law_of_a_packed_card_weighs_what_would_be_attached(tmp_path):
     card = card_of(tmp_path / "tiny", layers=3)
     values = sum(each.numel() for each in PackedEncoder.blank(card.config).parameters())
     assert card.dtype == "float16"
@@ -180,7 +180,7 @@ def test_GIVEN_a_packed_model_WHEN_a_card_is_asked_THEN_the_law_weighs_what_woul
     assert law_for(card, "sim").weights == 2 * values
 
 
-def test_GIVEN_a_padded_model_WHEN_a_card_is_asked_THEN_its_files_say_what_it_weighs(tmp_path):
+def test_the_law_of_a_padded_card_takes_its_weight_from_its_files(tmp_path):
     card = card_of(tmp_path / "tiny", pooling="max")
     assert not card.packed
     values = values_in(tmp_path / "tiny" / "model.safetensors")
@@ -188,7 +188,7 @@ def test_GIVEN_a_padded_model_WHEN_a_card_is_asked_THEN_its_files_say_what_it_we
     assert law_for(replace(card, dtype="float32"), "cpu").weights == 4 * values
 
 
-def test_GIVEN_a_simulated_card_WHEN_asked_THEN_the_law_is_that_of_float32_charged_at_half(tmp_path):
+def test_a_simulated_card_has_the_law_of_float32_charged_at_half(tmp_path):
     card = card_of(tmp_path / "tiny", width=256, pooling="max", intermediate_size=1024)
     narrow, whole = law_for(card, "sim"), law_of(card.config, packed=False, dtype=torch.float32)
     assert narrow == replace(
@@ -200,7 +200,7 @@ def test_GIVEN_a_simulated_card_WHEN_asked_THEN_the_law_is_that_of_float32_charg
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_GIVEN_a_packed_model_on_the_host_WHEN_asked_THEN_a_closed_form_agrees_with_the_trace(tmp_path, kind):
+def test_the_closed_form_for_a_packed_model_on_the_host_agrees_with_the_trace(tmp_path, kind):
     card = card_of(tmp_path / "tiny", "cpu", kind=kind, width=256, intermediate_size=1024, max_tokens=512)
     traced = law_of(card.config, packed=True, dtype=torch.float32)
     for tokens, longest in ((32768, 64), (8192, 512), (512, 512)):
@@ -210,13 +210,13 @@ def test_GIVEN_a_packed_model_on_the_host_WHEN_asked_THEN_a_closed_form_agrees_w
 
 
 @pytest.mark.usefixtures("untraceable")
-def test_GIVEN_a_packed_model_on_the_host_WHEN_asked_THEN_nothing_is_traced_or_kept(tmp_path, kept):
+def test_nothing_is_traced_or_kept_for_a_packed_model_on_the_host(tmp_path, kept):
     card = card_of(tmp_path / "tiny", "cpu")
     assert law_for(card, "cpu").weights == 4 * values_in(tmp_path / "tiny" / "model.safetensors")
     assert not kept.exists()
 
 
-def test_GIVEN_only_a_configuration_WHEN_asked_THEN_its_law_is_that_of_the_model_as_it_would_run():
+def test_a_configuration_alone_has_the_law_of_the_model_as_it_would_run():
     assert law_of_config_only(MINILM, "cuda") == law_of(MINILM, packed=True, dtype=torch.float16)
     assert law_of_config_only(MINILM, "sim") == law_of(MINILM, packed=True, dtype=torch.float32, narrow=True)
     on_host = law_of_config_only(MINILM, "cpu", torch.float32)
@@ -224,14 +224,14 @@ def test_GIVEN_only_a_configuration_WHEN_asked_THEN_its_law_is_that_of_the_model
     assert on_host.phases == ((4.0 * 6 * 384, 0.0),)
 
 
-def test_GIVEN_a_law_traced_before_WHEN_asked_again_THEN_it_is_read(monkeypatch):
+def test_a_law_traced_before_is_read(monkeypatch):
     first = law_of(MPNET_BASE, packed=True, dtype=torch.float16)
     monkeypatch.setattr(trace, "_traced", lambda *_, **__: pytest.fail("traced"))
     assert law_of(MPNET_BASE, packed=True, dtype=torch.float16) == first
     assert law_of({**MPNET_BASE, "_name_or_path": "elsewhere"}, packed=True, dtype=torch.float16) == first
 
 
-def test_GIVEN_other_circumstances_WHEN_asked_THEN_each_has_a_law_of_its_own(monkeypatch, kept):
+def test_each_circumstance_has_a_law_of_its_own(monkeypatch, kept):
     calls = []
     monkeypatch.setattr(trace, "_traced", lambda *_, **__: calls.append(1) or Law(len(calls), 0, ((1.0, 0.0),)))
     usual = {"packed": False, "dtype": torch.float16, "attention": "sdpa", "narrow": False}
@@ -246,7 +246,7 @@ def test_GIVEN_other_circumstances_WHEN_asked_THEN_each_has_a_law_of_its_own(mon
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"weights": "heavy"}', b"\xff\xfe"])
-def test_GIVEN_a_kept_law_that_cannot_be_read_WHEN_asked_THEN_it_is_traced_and_kept_again(kept, content):
+def test_an_unreadable_kept_law_is_traced_and_kept_again(kept, content):
     first = law_of(MINILM, packed=True, dtype=torch.float16)
     (file,) = kept.iterdir()
     file.write_bytes(content)
@@ -254,7 +254,7 @@ def test_GIVEN_a_kept_law_that_cannot_be_read_WHEN_asked_THEN_it_is_traced_and_k
     assert json.loads(file.read_bytes())["weights"] == first.weights
 
 
-def test_GIVEN_a_cache_that_cannot_be_written_WHEN_asked_THEN_the_law_is_the_same(kept):
+def test_an_unwritable_cache_changes_no_law(kept):
     first = law_of(MINILM, packed=True, dtype=torch.float16)
     for file in kept.iterdir():
         file.unlink()
@@ -263,9 +263,7 @@ def test_GIVEN_a_cache_that_cannot_be_written_WHEN_asked_THEN_the_law_is_the_sam
     assert law_of(MINILM, packed=True, dtype=torch.float16) == first
 
 
-def test_GIVEN_an_architecture_that_cannot_be_traced_WHEN_asked_THEN_a_generous_form_is_given_and_not_kept(
-    monkeypatch, kept
-):
+def test_an_untraceable_architecture_gets_a_generous_law_that_is_not_kept(monkeypatch, kept):
     traced = law_of(QWEN3_06B, packed=False, dtype=torch.float16)
     for file in kept.iterdir():
         file.unlink()
@@ -276,7 +274,7 @@ def test_GIVEN_an_architecture_that_cannot_be_traced_WHEN_asked_THEN_a_generous_
         assert traced.peak(tokens, longest) < guessed.peak(tokens, longest) < 3 * traced.peak(tokens, longest)
 
 
-def test_GIVEN_a_trace_WHEN_its_shapes_are_chosen_THEN_they_stay_within_what_the_model_takes():
+def test_traced_shapes_stay_within_what_the_model_takes():
     for longest in (1, 2, 15, 40, 126, 510, 8192, 32766):
         chosen = shapes(longest)
         assert all(rows >= 1 and 1 <= length <= longest for rows, length in chosen)
@@ -290,9 +288,7 @@ TERM = st.floats(0, 60)
 @given(
     st.floats(1e3, 1e5), TERM, st.floats(0.1, 0.9), st.floats(1, 100), TERM, st.floats(0, 1000), st.integers(0, 50_000)
 )
-def test_GIVEN_samples_of_two_phases_WHEN_fitted_THEN_the_law_foretells_every_other_forward(
-    fixed, slope, share, steeper, square, line, constant
-):
+def test_a_law_fitted_to_two_phases_predicts_every_other_forward(fixed, slope, share, steeper, square, line, constant):
     truth = Law(0, constant, ((fixed, slope), (fixed * share, slope + steeper)), square=square, line=line)
     samples = [Sample(rows * length, length, truth.activations(rows * length, length)) for rows, length in shapes(8192)]
     law = fit(samples)

@@ -17,9 +17,7 @@ def cells(box: Box) -> set[tuple[int, int]]:
 
 
 @given(st.integers(40, 240), st.integers(10, 80), WANTS, st.sampled_from(PANES), st.booleans())
-def test_GIVEN_any_size_WHEN_laid_out_THEN_panes_fill_what_is_between_header_and_footer_without_overlap(
-    width, height, wants, chosen, zoomed
-):
+def test_panes_fill_the_space_between_header_and_footer_without_overlap(width, height, wants, chosen, zoomed):
     boxes = layout(width, height, wants, chosen, zoomed=zoomed)
     taken = [cells(box) for box in boxes.values()]
     assert sum(map(len, taken)) == len(set().union(*taken)) == width * (height - 2)
@@ -30,7 +28,7 @@ def test_GIVEN_any_size_WHEN_laid_out_THEN_panes_fill_what_is_between_header_and
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_GIVEN_the_sizes_of_the_design_WHEN_laid_out_THEN_every_pass_and_device_has_a_line(size, devices):
+def test_every_pass_and_device_has_a_line_at_the_sizes_of_the_design(size, devices):
     boxes = layout(*size, Wants(devices, 3), "passes", zoomed=False)
     shown = {name: box.height - 2 for name, box in boxes.items()}
     lines = devices if devices <= 4 else (devices + 1) // 2
@@ -41,12 +39,12 @@ def test_GIVEN_the_sizes_of_the_design_WHEN_laid_out_THEN_every_pass_and_device_
         assert shown["leases"] >= 3
 
 
-def test_GIVEN_a_terminal_that_is_too_small_WHEN_laid_out_THEN_there_is_no_pane():
+def test_a_terminal_that_is_too_small_has_no_pane():
     assert layout(39, 9, Wants(1, 1), "events", zoomed=False) == {}
     assert too_small(39, 24)
     assert too_small(80, 9)
     assert not too_small(40, 10)
 
 
-def test_GIVEN_a_zoomed_pane_WHEN_laid_out_THEN_it_is_alone():
+def test_a_zoomed_pane_is_alone():
     assert layout(80, 24, Wants(2, 3), "leases", zoomed=True) == {"leases": Box(0, 1, 80, 22)}

@@ -45,38 +45,38 @@ def network() -> nn.Module:
     return nn.Linear(SIZE // 4 // 1024, 1024, bias=False).requires_grad_(False)
 
 
-def test_GIVEN_a_lease_WHEN_another_model_asks_THEN_it_is_refused_and_told_who_holds_it(desk):
+def test_a_second_lease_is_refused_and_told_who_holds_the_device(desk):
     with desk.lease("first"), pytest.raises(InterlockError, match="second cannot lease cpu: first holds"):
         desk.lease("second").__enter__()
 
 
-def test_GIVEN_a_refused_second_lease_WHEN_the_first_ends_THEN_it_has_the_only_receipt(desk):
+def test_the_first_lease_has_the_only_receipt_when_a_second_was_refused(desk):
     with desk.lease("first"), pytest.raises(InterlockError), desk.lease("second"):
         pass
     assert [lease.holder for lease in desk.ended] == ["first"]
 
 
-def test_GIVEN_a_released_lease_WHEN_another_model_asks_THEN_it_is_granted_under_the_next_number(desk):
+def test_the_next_lease_has_the_next_number(desk):
     for holder in ("first", "second"):
         with desk.lease(holder):
             pass
     assert [(lease.id, lease.holder) for lease in desk.ended] == [("L001", "first"), ("L002", "second")]
 
 
-def test_GIVEN_a_prediction_above_the_ceiling_WHEN_asked_THEN_model_and_sizes_are_named(desk):
+def test_a_prediction_above_the_ceiling_names_model_and_sizes(desk):
     said = r"^a needs 1,073,741,825 B, 1,073,741,824 B available on cpu: raise --ceiling"
     with pytest.raises(UnavailableError, match=said):
         desk.lease(predicted=(1 << 30) + 1).__enter__()
     assert desk.ended == []
 
 
-def test_GIVEN_a_prediction_of_the_whole_ceiling_WHEN_asked_THEN_it_is_granted(desk):
+def test_a_prediction_of_the_whole_ceiling_is_granted(desk):
     budget = desk.budget()
     with desk.lease(predicted=budget) as lease:
         assert lease.budget <= budget <= desk.lessor.ceiling
 
 
-def test_GIVEN_a_ceiling_above_what_the_host_has_WHEN_asked_THEN_the_host_is_the_limit():
+def test_the_host_is_the_limit_when_the_ceiling_is_above_it():
     device = CpuDevice()
     lessor = Lessor([device], 1 << 60)
     assert lessor.budget(device) == pytest.approx(device.room(1 << 60) - RESERVE, rel=0.05)
@@ -84,7 +84,7 @@ def test_GIVEN_a_ceiling_above_what_the_host_has_WHEN_asked_THEN_the_host_is_the
         lessor.check("a", device.room(1 << 60) + (1 << 30), device)
 
 
-def test_GIVEN_a_refused_prediction_WHEN_a_smaller_model_asks_THEN_it_is_granted(desk):
+def test_a_smaller_model_is_granted_after_a_refusal(desk):
     with pytest.raises(UnavailableError), desk.lease("huge", 1 << 50):
         pass
     with desk.lease("small") as lease:
@@ -92,7 +92,7 @@ def test_GIVEN_a_refused_prediction_WHEN_a_smaller_model_asks_THEN_it_is_granted
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, MemoryError, KeyboardInterrupt, SystemExit])
-def test_GIVEN_an_exception_WHEN_a_lease_is_left_by_it_THEN_it_is_released_with_a_receipt(desk, failure):
+def test_an_exception_releases_the_lease_with_a_receipt(desk, failure):
     with pytest.raises(failure), desk.lease():
         raise failure
     (lease,) = desk.ended
@@ -101,7 +101,7 @@ def test_GIVEN_an_exception_WHEN_a_lease_is_left_by_it_THEN_it_is_released_with_
         pass
 
 
-def test_GIVEN_a_model_that_is_dropped_WHEN_released_THEN_nothing_of_it_stays(desk):
+def test_nothing_stays_of_a_dropped_model(desk):
     with desk.lease() as lease:
         model = network()
         lease.devices[0].hold(model, SIZE)
@@ -112,7 +112,7 @@ def test_GIVEN_a_model_that_is_dropped_WHEN_released_THEN_nothing_of_it_stays(de
     assert receipt.before.allocated == receipt.after.allocated == 0
 
 
-def test_GIVEN_a_model_in_a_cycle_WHEN_released_THEN_nothing_of_it_stays(desk):
+def test_nothing_stays_of_a_model_in_a_cycle(desk):
     with desk.lease() as lease:
         model = network()
         model.itself = [model]
@@ -121,7 +121,7 @@ def test_GIVEN_a_model_in_a_cycle_WHEN_released_THEN_nothing_of_it_stays(desk):
     assert lease.receipts[0].residue_bytes == 0
 
 
-def test_GIVEN_a_model_that_something_keeps_WHEN_released_THEN_its_bytes_are_the_residue(desk):
+def test_the_bytes_of_a_model_still_referenced_are_the_residue(desk):
     with desk.lease() as lease:
         kept = network()
         lease.devices[0].hold(kept, SIZE)
@@ -130,7 +130,7 @@ def test_GIVEN_a_model_that_something_keeps_WHEN_released_THEN_its_bytes_are_the
     del kept
 
 
-def test_GIVEN_a_residue_WHEN_the_next_lease_ends_clean_THEN_it_is_not_blamed_for_it(desk):
+def test_an_earlier_residue_is_not_charged_to_a_clean_lease(desk):
     with desk.lease("first") as first:
         kept = network()
         first.devices[0].hold(kept, SIZE)
@@ -141,7 +141,7 @@ def test_GIVEN_a_residue_WHEN_the_next_lease_ends_clean_THEN_it_is_not_blamed_fo
     del kept
 
 
-def test_GIVEN_an_exception_whose_traceback_is_handled_WHEN_released_THEN_nothing_stays(desk):
+def test_nothing_stays_of_an_exception_whose_traceback_is_handled(desk):
     def fails(lease: Lease) -> None:
         model = network()
         lease.devices[0].hold(model, SIZE)
@@ -153,7 +153,7 @@ def test_GIVEN_an_exception_whose_traceback_is_handled_WHEN_released_THEN_nothin
     assert desk.lessor.devices[0].memory().allocated == 0
 
 
-def test_GIVEN_a_model_WHEN_attached_THEN_the_process_occupies_at_least_its_bytes_more(desk):
+def test_an_attached_model_adds_at_least_its_bytes_to_the_process(desk):
     with desk.lease() as lease:
         before = lease.devices[0].memory().occupied
         model = network()
@@ -167,7 +167,7 @@ def test_GIVEN_a_model_WHEN_attached_THEN_the_process_occupies_at_least_its_byte
     assert receipt.after.occupied < receipt.peak.occupied
 
 
-def test_GIVEN_a_first_lease_with_a_high_peak_WHEN_a_second_ends_THEN_the_peak_is_its_own(desk):
+def test_the_peak_of_a_lease_is_its_own_after_a_higher_one(desk):
     with desk.lease() as first:
         torch.ones(SIZE).sum()
     with desk.lease() as second:
@@ -175,13 +175,13 @@ def test_GIVEN_a_first_lease_with_a_high_peak_WHEN_a_second_ends_THEN_the_peak_i
     assert second.receipts[0].peak.occupied < first.receipts[0].peak.occupied - 2 * SIZE
 
 
-def test_GIVEN_a_lease_WHEN_it_has_ended_THEN_it_says_how_long_it_was_held(desk):
+def test_a_lease_says_how_long_it_was_held(desk):
     with desk.lease() as lease:
         assert lease.held_seconds == 0
     assert 0 < lease.held_seconds < 10
 
 
-def test_GIVEN_a_shared_lease_WHEN_another_shared_one_asks_THEN_both_hold_the_device_within_what_was_agreed(desk):
+def test_two_shared_leases_hold_the_device_within_what_was_agreed(desk):
     with (
         desk.lease("primary", most={"cpu": 8 * MIB}, shared=True) as one,
         desk.lease("companion", most={"cpu": 4 * MIB}, shared=True) as other,
@@ -203,7 +203,7 @@ def on(device, size: int) -> torch.Tensor:
         )  # float32 on the host counts half on the card; what is not touched takes no memory
 
 
-def test_GIVEN_simulated_gpus_WHEN_a_lease_ends_THEN_each_has_a_receipt_in_the_allocators_terms(gpus):
+def test_each_simulated_gpu_has_a_receipt_in_the_allocators_terms(gpus):
     with gpus.lease() as lease:
         held = on(lease.devices[1], SIZE)
         assert lease.devices[1].memory().allocated == SIZE
@@ -213,7 +213,7 @@ def test_GIVEN_simulated_gpus_WHEN_a_lease_ends_THEN_each_has_a_receipt_in_the_a
     assert [receipt.after.reserved for receipt in lease.receipts] == [0, 0]
 
 
-def test_GIVEN_a_lease_WHEN_forwards_are_measured_THEN_each_has_its_own_peak_and_the_receipt_the_highest(gpus):
+def test_each_forward_has_its_own_peak_and_the_receipt_the_highest(gpus):
     with gpus.lease() as lease:
         measured = []
         for size in (SIZE, 4 * SIZE, 2 * SIZE):
@@ -224,13 +224,13 @@ def test_GIVEN_a_lease_WHEN_forwards_are_measured_THEN_each_has_its_own_peak_and
     assert lease.receipts[0].peak.allocated == 4 * SIZE
 
 
-def test_GIVEN_a_lease_WHEN_more_than_the_ceiling_is_allocated_THEN_the_wall_stops_it_below(gpus):
+def test_the_wall_stops_an_allocation_above_the_ceiling(gpus):
     with gpus.lease() as lease, pytest.raises(torch.OutOfMemoryError):
         on(lease.devices[0], 12 << 30)
     assert all(receipt.peak.occupied <= 12 << 30 for receipt in lease.receipts)
 
 
-def test_GIVEN_an_allocator_that_gave_back_its_cache_to_go_on_WHEN_released_THEN_the_receipt_counts_it(gpus):
+def test_the_receipt_counts_a_cache_given_back_to_go_on(gpus):
     device, ceiling = gpus.lessor.devices[0], gpus.lessor.ceiling
     with gpus.lease("a"):
         most = ceiling - device.memory().occupied
@@ -241,7 +241,7 @@ def test_GIVEN_an_allocator_that_gave_back_its_cache_to_go_on_WHEN_released_THEN
     assert [receipt.retries for receipt in gpus.ended[0].receipts] == [1, 0]
 
 
-def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_and_missing_in_the_next_budget(gpus):
+def test_bytes_that_stay_on_a_gpu_are_told_and_missing_in_the_next_budget(gpus):
     before = gpus.budget()
     with gpus.lease() as lease:
         model = network()
@@ -254,23 +254,23 @@ def test_GIVEN_bytes_that_stay_on_a_gpu_WHEN_released_THEN_they_are_found_told_a
     del kept
 
 
-def test_GIVEN_a_lost_device_WHEN_its_lease_ends_THEN_the_receipt_says_so_and_claims_no_residue(gpus):
+def test_the_receipt_of_a_lost_device_says_so_and_claims_no_residue(gpus):
     with gpus.lease() as lease:
         gpus.lessor.lose(lease.devices[1])
     assert [(receipt.lost, receipt.residue_bytes) for receipt in lease.receipts] == [(False, 0), (True, 0)]
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])
-def test_GIVEN_auto_or_cpu_WHEN_devices_are_chosen_THEN_there_is_a_named_kind(wanted):
+def test_auto_and_cpu_choose_a_device_of_a_named_kind(wanted):
     assert all(device.kind in ("cpu", "cuda", "sim") and device.name for device in choose(wanted))
 
 
-def test_GIVEN_an_unknown_device_WHEN_chosen_THEN_it_is_named():
+def test_an_unknown_device_is_named():
     with pytest.raises(UnavailableError, match="'quantum'"):
         choose("quantum")
 
 
-def test_GIVEN_a_ceiling_too_low_for_a_model_WHEN_run_THEN_it_exits_5_before_any_work(tmp_path: Path, tiny_a: Path):
+def test_a_ceiling_too_low_for_a_model_exits_5_before_any_work(tmp_path: Path, tiny_a: Path):
     chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(3)}})
     command = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--run-id", "one", "--no-ui"]
     said = interlock(*command, "--ceiling", "64KiB", check=5).stderr
@@ -279,7 +279,7 @@ def test_GIVEN_a_ceiling_too_low_for_a_model_WHEN_run_THEN_it_exits_5_before_any
     assert not (tmp_path / "runs" / "one").exists()
 
 
-def test_GIVEN_a_ceiling_of_10_MiB_WHEN_the_real_minilm_runs_THEN_it_exits_5_naming_it(tmp_path: Path, minilm: Path):
+def test_a_ceiling_of_10_mib_exits_5_and_names_minilm(tmp_path: Path, minilm: Path):
     chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": ["one text"]}})
     command = ["run", chunks, "--roster", "all-minilm-l6", "--out", tmp_path / "runs", "--offline", "--no-ui"]
     said = interlock(*command, "--ceiling", "10MiB", check=5).stderr

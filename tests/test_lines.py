@@ -85,7 +85,7 @@ def test_every_event_type_is_in_the_table_with_a_severity_a_word_and_a_text(kind
 
 
 @pytest.mark.parametrize("kind", EVENTS)
-def test_GIVEN_an_event_of_any_kind_WHEN_fed_THEN_it_is_a_line_unless_it_is_one_of_many(kind):
+def test_every_event_makes_a_line_unless_it_is_one_of_many(kind):
     event = example(kind)
     body = replace(event, reused=0) if kind is ev.PassPlanned else event
     assert len(texts(body)) == (kind not in SILENT)
@@ -100,7 +100,7 @@ def test_plain_output_prints_every_event_but_the_many_and_the_detailed(kind):
     assert isinstance(progress(snapshot(state, 0)), str)
 
 
-def test_GIVEN_a_mitigation_WHEN_told_THEN_cause_step_rung_bytes_and_cost_are_said():
+def test_a_mitigation_tells_cause_step_rung_bytes_and_cost():
     event = ev.Mitigated(
         model_pass=1,
         batch_index=118,
@@ -128,7 +128,7 @@ def test_one_of_a_kind_is_told_in_the_singular(kind):
     assert not re.search(r"\b1 (committed )?[a-z]+s\b|\b1 .*\b(were|their)\b", text)
 
 
-def test_GIVEN_a_lease_WHEN_it_ends_THEN_its_receipts_are_told_and_a_lost_device_by_its_name():
+def test_the_end_of_a_lease_tells_its_receipts_and_names_a_lost_device():
     memory = [ev.Memory(allocated=0, occupied=size * GIB) for size in (1, 3, 1)]
     one, two = (
         ev.Receipt(device=f"cuda:{number}", before=memory[0], peak=memory[1], after=memory[2], residue_bytes=0)
@@ -152,7 +152,7 @@ def test_GIVEN_a_lease_WHEN_it_ends_THEN_its_receipts_are_told_and_a_lost_device
     assert texts(lost)[0].startswith("warning lease") and texts(lost)[0].endswith("; cuda:1 lost")
 
 
-def test_GIVEN_files_and_vectors_that_were_there_WHEN_told_THEN_both_are_cache_lines():
+def test_files_and_vectors_already_there_are_cache_lines():
     hit = ev.ModelResolved(model="minilm", source="/models/m", outcome="hit", commit=None, bytes=GIB, seconds=0.1)
     fetched = ev.ModelResolved(
         model="bge", source="hub:a/b", outcome="download", commit="c0ffee" * 5, bytes=GIB, seconds=9.0
@@ -167,7 +167,7 @@ def test_GIVEN_files_and_vectors_that_were_there_WHEN_told_THEN_both_are_cache_l
     assert third == "note cache pass 1 minilm, Docs: 10 texts in 2 batches, 90 reused"
 
 
-def test_GIVEN_controls_WHEN_told_THEN_who_asked_and_why_it_was_refused_are_said():
+def test_a_control_tells_who_asked_and_why_it_was_refused():
     applied = ev.ControlApplied(control="schedule", value="shared", who="kim")
     refused = ev.ControlRefused(control="pause", value="maybe", who="kim", reason="pause is yes or no")
     assert texts(applied, refused) == [
@@ -177,7 +177,7 @@ def test_GIVEN_controls_WHEN_told_THEN_who_asked_and_why_it_was_refused_are_said
 
 
 @pytest.mark.parametrize(("device_kind", "word"), [("sim", "SIMULATED cuda:0"), ("scripted", "SCRIPTED cuda:0")])
-def test_GIVEN_a_device_that_is_not_there_WHEN_told_THEN_it_is_called_so_and_no_seconds_are_said(device_kind, word):
+def test_a_simulated_device_is_called_so_and_has_no_seconds(device_kind, word):
     granted = ev.LeaseGranted(
         lease="L001",
         model_pass=0,
@@ -206,7 +206,7 @@ def test_GIVEN_a_device_that_is_not_there_WHEN_told_THEN_it_is_called_so_and_no_
         ("failed", "error"),
     ],
 )
-def test_GIVEN_how_a_run_ended_WHEN_told_THEN_it_matters_as_much_as_it_should(status, severity):
+def test_the_end_of_a_run_has_the_severity_it_deserves(status, severity):
     closed = ev.CollectionClosed(collection="Docs", status=status, reason="because")
     ended = ev.RunClosed(status=status, reason="because", exit_code=0)
     assert texts(closed, ended) == [
@@ -218,7 +218,7 @@ def test_GIVEN_how_a_run_ended_WHEN_told_THEN_it_matters_as_much_as_it_should(st
 @pytest.mark.parametrize(
     ("make", "more"), [(refusal, "980 more refused in Docs"), (parked, "980 more in Docs without a minilm vector")]
 )
-def test_GIVEN_a_thousand_of_one_kind_WHEN_fed_in_pieces_THEN_they_are_twenty_lines_and_a_count(make, more):
+def test_a_thousand_of_one_kind_are_twenty_lines_and_a_count(make, more):
     feed = Feed()
     for begin in range(0, 1000, 7):
         lines = feed.take(entry(seq, make(seq)) for seq in range(begin, min(1000, begin + 7)))
@@ -228,12 +228,12 @@ def test_GIVEN_a_thousand_of_one_kind_WHEN_fed_in_pieces_THEN_they_are_twenty_li
     assert feed.entry(lines[-1].seq).body == make(feeds.TOLD)
 
 
-def test_GIVEN_batches_between_parked_rows_WHEN_fed_THEN_they_are_still_in_a_row():
+def test_batches_between_parked_rows_still_count_as_one_series():
     bodies = [body for number in range(40) for body in (batch(number), parked(number))]
     assert len(texts(*bodies)) == feeds.TOLD + 1
 
 
-def test_GIVEN_another_collection_model_or_kind_between_WHEN_fed_THEN_the_count_begins_anew():
+def test_another_collection_model_or_kind_begins_the_count_anew():
     many = [refusal(number) for number in range(30)]
     other = [refusal(number, "Other") for number in range(30)]
     lines = texts(*many, *other, ev.Warned(message="between"), *many)
@@ -245,7 +245,7 @@ def test_GIVEN_another_collection_model_or_kind_between_WHEN_fed_THEN_the_count_
     assert len(texts(*[parked(number, f"model-{number % 2}") for number in range(100)])) == 100
 
 
-def test_GIVEN_more_lines_than_are_kept_WHEN_fed_THEN_the_latest_stay_and_the_rest_is_counted():
+def test_only_the_latest_lines_are_kept_and_the_rest_counted():
     feed = Feed()
     lines = feed.take(entry(seq, ev.Warned(message=str(seq))) for seq in range(5000))
     assert (len(lines), feed.dropped) == (4096, 904)
@@ -255,14 +255,14 @@ def test_GIVEN_more_lines_than_are_kept_WHEN_fed_THEN_the_latest_stay_and_the_re
     assert feed.held() is lines
 
 
-def test_GIVEN_entries_that_make_no_line_WHEN_fed_THEN_the_lines_are_the_very_same():
+def test_entries_without_a_line_leave_the_very_same_lines():
     feed = Feed()
     lines = feed.take([entry(0, ev.Warned(message="a"))])
     assert feed.take([]) is lines
     assert feed.take([entry(1, batch(0)), entry(2, batch(1))]) is lines
 
 
-def test_GIVEN_entries_that_were_missed_WHEN_the_next_come_THEN_a_line_says_how_many():
+def test_missed_entries_are_counted_in_a_line():
     feed = Feed()
     feed.take([entry(seq, refusal(seq)) for seq in range(10, 40)])
     lines = feed.take([entry(seq, refusal(seq)) for seq in range(50, 60)])
@@ -275,7 +275,7 @@ def test_GIVEN_entries_that_were_missed_WHEN_the_next_come_THEN_a_line_says_how_
 
 @settings(max_examples=60, deadline=None)
 @given(text=HOSTILE, filled=st.booleans())
-def test_GIVEN_hostile_names_in_every_field_WHEN_fed_THEN_lines_are_plain_and_short(text, filled):
+def test_hostile_names_in_every_field_give_short_plain_lines(text, filled):
     feed = Feed()
     for line in feed.take(entry(seq, example(kind, text, filled)) for seq, kind in enumerate(EVENTS)):
         assert line.text == safe(line.text, 6000)

@@ -78,7 +78,7 @@ def refusal(*devices):
     return str(refused.value)
 
 
-def test_GIVEN_another_process_holds_a_device_WHEN_wanted_THEN_the_refusal_names_the_run_the_process_and_the_time(
+def test_a_device_held_elsewhere_is_refused_with_run_process_and_time(
     other,
 ):
     process = other("run-7", ONE.key)
@@ -89,7 +89,7 @@ def test_GIVEN_another_process_holds_a_device_WHEN_wanted_THEN_the_refusal_names
     )
 
 
-def test_GIVEN_a_holder_that_is_killed_WHEN_wanted_again_THEN_it_is_free_and_what_the_dead_one_wrote_is_not_told(other):
+def test_a_device_of_a_killed_holder_is_free_and_its_note_is_not_told(other):
     process = other("run-7", ONE.key)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -98,7 +98,7 @@ def test_GIVEN_a_holder_that_is_killed_WHEN_wanted_again_THEN_it_is_free_and_wha
         assert (holder(ONE).run, holder(ONE).pid) == ("mine", os.getpid())
 
 
-def test_GIVEN_a_holder_that_ends_as_it_should_WHEN_wanted_again_THEN_it_is_free(other):
+def test_a_device_is_free_once_its_holder_has_ended(other):
     process = other("run-7", ONE.key)
     process.communicate("\n")
     assert process.returncode == 0
@@ -106,7 +106,7 @@ def test_GIVEN_a_holder_that_ends_as_it_should_WHEN_wanted_again_THEN_it_is_free
         pass
 
 
-def test_GIVEN_a_block_that_raises_WHEN_left_THEN_its_devices_are_free():
+def test_an_exception_in_the_block_frees_its_devices():
     with pytest.raises(ValueError, match="inside"), holding([ONE, TWO], "mine"):
         raise ValueError("inside")
     assert holder(ONE) is None
@@ -114,30 +114,30 @@ def test_GIVEN_a_block_that_raises_WHEN_left_THEN_its_devices_are_free():
         pass
 
 
-def test_GIVEN_one_of_two_devices_is_held_WHEN_both_are_wanted_THEN_neither_is_taken(other):
+def test_neither_device_is_taken_when_one_of_two_is_held(other):
     other("run-7", TWO.key)
     assert "cuda:1 is in use by run run-7" in refusal(ONE, TWO)
     assert holder(ONE) is None
 
 
-def test_GIVEN_two_devices_are_held_WHEN_both_are_wanted_in_either_order_THEN_they_are_tried_in_one_order(other):
+def test_devices_are_tried_in_one_order_however_they_are_asked_for(other):
     other("run-7", ONE.key)
     other("run-8", TWO.key)
     assert refusal(ONE, TWO) == refusal(TWO, ONE)
 
 
-def test_GIVEN_a_device_held_in_this_process_WHEN_wanted_once_more_THEN_it_is_refused():
+def test_a_device_held_in_this_process_is_refused_once_more():
     with holding([ONE], "first"):
         assert "in use by run first" in refusal(ONE)
 
 
-def test_GIVEN_devices_without_a_key_or_named_twice_WHEN_held_THEN_nothing_stands_in_the_way():
+def test_devices_without_a_key_or_named_twice_are_held_without_trouble():
     host = Card("cpu", None)
     with holding([host, ONE, ONE], "first"), holding([host], "second"):
         assert holder(host) is None
 
 
-def test_GIVEN_a_child_that_outlives_its_holder_WHEN_wanted_THEN_it_does_not_hold_the_device():
+def test_a_child_that_outlives_its_holder_does_not_hold_the_device():
     with holding([ONE], "first"):
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -147,7 +147,7 @@ def test_GIVEN_a_child_that_outlives_its_holder_WHEN_wanted_THEN_it_does_not_hol
         child.communicate(b"\n")
 
 
-def test_GIVEN_a_strict_umask_WHEN_held_THEN_every_user_of_the_machine_can_lock_there(place):
+def test_every_user_can_lock_under_a_strict_umask(place):
     before = os.umask(0o077)
     try:
         with holding([ONE], "mine"):
@@ -158,7 +158,7 @@ def test_GIVEN_a_strict_umask_WHEN_held_THEN_every_user_of_the_machine_can_lock_
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
 
 
-def test_GIVEN_a_link_in_place_of_the_lock_file_WHEN_held_THEN_it_is_not_followed(place, tmp_path):
+def test_a_link_in_place_of_the_lock_file_is_not_followed(place, tmp_path):
     with holding([ONE], "mine"):
         (file,) = place.iterdir()
     file.unlink()
@@ -170,7 +170,7 @@ def test_GIVEN_a_link_in_place_of_the_lock_file_WHEN_held_THEN_it_is_not_followe
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
-def test_GIVEN_no_file_in_place_of_the_lock_file_WHEN_held_THEN_it_is_refused_and_nothing_hangs(place, make):
+def test_anything_but_a_file_in_place_of_the_lock_is_refused_at_once(place, make):
     with holding([ONE], "mine"):
         (file,) = place.iterdir()
     file.unlink()
@@ -181,7 +181,7 @@ def test_GIVEN_no_file_in_place_of_the_lock_file_WHEN_held_THEN_it_is_refused_an
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe{", b"[]", b'{"pid":1,"run":"x","device":"y","since":1e300}', b"x" * 9999]
 )
-def test_GIVEN_a_lock_file_full_of_nonsense_WHEN_the_device_is_held_THEN_it_is_refused_without_a_name(place, content):
+def test_a_lock_file_full_of_nonsense_is_refused_without_a_name(place, content):
     with holding([ONE], "mine"):
         (file,) = place.iterdir()
         file.write_bytes(content)
@@ -189,21 +189,21 @@ def test_GIVEN_a_lock_file_full_of_nonsense_WHEN_the_device_is_held_THEN_it_is_r
 
 
 @pytest.mark.parametrize("spoil", ["file", "link"])
-def test_GIVEN_a_machine_directory_that_is_none_WHEN_held_THEN_the_users_own_serves(place, tmp_path, spoil):
+def test_the_users_own_directory_serves_where_the_machine_has_none(place, tmp_path, spoil):
     place.write_text("") if spoil == "file" else place.symlink_to(tmp_path)
     with holding([ONE], "mine"):
         assert len(list((tmp_path / "of-the-user" / "interlock-locks").iterdir())) == 1
         assert "in use by run mine" in refusal(ONE)
 
 
-def test_GIVEN_no_directory_to_lock_in_WHEN_held_THEN_the_refusal_says_where_it_was_looked_for(place, tmp_path):
+def test_without_a_directory_to_lock_in_the_refusal_says_where_it_looked(place, tmp_path):
     place.write_text("")
     (tmp_path / "of-the-user").write_text("")
     assert "set TMPDIR" in refusal(ONE)
     assert holder(ONE) is None
 
 
-def test_GIVEN_somebody_who_only_looks_WHEN_a_run_wants_the_device_THEN_it_waits_for_a_moment(place, monkeypatch):
+def test_a_run_waits_a_moment_for_somebody_who_only_looks(place, monkeypatch):
     with holding([ONE], "makes the file"):
         (file,) = place.iterdir()
     looker = file.open()

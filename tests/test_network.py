@@ -94,14 +94,14 @@ def cache_of(chunks: Path, run: str = "one") -> dict[str, object]:
     return dict(summary_of(chunks.parent / "runs" / run)["collections"][0]["cache"][0])
 
 
-def test_GIVEN_the_watch_WHEN_a_process_connects_THEN_it_is_refused_and_noted(watch):
+def test_the_watch_refuses_and_notes_a_connection(watch):
     code = "import socket; socket.create_connection(('127.0.0.1', 9))"
     done = subprocess.run([sys.executable, "-c", code], env=environment(watch.env), capture_output=True, text=True)
     assert "a test forbids socket.getaddrinfo" in done.stderr
     assert len(watch.seen()) == 1
 
 
-def test_GIVEN_a_warm_cache_and_no_network_WHEN_run_and_searched_THEN_nothing_is_looked_up(watch, warm, chunks):
+def test_a_warm_cache_runs_and_searches_without_a_lookup(watch, warm, chunks):
     env = watch.env | {"HF_HOME": str(warm)}
     store = chunks.parent / "store"
     interlock(*run_of(chunks, "all-minilm-l6", "--qdrant", store), env=env)
@@ -110,7 +110,7 @@ def test_GIVEN_a_warm_cache_and_no_network_WHEN_run_and_searched_THEN_nothing_is
     assert watch.seen() == []
 
 
-def test_GIVEN_a_network_namespace_without_network_WHEN_run_THEN_it_completes(warm, chunks):
+def test_a_run_completes_in_a_network_namespace_without_network(warm, chunks):
     if not shutil.which("unshare") or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no network namespace can be made here (unshare -rn)")
     line = ["unshare", "-rn", *command(*run_of(chunks, "all-minilm-l6"))]
@@ -118,7 +118,7 @@ def test_GIVEN_a_network_namespace_without_network_WHEN_run_THEN_it_completes(wa
     assert done.returncode == 0, done.stderr
 
 
-def test_GIVEN_a_warm_cache_WHEN_run_THEN_the_summary_has_the_commit_and_a_hit(warm, chunks):
+def test_a_warm_cache_is_a_hit_and_the_summary_has_the_commit(warm, chunks):
     interlock(*run_of(chunks, "all-minilm-l6"), env={"HF_HOME": str(warm)})
     cache = cache_of(chunks)
     assert (cache["source"], cache["outcome"], cache["commit"]) == (f"hf:{MINILM}", "hit", COMMIT)
@@ -128,7 +128,7 @@ def test_GIVEN_a_warm_cache_WHEN_run_THEN_the_summary_has_the_commit_and_a_hit(w
 @pytest.mark.parametrize(
     ("flags", "env"), [(["--offline"], {}), ([], {"HF_HUB_OFFLINE": "1"}), ([], {"TRANSFORMERS_OFFLINE": "1"})]
 )
-def test_GIVEN_a_missing_model_offline_WHEN_run_THEN_it_says_what_where_and_how(watch, chunks, tmp_path, flags, env):
+def test_a_missing_model_offline_says_what_where_and_how(watch, chunks, tmp_path, flags, env):
     env = watch.env | env | {"HF_HOME": str(tmp_path / "empty")}
     said = interlock(*run_of(chunks, f"hf:{REPO}", *flags), env=env, check=5).stderr
     assert "model tiny is not on this machine" in said
@@ -139,19 +139,19 @@ def test_GIVEN_a_missing_model_offline_WHEN_run_THEN_it_says_what_where_and_how(
 
 
 @pytest.mark.parametrize(("variable", "place"), [("HF_HOME", ""), ("HF_HUB_CACHE", "hub")])
-def test_GIVEN_a_cache_that_a_variable_names_WHEN_run_THEN_the_model_comes_from_it(held, chunks, variable, place):
+def test_the_model_comes_from_the_cache_that_a_variable_names(held, chunks, variable, place):
     interlock(*run_of(chunks, f"hf:{REPO}", "--offline"), env={variable: str(held / place)})
     assert cache_of(chunks)["outcome"] == "hit"
 
 
-def test_GIVEN_both_variables_WHEN_run_THEN_the_hub_cache_has_the_last_word(held, chunks, tmp_path):
+def test_the_hub_cache_has_the_last_word_over_the_hub_home(held, chunks, tmp_path):
     env = {"HF_HOME": str(tmp_path / "empty"), "HF_HUB_CACHE": str(held / "hub")}
     interlock(*run_of(chunks, f"hf:{REPO}", "--offline"), env=env)
     assert cache_of(chunks)["commit"] == COMMIT
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
-def test_GIVEN_a_link_to_a_missing_blob_WHEN_run_THEN_the_snapshot_is_not_taken(held, chunks, file):
+def test_a_snapshot_with_a_link_to_a_missing_blob_is_not_taken(held, chunks, file):
     link = held / "hub" / "models--stations--tiny" / "snapshots" / COMMIT / file
     link.resolve().unlink()
     assert link.is_symlink()
@@ -160,7 +160,7 @@ def test_GIVEN_a_link_to_a_missing_blob_WHEN_run_THEN_the_snapshot_is_not_taken(
     assert file in said
 
 
-def test_GIVEN_weights_of_another_sha256_WHEN_run_THEN_they_are_refused(held, chunks, tmp_path):
+def test_weights_of_another_sha256_are_refused(held, chunks, tmp_path):
     config = toml(tmp_path / "interlock.toml", {"tiny": {"source": f"hf:{REPO}", "weights_sha256": "0" * 64}})
     env = {"HF_HOME": str(held)}
     said = interlock(*run_of(chunks, "tiny", "--config", config, "--offline"), env=env, check=5).stderr
@@ -168,14 +168,14 @@ def test_GIVEN_weights_of_another_sha256_WHEN_run_THEN_they_are_refused(held, ch
     assert f"expected {'0' * 64}" in said
 
 
-def test_GIVEN_a_commit_as_revision_WHEN_run_THEN_no_ref_is_needed(held, chunks, tmp_path):
+def test_a_commit_as_revision_needs_no_ref(held, chunks, tmp_path):
     shutil.rmtree(held / "hub" / "models--stations--tiny" / "refs")
     config = toml(tmp_path / "interlock.toml", {"tiny": {"source": f"hf:{REPO}", "revision": COMMIT}})
     interlock(*run_of(chunks, "tiny", "--config", config, "--offline"), env={"HF_HOME": str(held)})
     assert cache_of(chunks)["commit"] == COMMIT
 
 
-def test_GIVEN_a_hub_that_fails_at_first_WHEN_run_THEN_the_download_is_retried_and_told(tiny_a, chunks, tmp_path):
+def test_a_download_that_fails_at_first_is_retried_and_told(tiny_a, chunks, tmp_path):
     with Hub(REPO, tiny_a, COMMIT, failures=2).serving() as hub:
         interlock(*run_of(chunks, f"hf:{REPO}"), env={"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url})
     retries = events_of(chunks.parent / "runs" / "one", DownloadRetried)
@@ -185,7 +185,7 @@ def test_GIVEN_a_hub_that_fails_at_first_WHEN_run_THEN_the_download_is_retried_a
     assert (cache["outcome"], cache["commit"], cache["retries"]) == ("download", COMMIT, 2)
 
 
-def test_GIVEN_a_downloaded_model_WHEN_run_again_THEN_it_is_a_hit_without_a_request(tiny_a, chunks, tmp_path):
+def test_a_downloaded_model_is_a_hit_without_a_request(tiny_a, chunks, tmp_path):
     with Hub(REPO, tiny_a, COMMIT).serving() as hub:
         env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
         interlock(*run_of(chunks, f"hf:{REPO}"), env=env)
@@ -197,7 +197,7 @@ def test_GIVEN_a_downloaded_model_WHEN_run_again_THEN_it_is_a_hit_without_a_requ
     assert (resolved.outcome, resolved.commit) == ("hit", COMMIT)
 
 
-def test_GIVEN_a_model_that_is_not_on_the_hub_WHEN_run_THEN_it_is_not_retried_and_named(tiny_a, chunks, tmp_path):
+def test_a_model_missing_on_the_hub_is_named_and_not_retried(tiny_a, chunks, tmp_path):
     with Hub("stations/other", tiny_a, COMMIT).serving() as hub:
         env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
         said = interlock(*run_of(chunks, f"hf:{REPO}"), env=env, check=5, timeout=20).stderr
@@ -210,14 +210,14 @@ def hub_after(held: Path, tmp_path: Path) -> Hub:
     return Hub(REPO, tiny_model(tmp_path / "tiny", seed=9), LATER)
 
 
-def test_GIVEN_a_newer_commit_WHEN_run_without_refresh_THEN_the_held_one_serves(hub_after, held, chunks):
+def test_without_refresh_the_held_commit_serves_though_a_newer_one_is_there(hub_after, held, chunks):
     with hub_after.serving() as hub:
         interlock(*run_of(chunks, f"hf:{REPO}"), env={"HF_HOME": str(held), "HF_ENDPOINT": hub.url})
         assert hub.requests == []
     assert cache_of(chunks)["commit"] == COMMIT
 
 
-def test_GIVEN_a_newer_commit_WHEN_refreshed_THEN_it_is_fetched_and_told(hub_after, held, chunks):
+def test_a_refresh_fetches_a_newer_commit_and_tells(hub_after, held, chunks):
     with hub_after.serving() as hub:
         env = {"HF_HOME": str(held), "HF_ENDPOINT": hub.url}
         interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env)
@@ -225,7 +225,7 @@ def test_GIVEN_a_newer_commit_WHEN_refreshed_THEN_it_is_fetched_and_told(hub_aft
     assert (cache["outcome"], cache["commit"]) == ("refresh", LATER)
 
 
-def test_GIVEN_nothing_newer_WHEN_refreshed_THEN_it_is_a_hit(tiny_a, held, chunks):
+def test_a_refresh_with_nothing_newer_is_a_hit(tiny_a, held, chunks):
     with Hub(REPO, tiny_a, COMMIT).serving() as hub:
         env = {"HF_HOME": str(held), "HF_ENDPOINT": hub.url}
         interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env)
@@ -233,13 +233,13 @@ def test_GIVEN_nothing_newer_WHEN_refreshed_THEN_it_is_a_hit(tiny_a, held, chunk
     assert cache_of(chunks)["outcome"] == "hit"
 
 
-def test_GIVEN_no_network_WHEN_refreshed_offline_THEN_it_says_so(held, chunks):
+def test_a_refresh_offline_is_refused(held, chunks):
     env = {"HF_HOME": str(held)}
     said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models", "--offline"), env=env, check=5).stderr
     assert "model tiny cannot be refreshed offline" in said
 
 
-def test_GIVEN_a_hub_out_of_reach_WHEN_refreshed_THEN_it_is_not_called_a_hit(held, chunks):
+def test_a_refresh_is_not_called_a_hit_when_the_hub_is_out_of_reach(held, chunks):
     env = {"HF_HOME": str(held), "HF_ENDPOINT": "http://127.0.0.1:9"}
     said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env, check=5).stderr
     assert "model tiny cannot be refreshed" in said
@@ -269,7 +269,7 @@ def site(tmp_path: Path, parts: list[str], monkeypatch: pytest.MonkeyPatch) -> M
     return ModelSpec("parted", ("pkg:" + "+".join(parts),))
 
 
-def test_GIVEN_a_model_in_parts_WHEN_only_looked_at_THEN_it_is_there_and_nothing_is_unpacked(site, tmp_path):
+def test_looking_at_a_model_in_parts_finds_it_and_unpacks_nothing(site, tmp_path):
     assert cached(site) == (tmp_path / "site" / "part1", site.sources[0], None)
     assert not (tmp_path / "joined").exists()
     snapshot = resolve(site, Policy(offline=True), lambda _: None)
@@ -288,7 +288,7 @@ def test_what_a_killed_process_left_of_a_model_in_parts_is_cleared_by_the_next(s
     assert {path.name for path in target.parent.iterdir()} == {"lock", target.name}
 
 
-def test_GIVEN_a_model_in_parts_WHEN_several_processes_want_it_at_once_THEN_each_gets_it(site, tmp_path):
+def test_several_processes_at_once_each_get_a_model_in_parts(site, tmp_path):
     code = (
         "from interlock.engine.models.registry import ModelSpec; from interlock.engine.models.sources import local; "
         f"print(local({site.sources[0]!r}, ModelSpec('parted', ()))[0])"
@@ -300,7 +300,7 @@ def test_GIVEN_a_model_in_parts_WHEN_several_processes_want_it_at_once_THEN_each
     assert len(set(said)) == 1
 
 
-def test_GIVEN_parts_that_make_no_zip_WHEN_resolved_THEN_it_says_so_and_leaves_no_archive(site, tmp_path):
+def test_parts_that_make_no_zip_are_refused_and_leave_no_archive(site, tmp_path):
     (tmp_path / "site" / "part2" / "model.zip.002").write_bytes(b"no zip")
     with pytest.raises(UnavailableError, match="do not form a zip"):
         resolve(site, Policy(offline=True), lambda _: None)

@@ -47,7 +47,7 @@ def settled(place: Path, status: str) -> dict:
     raise AssertionError(f"the run is not {status}")
 
 
-def test_GIVEN_a_run_on_a_terminal_WHEN_steered_and_its_link_dies_THEN_it_completes_and_can_be_watched_and_viewed(
+def test_a_run_whose_link_dies_completes_and_can_be_watched_and_viewed(
     place,
 ):
     with run(place) as terminal:
@@ -84,7 +84,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_steered_and_its_link_dies_THEN_it_comple
         assert terminal.wait(PATIENCE) == 0
 
 
-def test_GIVEN_a_run_on_a_terminal_WHEN_stopped_THEN_it_exits_4_and_headless_resumes_to_the_same(place):
+def test_a_run_stopped_on_a_terminal_exits_4_and_resumes_headless_to_the_same(place):
     with run(place) as terminal:
         terminal.wait_for("running", PATIENCE)
         terminal.press("q")
@@ -98,7 +98,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_stopped_THEN_it_exits_4_and_headless_res
     assert summary_of(place / "runs" / "r")["status"] == "completed"
 
 
-def test_GIVEN_hangup_stop_WHEN_the_link_dies_THEN_the_run_ends_resumably_with_129(place):
+def test_hangup_stop_ends_the_run_resumably_with_129_when_the_link_dies(place):
     with run(place, "--on-hangup", "stop") as terminal:
         terminal.wait_for("running", PATIENCE)
         terminal.hang_up()
@@ -106,7 +106,7 @@ def test_GIVEN_hangup_stop_WHEN_the_link_dies_THEN_the_run_ends_resumably_with_1
     assert entries(place / "runs" / "r")[-1].body.exit_code == 129
 
 
-def test_GIVEN_a_run_on_a_terminal_WHEN_terminated_THEN_it_stops_after_the_batch_and_gives_the_screen_back(place):
+def test_a_terminated_run_stops_after_the_batch_and_gives_the_screen_back(place):
     with run(place) as terminal:
         terminal.wait_for("running", PATIENCE)
         terminal.signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_GIVEN_a_run_on_a_terminal_WHEN_terminated_THEN_it_stops_after_the_batch
     assert entries(place / "runs" / "r")[-1].body.exit_code == 143
 
 
-def test_GIVEN_no_terminal_WHEN_run_THEN_lines_are_written_and_not_one_escape(place):
+def test_a_run_without_a_terminal_writes_lines_and_no_escape(place):
     done = subprocess.run(
         [sys.executable, "-m", "interlock", "run", "in", "--config", "models.toml", "--roster", "one"],
         stdin=subprocess.DEVNULL, capture_output=True, env=environment(), cwd=place, timeout=PATIENCE,
@@ -125,7 +125,7 @@ def test_GIVEN_no_terminal_WHEN_run_THEN_lines_are_written_and_not_one_escape(pl
     assert b"\x1b" not in done.stdout + done.stderr
 
 
-def test_GIVEN_a_mistake_WHEN_run_on_a_terminal_THEN_it_is_said_in_plain_lines_with_its_exit_code(place):
+def test_a_mistake_on_a_terminal_is_told_in_plain_lines_with_its_exit_code(place):
     with run(place, "--roster", "nobody") as terminal:
         assert terminal.wait(PATIENCE) == 2
         assert "nobody" in terminal.screen().text

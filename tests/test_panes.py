@@ -99,7 +99,7 @@ def snapshots(draw: Any) -> Snapshot:
 
 @settings(max_examples=150, deadline=None)
 @given(snapshot=snapshots(), width=widths, height=heights, ascii=st.booleans())
-def test_GIVEN_any_names_and_sizes_WHEN_drawn_THEN_every_row_is_as_wide_as_the_pane_and_steers_nothing(
+def test_every_row_fills_its_pane_and_steers_nothing_whatever_the_names(
     snapshot: Snapshot, width: int, height: int, ascii: bool
 ) -> None:
     for name, draw in PANES.items():
@@ -113,7 +113,7 @@ def test_GIVEN_any_names_and_sizes_WHEN_drawn_THEN_every_row_is_as_wide_as_the_p
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu", "sim", "scripted"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_GIVEN_ascii_names_WHEN_drawn_in_ascii_THEN_no_sign_is_beyond_it(kind: str, phase: str) -> None:
+def test_ascii_names_draw_only_ascii(kind: str, phase: str) -> None:
     snapshot = sample(4, 5, kind=kind, phase=phase, lost=(1,), reason="no device is left", collection="Python-Stdlib")
     for width in (9, 38, 58, 78, 118, 198):
         for name, draw in PANES.items():
@@ -123,9 +123,7 @@ def test_GIVEN_ascii_names_WHEN_drawn_in_ascii_THEN_no_sign_is_beyond_it(kind: s
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 @pytest.mark.parametrize("kind", ["sim", "scripted"])
-def test_GIVEN_a_run_that_is_not_real_WHEN_the_header_is_narrow_THEN_what_must_be_known_still_stands(
-    width: int, kind: str
-) -> None:
+def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str) -> None:
     snapshot = sample(kind=kind, phase="incomplete", reason="two rows have no vector")
     asked = {"schedule": "shared", "cpu_fallback": "no"}
     line = _text(header.rows(snapshot, width, pending=asked, frozen=9999, dropped=99_999))
@@ -139,12 +137,12 @@ def test_GIVEN_a_run_that_is_not_real_WHEN_the_header_is_narrow_THEN_what_must_b
     [("starting", "STARTING"), ("reading", "READING"), ("running", "RUN"), ("delivering", "DELIVERING"),
      ("completed", "COMPLETED"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
 )  # fmt: skip
-def test_GIVEN_a_phase_WHEN_drawn_without_colour_THEN_its_word_comes_first(phase: str, word: str) -> None:
+def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -> None:
     for line in (header.rows(sample(phase=phase), 80), header.one_line(sample(phase=phase), 20)):
         assert _text(line).split()[0] == word
 
 
-def test_GIVEN_controls_that_were_asked_for_WHEN_drawn_THEN_a_star_and_the_word_say_so() -> None:
+def test_a_requested_control_has_a_star_and_a_word() -> None:
     snapshot = sample()
     assert _text(header.rows(snapshot, 80, pending={"schedule": "exclusive"})).split()[-3:] == ["on*", "CPU-FB", "on"]
     assert _text(header.rows(snapshot, 80, pending={"pause": "yes"})).startswith(" PAUSING")
@@ -155,19 +153,19 @@ def test_GIVEN_controls_that_were_asked_for_WHEN_drawn_THEN_a_star_and_the_word_
     assert _text(header.rows(snapshot, 80, pending={"stop": "yes"})).startswith(" STOPPING")
 
 
-def test_GIVEN_a_wide_terminal_WHEN_drawn_THEN_the_header_says_everything_it_knows() -> None:
+def test_a_wide_header_says_everything_it_knows() -> None:
     line = _text(header.rows(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
     for word in ("RUN  WATCH", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
                  "eta 3:23", "texts/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
 
-def test_GIVEN_events_that_keep_coming_WHEN_drawn_THEN_nothing_is_called_stale() -> None:
+def test_nothing_is_called_stale_while_events_keep_coming() -> None:
     assert "STALE" not in _text(header.rows(sample(), 200, stale=5.0))
     assert "STALE" not in _text(header.rows(sample(phase="completed"), 200, stale=500.0))
 
 
-def test_GIVEN_all_but_the_last_batch_WHEN_drawn_THEN_nothing_says_100_percent() -> None:
+def test_nothing_says_100_percent_before_the_last_batch() -> None:
     snapshot = sample(1, 1, at=0.9999, batches=20_000)
     assert "100%" not in _text(header.rows(snapshot, 200)) + _text(passes.rows(snapshot, 200, 5))
 
@@ -175,9 +173,7 @@ def test_GIVEN_all_but_the_last_batch_WHEN_drawn_THEN_nothing_says_100_percent()
 @pytest.mark.parametrize(
     ("devices", "height", "lines"), [(1, 2, 2), (2, 2, 2), (2, 4, 4), (4, 4, 4), (8, 4, 4), (12, 5, 5)]
 )
-def test_GIVEN_many_devices_WHEN_there_are_few_lines_THEN_they_are_paired_and_then_the_worst_are_shown(
-    devices: int, height: int, lines: int
-) -> None:
+def test_many_devices_are_paired_and_then_only_the_worst_are_shown(devices: int, height: int, lines: int) -> None:
     made = plain(vram.rows(sample(devices), 78, height))
     assert len(made) == lines
     shown = [number for number in range(devices) if f"cuda:{number} " in "\n".join(made)]
@@ -185,14 +181,14 @@ def test_GIVEN_many_devices_WHEN_there_are_few_lines_THEN_they_are_paired_and_th
     assert devices <= 8 or made[-1].startswith("and 8 more, none above")
 
 
-def test_GIVEN_a_lost_device_WHEN_not_all_are_shown_THEN_it_is_among_them_with_its_reason() -> None:
+def test_a_lost_device_is_always_shown_with_its_reason() -> None:
     made = plain(vram.rows(sample(16, lost=(2,)), 78, 4))
     assert "LOST" in made[0] and "illegal memory access" in made[0]
     assert "1 LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
 
 
 @pytest.mark.parametrize("ascii", [False, True])
-def test_GIVEN_a_device_WHEN_drawn_THEN_weights_work_ceiling_and_peak_have_signs_of_their_own(ascii: bool) -> None:
+def test_weights_work_ceiling_and_peak_have_their_own_signs(ascii: bool) -> None:
     device = one_device(0, weights=3 * GIB, work=3 * GIB, peak=10 * GIB)
     line = _text(vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii))
     for signs in (glyphs.WEIGHTS, glyphs.WORK, glyphs.FREE, glyphs.CEILING, glyphs.PEAK):
@@ -200,25 +196,25 @@ def test_GIVEN_a_device_WHEN_drawn_THEN_weights_work_ceiling_and_peak_have_signs
     assert "6.3/12.0/14.7 GiB" in line and "52%" in line and "^10.0" in line
 
 
-def test_GIVEN_two_lines_a_device_WHEN_drawn_THEN_the_second_says_what_it_is_made_of() -> None:
+def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
     made = plain(vram.rows(sample(2), 78, 4))
     assert "weights 3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
     assert made[3].rstrip()[-1] in glyphs.LEVELS[0]
 
 
-def test_GIVEN_the_host_as_device_WHEN_drawn_THEN_its_memory_is_this_process_of_all() -> None:
+def test_the_memory_of_the_host_is_this_process_of_all() -> None:
     device = one_device(0, name="cpu", kind="cpu", weights=GIB, work=GIB, total=32 * GIB, ceiling=32 * GIB)
     line = _text(vram.rows(replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
     assert line.startswith("cpu host") and "2.3/32.0 GiB" in line
     assert glyphs.CEILING[0] not in line
 
 
-def test_GIVEN_a_device_before_its_first_reading_WHEN_drawn_THEN_it_says_what_may_be_used() -> None:
+def test_a_device_before_its_first_reading_says_what_may_be_used() -> None:
     silent = replace(sample(1), devices=(one_device(0, memory=None),))
     assert "12.0/14.7 GiB, no reading yet" in _text(vram.rows(silent, 78, 1))
 
 
-def test_GIVEN_ten_thousand_batches_WHEN_drawn_again_and_again_THEN_it_takes_no_time() -> None:
+def test_drawing_ten_thousand_batches_again_takes_no_time() -> None:
     view = one_pass(1, done=9_999, batches=10_000)
     snapshot = sample(passes=1, batches=10_000, at=0.9999)
     passes.rows(snapshot, 198, 10)
@@ -228,7 +224,7 @@ def test_GIVEN_ten_thousand_batches_WHEN_drawn_again_and_again_THEN_it_takes_no_
     assert (time.process_time() - began) / 20 < 0.02
 
 
-def test_GIVEN_passes_in_every_state_WHEN_drawn_without_colour_THEN_the_word_of_each_is_there() -> None:
+def test_every_state_of_a_pass_has_its_word_without_colour() -> None:
     snapshot = sample(passes=2)
     words_of = ("queued", "running", "waiting", "done", "reused")
     made = tuple(one_pass(number, done=3, batches=9, word=word) for number, word in enumerate(words_of))
@@ -239,25 +235,25 @@ def test_GIVEN_passes_in_every_state_WHEN_drawn_without_colour_THEN_the_word_of_
         assert "failed at 33% 3/9: out of memory" in " ".join(lines[5].split())
 
 
-def test_GIVEN_mitigations_and_parked_rows_WHEN_drawn_at_80_columns_THEN_both_are_told() -> None:
+def test_mitigations_and_parked_rows_fit_80_columns() -> None:
     made = plain(passes.rows(sample(), 78, 4, with_cache=True))
     assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
     assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
 
 
-def test_GIVEN_more_passes_than_lines_WHEN_drawn_THEN_the_one_at_work_is_shown_and_the_others_are_counted() -> None:
+def test_the_pass_at_work_is_shown_and_the_others_are_counted() -> None:
     made = plain(passes.rows(sample(2, 12, at=5.3), 78, 4))
     assert any("running" in line for line in made)
     assert made[-1].startswith("and 9 more: 4 done, 5 queued")
     assert "running" in plain(passes.rows(sample(2, 12, at=5.3), 78, 1))[0]
 
 
-def test_GIVEN_more_collections_than_lines_WHEN_drawn_THEN_the_others_are_counted_by_how_they_stand() -> None:
+def test_collections_without_a_line_are_counted_by_state() -> None:
     made = plain(passes.rows(sample(collections=6), 78, 5))
     assert made[3].startswith("Python-Stdlib") and made[4].startswith("and 5 more collections: 5 planned")
 
 
-def test_GIVEN_a_lease_that_is_held_WHEN_drawn_THEN_it_is_first_with_its_time_so_far_and_the_memory_now() -> None:
+def test_a_held_lease_is_first_with_its_time_and_memory_now() -> None:
     snapshot = sample()
     older = one_lease(9, model="later", held=1.0)
     held = amended(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
@@ -267,14 +263,14 @@ def test_GIVEN_a_lease_that_is_held_WHEN_drawn_THEN_it_is_first_with_its_time_so
     assert made[2].startswith("L009") and "RELEASED" in made[2]
 
 
-def test_GIVEN_receipts_WHEN_drawn_THEN_before_peak_after_and_the_residue_of_all_devices_are_told() -> None:
+def test_receipts_tell_before_peak_after_and_residue_of_all_devices() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, weights=3.1))
     made = plain(leases.rows(replace(sample(), leases=found), 78, 3))
     assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
     assert "! 68.0 MiB" in made[2]
 
 
-def test_GIVEN_a_lost_device_or_a_dead_session_WHEN_drawn_THEN_the_lease_is_lost() -> None:
+def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
     found = (
         one_lease(1, held=5, lost=["cuda:1"]),
         one_lease(2, left=True),
@@ -287,19 +283,19 @@ def test_GIVEN_a_lost_device_or_a_dead_session_WHEN_drawn_THEN_the_lease_is_lost
     assert "lost cuda:1" in made[3] and "0.3 > 0.6 > 0.3" in made[3]
 
 
-def test_GIVEN_more_leases_than_are_kept_WHEN_drawn_THEN_the_others_are_counted() -> None:
+def test_leases_beyond_those_kept_are_counted() -> None:
     assert plain(leases.rows(sample(leases_in_all=80), 78, 9))[-1].startswith("and 78 earlier")
 
 
 @pytest.mark.parametrize("kind", ["sim", "scripted"])
-def test_GIVEN_a_run_that_is_not_real_WHEN_rates_are_drawn_THEN_they_say_so(kind: str) -> None:
+def test_the_rates_of_a_run_that_is_not_real_say_so(kind: str) -> None:
     word = {"sim": "(simulated)", "scripted": "(scripted)"}[kind]
     snapshot = sample(kind=kind)
     assert all(word in line for line in plain(cache.rows(snapshot, 58, 2)) if "/s" in line)
     assert word in _text(cache.line(snapshot, 58))
 
 
-def test_GIVEN_what_a_run_saved_WHEN_drawn_THEN_every_kind_of_it_is_told() -> None:
+def test_everything_that_a_run_saved_is_told() -> None:
     text = "\n".join(plain(cache.rows(sample(), 78, 7)))
     for words_of in ("2 in cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
                      "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
@@ -308,13 +304,13 @@ def test_GIVEN_what_a_run_saved_WHEN_drawn_THEN_every_kind_of_it_is_told() -> No
     assert few[0].startswith("texts/s") and few[1].startswith("vectors")
 
 
-def test_GIVEN_a_run_that_is_over_WHEN_rates_are_drawn_THEN_they_are_its_mean() -> None:
+def test_the_rates_of_a_finished_run_are_its_mean() -> None:
     rows, tokens = words.rates(sample(phase="completed", seconds=100.0))
     assert (round(rows), round(tokens)) == (48, 4000)
     assert "mean" in _text(cache.rows(sample(phase="completed"), 78, 1))
 
 
-def test_GIVEN_a_session_that_died_with_a_lease_WHEN_resumed_THEN_nothing_is_held_any_more() -> None:
+def test_a_resumed_run_holds_no_lease_of_the_dead_session() -> None:
     state = RunState()
     granted = ev.LeaseGranted(
         lease="L001", model_pass=0, model="a", devices=["cpu"], device_kind="cpu", budget_bytes=1, predicted_bytes=1
@@ -326,7 +322,7 @@ def test_GIVEN_a_session_that_died_with_a_lease_WHEN_resumed_THEN_nothing_is_hel
     assert (lease.granted_at, lease.left, lease.held) == (100.0, True, False)
 
 
-def test_GIVEN_a_released_lease_WHEN_folded_THEN_its_device_holds_what_the_receipt_measured_after_it() -> None:
+def test_a_released_lease_leaves_its_device_what_the_receipt_measured() -> None:
     state = RunState()
     device = one_device(0)
     lease = one_lease(1, held=5.0, devices=["cuda:0"])
@@ -352,9 +348,7 @@ class _Screen(App[None]):
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
 @pytest.mark.parametrize("kind", [vram.Vram, passes.Passes, leases.Leases, cache.Cache])
-async def test_GIVEN_a_pane_on_a_screen_WHEN_told_THEN_it_shows_its_rows_and_draws_again_only_what_changed(
-    kind: type[Any], size: tuple[int, int]
-) -> None:
+async def test_a_pane_redraws_only_what_changed(kind: type[Any], size: tuple[int, int]) -> None:
     app = _Screen(kind())
     async with app.run_test(size=size) as pilot:
         pane: Any = app.pane

@@ -49,18 +49,18 @@ def outcome(shop: Workshop) -> Outcome:
     return carry_out(plan, shop)
 
 
-def test_GIVEN_random_plans_WHEN_carried_out_THEN_nothing_is_wrong_with_any(told):
+def test_nothing_is_wrong_with_any_random_plan(told):
     assert told["wrongs"] == []
 
 
-def test_GIVEN_random_plans_WHEN_carried_out_THEN_every_fault_strikes_and_every_rung_is_climbed(told):
+def test_every_fault_strikes_and_every_rung_is_climbed_in_random_plans(told):
     assert set(told["plans_by_fault_that_struck"]) == set(MENU)
     assert set(told["steps_by_rung"]) == set(Rung) - {Rung.PARK}
     assert set(told["plans_by_schedule"]) == set(Schedule)
     assert min(told[name] for name in ("rows_parked", "passes_refused", "leaks_reported", "plans_stopped")) > 0
 
 
-def test_GIVEN_a_seed_WHEN_drawn_twice_THEN_the_plans_are_the_same(shop):
+def test_the_same_seed_draws_the_same_plans(shop):
     assert [draw(seed, shop.on_gpu) for seed in range(20)] == [draw(seed, shop.on_gpu) for seed in range(20)]
 
 
@@ -153,7 +153,7 @@ def _fields(event: ev.Event) -> dict[str, object]:
         (leased_twice, "is leased 2 times at once"),
     ],
 )
-def test_GIVEN_a_plan_with_something_wrong_in_it_WHEN_checked_THEN_it_is_said(outcome, damage, said):
+def test_something_wrong_in_a_plan_is_seen(outcome, damage, said):
     assert wrongs(outcome) == []
     damaged = copy.copy(outcome)
     damaged.events, damaged.unheard = [*outcome.events], [*outcome.unheard]

@@ -73,7 +73,7 @@ def run_python(code, *args):
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=ROOT)
 
 
-def test_GIVEN_points_WHEN_upserted_and_reopened_THEN_vectors_and_payloads_come_back(tmp_path):
+def test_vectors_and_payloads_come_back_after_reopening(tmp_path):
     points = make_points(300)
     with open_store(tmp_path) as store:
         assert store.upsert(iter(points)) == 300
@@ -86,7 +86,7 @@ def test_GIVEN_points_WHEN_upserted_and_reopened_THEN_vectors_and_payloads_come_
             np.testing.assert_allclose(found[0].vectors[name], vector / np.linalg.norm(vector), atol=1e-6)
 
 
-def test_GIVEN_the_same_points_WHEN_delivered_again_THEN_nothing_doubles_and_none_is_stale(tmp_path):
+def test_delivering_the_same_points_again_doubles_nothing(tmp_path):
     points = make_points(50)
     for _ in range(2):
         with open_store(tmp_path) as store:
@@ -94,7 +94,7 @@ def test_GIVEN_the_same_points_WHEN_delivered_again_THEN_nothing_doubles_and_non
             assert (store.count(), store.stale) == (50, 0)
 
 
-def test_GIVEN_a_corpus_that_shrank_and_grew_WHEN_delivered_THEN_the_lost_points_are_counted_and_kept(
+def test_points_lost_from_the_corpus_are_counted_and_kept(
     tmp_path,
 ):
     with open_store(tmp_path) as store:
@@ -106,7 +106,7 @@ def test_GIVEN_a_corpus_that_shrank_and_grew_WHEN_delivered_THEN_the_lost_points
         assert (result.points, result.stale, result.ok) == (14, 4, True)
 
 
-def test_GIVEN_nested_payloads_WHEN_stored_THEN_they_come_back_and_huge_integers_as_exact_text(tmp_path):
+def test_nested_payloads_come_back_and_huge_integers_as_exact_text(tmp_path):
     payload = {
         "nested": {"list": [1, None, {"é😀\x00": [True, 1.5]}], "empty": {}},
         "": "no key",
@@ -131,7 +131,7 @@ def test_GIVEN_nested_payloads_WHEN_stored_THEN_they_come_back_and_huge_integers
         ("other", np.ones(8), "small, large"),
     ],
 )
-def test_GIVEN_a_vector_the_engine_must_not_take_WHEN_upserted_THEN_the_point_is_named(tmp_path, name, vector, why):
+def test_a_vector_that_the_engine_must_not_take_names_its_point(tmp_path, name, vector, why):
     with open_store(tmp_path) as store:
         with pytest.raises(InterlockError, match=f"{ident(5)}.*{why}"):
             store.upsert([Point(ident(5), {}, {name: vector.astype(np.float32)})])
@@ -139,17 +139,17 @@ def test_GIVEN_a_vector_the_engine_must_not_take_WHEN_upserted_THEN_the_point_is
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, "\ud800", b"bytes"])
-def test_GIVEN_a_payload_that_is_not_json_WHEN_upserted_THEN_the_point_is_named(tmp_path, value):
+def test_a_payload_that_is_not_json_names_its_point(tmp_path, value):
     with open_store(tmp_path) as store, pytest.raises(InterlockError, match=ident(5)):
         store.upsert([Point(ident(5), {"x": value}, {})])
 
 
-def test_GIVEN_an_id_that_is_no_uuid_WHEN_upserted_THEN_it_is_refused(tmp_path):
+def test_an_id_that_is_no_uuid_is_refused(tmp_path):
     with open_store(tmp_path) as store, pytest.raises(InterlockError, match="cannot store point 12"):
         store.upsert([Point("12", {}, {})])
 
 
-def test_GIVEN_many_or_large_points_WHEN_batched_THEN_neither_count_nor_bytes_are_exceeded():
+def test_batches_of_points_exceed_neither_count_nor_bytes():
     sizes = [10] * 600 + [qdrant.BATCH_BYTES // 2] * 3 + [qdrant.BATCH_BYTES * 2, 10]
     batches = list(qdrant._batches((Point(ident(i), {}, {}), size) for i, size in enumerate(sizes)))
     assert [point.id for batch, _ in batches for point in batch] == [ident(i) for i in range(len(sizes))]
@@ -158,7 +158,7 @@ def test_GIVEN_many_or_large_points_WHEN_batched_THEN_neither_count_nor_bytes_ar
         assert size <= qdrant.BATCH_BYTES or len(batch) == 1
 
 
-def test_GIVEN_a_writer_killed_in_mid_upsert_WHEN_delivered_again_THEN_every_point_is_there_once(tmp_path):
+def test_every_point_is_there_once_after_a_writer_killed_in_an_upsert(tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -178,7 +178,7 @@ def test_GIVEN_a_writer_killed_in_mid_upsert_WHEN_delivered_again_THEN_every_poi
         assert (result.ok, result.stale) == (True, kept - 3000)
 
 
-def test_GIVEN_a_query_WHEN_searched_THEN_scores_are_the_cosines_best_first(tmp_path):
+def test_scores_are_the_cosines_best_first(tmp_path):
     points = make_points(200)
     query = np.random.default_rng(9).standard_normal(8).astype(np.float32)
     with open_store(tmp_path) as store:
@@ -192,7 +192,7 @@ def test_GIVEN_a_query_WHEN_searched_THEN_scores_are_the_cosines_best_first(tmp_
 
 
 @pytest.mark.parametrize("limit", [1, 10])
-def test_GIVEN_more_points_than_the_depth_WHEN_searched_by_all_models_THEN_it_equals_brute_force(tmp_path, limit):
+def test_a_search_by_all_models_equals_brute_force(tmp_path, limit):
     points = make_points(1500)
     rng = np.random.default_rng(8)
     queries = {name: rng.standard_normal(dim).astype(np.float32) for name, dim in DIMS.items()}
@@ -206,7 +206,7 @@ def test_GIVEN_more_points_than_the_depth_WHEN_searched_by_all_models_THEN_it_eq
     np.testing.assert_allclose([hit.score for hit in hits], means[best], atol=1e-6)
 
 
-def test_GIVEN_a_row_parked_for_one_model_WHEN_searched_by_all_THEN_that_model_gives_it_zero(tmp_path):
+def test_a_parked_row_scores_zero_for_its_model(tmp_path):
     whole, parked = make_points(2)
     parked = Point(parked.id, parked.payload, {"small": parked.vectors["small"]})
     with open_store(tmp_path) as store:
@@ -221,18 +221,18 @@ def test_GIVEN_a_row_parked_for_one_model_WHEN_searched_by_all_THEN_that_model_g
     ("name", "vector", "limit"),
     [("nope", np.ones(8), 1), ("small", np.ones(9), 1), ("small", np.zeros(8), 1), ("small", np.ones(8), 0)],
 )
-def test_GIVEN_a_query_that_cannot_be_WHEN_searched_THEN_it_is_a_usage_error(tmp_path, name, vector, limit):
+def test_an_impossible_query_is_a_usage_error(tmp_path, name, vector, limit):
     with open_store(tmp_path) as store, pytest.raises(UsageError):
         store.search(name, vector.astype(np.float32), limit)
 
 
-def test_GIVEN_an_empty_store_WHEN_searched_THEN_there_are_no_hits(tmp_path):
+def test_an_empty_store_has_no_hits(tmp_path):
     with open_store(tmp_path) as store:
         assert store.search("small", np.ones(8, np.float32), 3) == []
         assert store.search_named({"small": np.ones(8, np.float32)}, {"small": 1}, 3) == []
 
 
-def test_GIVEN_a_wrong_a_missing_and_an_undelivered_vector_WHEN_verified_THEN_each_is_noticed(tmp_path):
+def test_verification_sees_a_wrong_a_missing_and_an_undelivered_vector(tmp_path):
     points = make_points(20)
     with open_store(tmp_path) as store:
         store.upsert(points)
@@ -265,7 +265,7 @@ def test_a_missing_point_another_text_and_one_too_many_are_noticed_without_a_sam
     assert f"1 with a different text: {ident(4)}" in told[2].detail
 
 
-def test_GIVEN_nothing_sampled_WHEN_verified_THEN_no_cosine_is_claimed(tmp_path):
+def test_verification_without_samples_claims_no_cosine(tmp_path):
     points = make_points(3)
     with open_store(tmp_path) as store:
         store.upsert(points)
@@ -274,7 +274,7 @@ def test_GIVEN_nothing_sampled_WHEN_verified_THEN_no_cosine_is_claimed(tmp_path)
     assert "no vector sampled" in seen.detail
 
 
-def test_GIVEN_a_closed_store_WHEN_used_THEN_it_says_so_and_a_second_close_is_nothing(tmp_path):
+def test_a_closed_store_says_so_and_closes_twice(tmp_path):
     store = open_store(tmp_path)
     store.close()
     store.close()
@@ -282,6 +282,6 @@ def test_GIVEN_a_closed_store_WHEN_used_THEN_it_says_so_and_a_second_close_is_no
         store.count()
 
 
-def test_GIVEN_the_module_WHEN_imported_THEN_the_engine_is_not_loaded():
+def test_importing_the_module_does_not_load_the_engine():
     code = "import sys, interlock.engine.outlet.qdrant; assert 'qdrant_edge' not in sys.modules"
     assert run_python(code).returncode == 0

@@ -17,9 +17,7 @@ def chunks(tmp_path):
     )
 
 
-def test_GIVEN_a_directory_of_something_else_WHEN_named_as_the_run_THEN_it_is_refused_and_untouched(
-    tmp_path, chunks, tiny_a
-):
+def test_a_directory_of_something_else_is_refused_as_the_run_and_untouched(tmp_path, chunks, tiny_a):
     (tmp_path / "out" / "mine").mkdir(parents=True)
     (tmp_path / "out" / "mine" / "precious").write_text("x")
     said = interlock("run", chunks, "--out", tmp_path / "out", "--run-id", "mine", "--roster", "/nothere", check=2)
@@ -27,18 +25,18 @@ def test_GIVEN_a_directory_of_something_else_WHEN_named_as_the_run_THEN_it_is_re
     assert (tmp_path / "out" / "mine" / "precious").read_text() == "x"
 
 
-def test_GIVEN_an_out_inside_the_chunks_WHEN_run_THEN_it_is_refused_before_it_becomes_input(chunks, tiny_a):
+def test_an_output_inside_the_chunks_is_refused_before_it_becomes_input(chunks, tiny_a):
     said = interlock("run", ".", "--roster", tiny_a, cwd=chunks, check=2)
     assert "is inside" in said.stderr
     assert not (chunks / "runs").exists()
 
 
-def test_GIVEN_a_window_and_models_side_by_side_WHEN_run_THEN_it_is_refused(tmp_path, chunks, tiny_a):
+def test_a_window_with_models_side_by_side_is_refused(tmp_path, chunks, tiny_a):
     said = interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--shared", "--window", 3, check=2)
     assert "--window" in said.stderr
 
 
-def test_GIVEN_a_store_of_another_meaning_WHEN_run_THEN_it_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):
+def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):
     store = tmp_path / "store"
     interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--qdrant", store, "--run-id", "one")
     said = interlock(
@@ -56,18 +54,16 @@ def test_a_collection_named_in_another_script_is_embedded_and_found_by_its_qdran
     assert "a text" in said
 
 
-def test_GIVEN_a_model_without_a_name_WHEN_fetched_THEN_it_says_what_is_missing():
+def test_fetching_without_a_model_name_says_what_is_missing():
     assert "name the models" in interlock("models", "fetch", check=2).stderr
 
 
-def test_GIVEN_an_offline_setting_WHEN_a_model_is_fetched_THEN_nothing_is_asked(tmp_path):
+def test_fetching_offline_asks_nothing(tmp_path):
     said = interlock("models", "fetch", "bge-m3", env={"INTERLOCK_OFFLINE": "yes"}, check=5)
     assert "try 1 failed" not in said.stdout + said.stderr
 
 
-def test_GIVEN_a_model_that_breaks_in_its_pass_WHEN_run_THEN_the_other_still_has_its_turn(
-    tmp_path, chunks, tiny_a, tiny_b
-):
+def test_the_other_model_has_its_turn_when_one_breaks_in_its_pass(tmp_path, chunks, tiny_a, tiny_b):
     broken = shutil.copytree(tiny_a, tmp_path / "broken")
     weights = bytearray((broken / "model.safetensors").read_bytes())
     header = int.from_bytes(weights[:8], "little")
@@ -81,9 +77,7 @@ def test_GIVEN_a_model_that_breaks_in_its_pass_WHEN_run_THEN_the_other_still_has
     assert (first["status"], "word_embeddings" in first["reason"]) == ("failed", True)
 
 
-def test_GIVEN_a_run_of_two_sessions_WHEN_summarised_THEN_every_lease_of_both_has_its_receipt(
-    tmp_path, chunks, tiny_a, tiny_b
-):
+def test_every_lease_of_two_sessions_has_its_receipt_in_the_summary(tmp_path, chunks, tiny_a, tiny_b):
     config = toml(tmp_path / "c.toml", {"a": {"source": str(tiny_a)}, "b": {"source": str(tiny_b)}})
     common = ["run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", "a,b", "--config", config]
     interlock(*common)
@@ -99,7 +93,7 @@ def test_GIVEN_a_run_of_two_sessions_WHEN_summarised_THEN_every_lease_of_both_ha
     assert summary["configuration"]["export"]["value"] == ["npy"]
 
 
-def test_GIVEN_nobody_reads_stderr_WHEN_a_run_fails_THEN_its_exit_code_still_says_so(tmp_path, chunks, tiny_a):
+def test_a_failed_run_keeps_its_exit_code_when_nobody_reads_stderr(tmp_path, chunks, tiny_a):
     corpus(chunks, {"Bad": {"a_chunks.json": [{"text": ""}]}})
     args = command("run", chunks, "--out", tmp_path / "o", "--roster", "/nothere")
     read, write = os.pipe()
@@ -109,7 +103,7 @@ def test_GIVEN_nobody_reads_stderr_WHEN_a_run_fails_THEN_its_exit_code_still_say
     assert done.returncode == 5
 
 
-def test_GIVEN_nobody_reads_the_summary_WHEN_a_run_completes_THEN_it_has_completed(tmp_path, chunks, tiny_a):
+def test_a_run_completes_when_nobody_reads_its_summary(tmp_path, chunks, tiny_a):
     args = command("run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", tiny_a, "--summary", "-")
     read, write = os.pipe()
     os.close(read)
@@ -118,7 +112,7 @@ def test_GIVEN_nobody_reads_the_summary_WHEN_a_run_completes_THEN_it_has_complet
     assert (done.returncode, summary_of(tmp_path / "o" / "r")["status"]) == (0, "completed")
 
 
-def test_GIVEN_thousands_of_refusals_WHEN_nothing_is_good_THEN_one_clear_line_and_exit_2(tmp_path, tiny_a):
+def test_thousands_of_refusals_and_no_good_chunk_give_one_line_and_exit_2(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": []}})
     (root / "Docs" / "a.jsonl").write_text("x\n" * 20_000)
     said = interlock("run", root, "--out", tmp_path / "o", "--roster", tiny_a, check=2)

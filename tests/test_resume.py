@@ -111,7 +111,7 @@ def files_of(directory: Path) -> dict[str, str]:
     return {path.relative_to(directory).as_posix(): atomic.sha256_of(path) for path in files}
 
 
-def test_GIVEN_a_changed_file_WHEN_resumed_THEN_it_is_named_and_nothing_of_the_run_changes(world):
+def test_a_changed_file_is_named_and_the_run_stays_untouched(world):
     before = files_of(world.one)
     world.change()
     said = world.resume(check=2)
@@ -120,7 +120,7 @@ def test_GIVEN_a_changed_file_WHEN_resumed_THEN_it_is_named_and_nothing_of_the_r
     assert files_of(world.one) == before
 
 
-def test_GIVEN_a_new_file_WHEN_resumed_THEN_it_is_named(world):
+def test_a_new_file_is_named(world):
     (world.file.parent / "b_chunks.json").write_text('[{"text": "one more"}]')
     assert "files.Docs/b_chunks.json is new" in world.resume(check=2)
 
@@ -134,14 +134,14 @@ def test_GIVEN_a_new_file_WHEN_resumed_THEN_it_is_named(world):
         ([], "a=2", "roster was"),
     ],
 )
-def test_GIVEN_another_configuration_WHEN_resumed_THEN_the_difference_is_told(finished, options, roster, told):
+def test_another_configuration_is_refused_with_the_difference(finished, options, roster, told):
     before = files_of(finished.one)
     said = finished.resume(*options, roster=roster, check=2)
     assert told in said
     assert files_of(finished.one) == before
 
 
-def test_GIVEN_a_completed_run_WHEN_resumed_THEN_nothing_is_computed_and_exports_are_the_same(world):
+def test_resuming_a_completed_run_computes_nothing_and_exports_the_same(world):
     exports = files_of(world.one / "exports")
     commits = len(events_of(world.one, BatchCommitted))
     world.resume()
@@ -150,7 +150,7 @@ def test_GIVEN_a_completed_run_WHEN_resumed_THEN_nothing_is_computed_and_exports
     assert summary_of(world.one)["sessions"] == 2
 
 
-def test_GIVEN_a_torn_last_line_WHEN_resumed_THEN_it_is_cut_off(world):
+def test_a_torn_last_line_is_cut_off(world):
     journal = world.one / "journal.jsonl"
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole.splitlines()[-1][:40])
@@ -159,7 +159,7 @@ def test_GIVEN_a_torn_last_line_WHEN_resumed_THEN_it_is_cut_off(world):
     assert [entry.seq for entry in entries(world.one)] == list(range(journal.read_bytes().count(b"\n")))
 
 
-def test_GIVEN_a_journal_damaged_in_the_middle_WHEN_resumed_THEN_the_line_is_named_and_kept(world):
+def test_a_line_damaged_in_the_middle_is_named_and_kept(world):
     journal = world.one / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     lines[4] = lines[4].replace(b'"seq":4', b'"seq":5')
@@ -169,7 +169,7 @@ def test_GIVEN_a_journal_damaged_in_the_middle_WHEN_resumed_THEN_the_line_is_nam
     assert journal.read_bytes() == b"".join(lines)
 
 
-def test_GIVEN_damaged_vectors_WHEN_resumed_THEN_only_their_batches_are_done_again_to_the_same_bytes(world):
+def test_only_the_batches_of_damaged_vectors_are_redone_to_the_same_bytes(world):
     exports = files_of(world.one / "exports")
     vectors = world.one / "passes" / "0_a" / "vectors.npy"
     array = np.load(vectors, mmap_mode="r+")
@@ -187,7 +187,7 @@ def test_GIVEN_damaged_vectors_WHEN_resumed_THEN_only_their_batches_are_done_aga
     assert summary_of(world.one)["batches_lost"] == len(lost.batches)
 
 
-def test_GIVEN_lost_vectors_WHEN_resumed_THEN_the_whole_pass_is_done_again_to_the_same_bytes(world):
+def test_a_pass_whose_vectors_are_lost_is_redone_to_the_same_bytes(world):
     exports = files_of(world.one / "exports")
     (world.one / "passes" / "1_b" / "vectors.npy").unlink()
     world.resume()
@@ -196,28 +196,28 @@ def test_GIVEN_lost_vectors_WHEN_resumed_THEN_the_whole_pass_is_done_again_to_th
     assert files_of(world.one / "exports") == exports
 
 
-def test_GIVEN_nothing_to_resume_WHEN_resumed_THEN_a_run_starts(fresh):
+def test_a_run_starts_when_there_is_nothing_to_resume(fresh):
     fresh.resume()
     assert len(events_of(fresh.one, RunStarted)) == 1
     assert events_of(fresh.one, RunResumed) == []
     assert summary_of(fresh.one)["status"] == "completed"
 
 
-def test_GIVEN_no_run_id_WHEN_resumed_THEN_the_newest_run_of_these_chunks_goes_on(fresh):
+def test_without_a_run_id_the_newest_run_of_these_chunks_goes_on(fresh):
     interlock(*fresh.command("--run-id", "older"))
     interlock(*fresh.command("--run-id", "newer"))
     interlock(*fresh.command("--resume"))
     assert [summary_of(fresh.home / "runs" / name)["sessions"] for name in ("older", "newer")] == [1, 2]
 
 
-def test_GIVEN_a_run_id_that_exists_WHEN_run_without_resume_THEN_it_is_refused_and_untouched(finished):
+def test_an_existing_run_id_is_refused_without_resume(finished):
     before = files_of(finished.one)
     said = interlock(*finished.command("--run-id", "one"), check=2).stderr
     assert "add --resume" in said
     assert files_of(finished.one) == before
 
 
-def test_GIVEN_a_changed_corpus_WHEN_run_with_reuse_THEN_only_changed_texts_are_computed(world):
+def test_only_changed_texts_are_computed_with_reuse(world):
     world.change()
     interlock(*world.command("--run-id", "two", "--reuse", world.one))
     two = world.home / "runs" / "two"
@@ -227,7 +227,7 @@ def test_GIVEN_a_changed_corpus_WHEN_run_with_reuse_THEN_only_changed_texts_are_
 
 
 @pytest.mark.parametrize("file", ["a.npy", "b.npy", "fused.npy"])
-def test_GIVEN_a_changed_corpus_WHEN_run_with_reuse_THEN_unchanged_texts_keep_their_bytes(reused, file):
+def test_unchanged_texts_keep_their_bytes_with_reuse(reused, file):
     old, new = (np.load(reused.home / "runs" / run / "exports" / "Docs" / file) for run in ("one", "two"))
     assert old[CHANGED:].tobytes() == new[CHANGED:].tobytes()
     assert (old[:CHANGED] != new[:CHANGED]).any(axis=1).all()
@@ -242,7 +242,7 @@ def reused(finished: World, tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-def test_GIVEN_another_model_of_the_same_name_WHEN_run_with_reuse_THEN_nothing_of_it_is_taken_over(world, tiny_b):
+def test_nothing_is_reused_of_another_model_of_the_same_name(world, tiny_b):
     rows = {name: {"source": str(tiny_b), "batch_tokens": 16} for name in "ab"}
     toml(world.home / "interlock.toml", rows)
     interlock(*world.command("--run-id", "two", "--reuse", world.one, roster="a"))
@@ -253,7 +253,7 @@ def test_GIVEN_another_model_of_the_same_name_WHEN_run_with_reuse_THEN_nothing_o
 NAMES = (("one", "b"), ("two", "a"))
 
 
-def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_run_is_left(fresh):
+def test_reusing_a_directory_that_is_no_run_is_refused_and_leaves_no_run(fresh):
     said = interlock(*fresh.command("--run-id", "one", "--reuse", fresh.home / "chunks"), check=2).stderr
     assert "not a run directory" in said
     assert not fresh.one.exists()
@@ -271,7 +271,7 @@ def test_GIVEN_a_directory_that_is_no_run_WHEN_reused_THEN_it_is_refused_and_no_
         ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), "400 texts of 32"),
     ],
 )
-def test_GIVEN_a_damaged_file_WHEN_its_run_is_reused_THEN_it_is_named_and_no_run_is_left(world, file, damage, why):
+def test_reusing_a_damaged_run_names_the_file_and_leaves_no_run(world, file, damage, why):
     damage(world.one / file)
     said = interlock(*world.command("--run-id", "two", "--reuse", world.one), check=2).stderr
     assert str(world.one / file) in said
@@ -280,7 +280,7 @@ def test_GIVEN_a_damaged_file_WHEN_its_run_is_reused_THEN_it_is_named_and_no_run
     assert not (world.home / "runs" / "two").exists()
 
 
-def test_GIVEN_rows_that_are_no_unit_vectors_WHEN_reused_THEN_only_those_are_computed_again(world):
+def test_only_rows_that_are_no_unit_vectors_are_computed_again(world):
     vectors = np.load(world.one / "passes" / "0_a" / "vectors.npy", mmap_mode="r+")
     vectors[3, 0], vectors[5], vectors[7, 2] = np.nan, 0, 4
     vectors.flush()
@@ -290,7 +290,7 @@ def test_GIVEN_rows_that_are_no_unit_vectors_WHEN_reused_THEN_only_those_are_com
     assert np.isfinite(np.load(two / "exports" / "Docs" / "a.npy")).all()
 
 
-def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_is_in_use(running):
+def test_a_run_at_work_is_in_use_to_a_second_process(running):
     world, process = running
     process.send_signal(signal.SIGSTOP)
     while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:  # until then it still writes
@@ -305,9 +305,7 @@ def test_GIVEN_a_run_that_is_going_on_WHEN_a_second_process_resumes_it_THEN_it_i
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_GIVEN_a_run_that_is_going_on_WHEN_asked_to_stop_THEN_it_stops_between_batches_and_resumes(
-    running, finished, number, code
-):
+def test_a_run_asked_to_stop_stops_between_batches_and_resumes(running, finished, number, code):
     world, process = running
     process.send_signal(number)
     _, said = process.communicate(timeout=60)

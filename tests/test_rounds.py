@@ -75,7 +75,7 @@ SCHEDULES = [{}, {"window": "2"}, {"exclusive": "no"}]
 
 @pytest.mark.parametrize("devices", ["cpu", "sim:T4", "sim:2xT4"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["exclusive", "rotating", "shared"])
-def test_GIVEN_any_schedule_on_any_devices_WHEN_run_THEN_the_vectors_are_the_same(desk, devices, schedule):
+def test_the_vectors_are_the_same_under_any_schedule_on_any_devices(desk, devices, schedule):
     code, run = desk.run(devices=devices, **schedule)
     assert code == ExitCode.COMPLETED
     said = desk.check(run)
@@ -84,19 +84,19 @@ def test_GIVEN_any_schedule_on_any_devices_WHEN_run_THEN_the_vectors_are_the_sam
     assert [(end.model, end.rows) for end in sorted(ends, key=lambda end: end.model_pass)] == [("one", 91), ("two", 91)]
 
 
-def test_GIVEN_two_gpus_WHEN_run_exclusively_THEN_one_lease_a_model_holds_both_and_both_compute(desk):
+def test_an_exclusive_lease_holds_both_gpus_and_both_compute(desk):
     _, run = desk.run(devices="sim:2xT4")
     assert [lease.devices for lease in events_of(run, ev.LeaseGranted)] == [["cuda:0", "cuda:1"]] * 2
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
 
 
-def test_GIVEN_a_shared_schedule_WHEN_run_THEN_the_primary_is_on_the_first_gpu_and_the_companion_on_the_second(desk):
+def test_primary_and_companion_of_a_shared_schedule_have_a_gpu_each(desk):
     _, run = desk.run(devices="sim:2xT4", exclusive="no")
     held = {lease.model: lease.devices for lease in events_of(run, ev.LeaseGranted)}
     assert held == {"one": ["cuda:0"], "two": ["cuda:1"]}
 
 
-def test_GIVEN_a_simulated_device_WHEN_run_THEN_the_summary_says_so_and_nothing_of_time(desk):
+def test_the_summary_of_a_simulated_run_says_so_and_has_no_times(desk):
     _, run = desk.run(devices="sim:2xT4", faults="oom:200")
     said = desk.check(run)
     assert said["device_kind"] == "sim"
@@ -107,7 +107,7 @@ def test_GIVEN_a_simulated_device_WHEN_run_THEN_the_summary_says_so_and_nothing_
     assert said["seconds"] is None
 
 
-def test_GIVEN_a_device_lost_in_the_middle_of_a_pass_WHEN_run_THEN_the_other_one_finishes_it(desk):
+def test_the_other_gpu_finishes_the_pass_of_a_lost_one(desk):
     code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:260")
     assert code == ExitCode.COMPLETED
     said = desk.check(run)
@@ -117,7 +117,7 @@ def test_GIVEN_a_device_lost_in_the_middle_of_a_pass_WHEN_run_THEN_the_other_one
 
 
 @pytest.mark.parametrize("fallback", ["yes", "no"])
-def test_GIVEN_every_gpu_lost_WHEN_run_THEN_the_cpu_finishes_unless_it_may_not(desk, fallback):
+def test_the_cpu_finishes_when_every_gpu_is_lost_unless_it_may_not(desk, fallback):
     code, run = desk.run(devices="sim:2xT4", faults="lose:260", cpu_fallback=fallback)
     if fallback == "yes":
         assert code == ExitCode.COMPLETED
@@ -132,7 +132,7 @@ def test_GIVEN_every_gpu_lost_WHEN_run_THEN_the_cpu_finishes_unless_it_may_not(d
 @pytest.mark.parametrize(
     "faults", ["oom:150,oom:151,oom:300", "nan:200", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"]
 )
-def test_GIVEN_a_fault_WHEN_run_THEN_no_row_is_lost_and_what_was_done_is_told(desk, faults):
+def test_a_fault_loses_no_row_and_what_was_done_is_told(desk, faults):
     code, run = desk.run(devices="sim:2xT4", faults=faults)
     assert code == ExitCode.COMPLETED
     said = desk.check(run)
@@ -140,7 +140,7 @@ def test_GIVEN_a_fault_WHEN_run_THEN_no_row_is_lost_and_what_was_done_is_told(de
         assert mitigations(said)
 
 
-def test_GIVEN_a_schedule_switched_in_mid_run_WHEN_it_ends_THEN_every_cell_was_done_once_and_the_switch_is_told(desk):
+def test_a_schedule_switched_during_a_run_does_every_cell_once(desk):
     controls = Controls()
     settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
     run = Run(desk.root, settings, controls)
@@ -162,12 +162,12 @@ def test_GIVEN_a_schedule_switched_in_mid_run_WHEN_it_ends_THEN_every_cell_was_d
     assert len(cells) == len(set(cells))
 
 
-def test_GIVEN_a_control_that_is_none_WHEN_asked_THEN_the_reason_names_what_there_is():
+def test_a_control_that_does_not_exist_names_those_that_do():
     assert "exclusive, rotating, shared" in Controls().ask("schedule", "backwards", "a test")
     assert Controls().pending() == []
 
 
-def test_GIVEN_a_ceiling_just_above_the_weights_WHEN_run_THEN_batches_are_cut_and_the_ceiling_holds(desk):
+def test_a_ceiling_just_above_the_weights_cuts_batches_and_holds(desk):
     ceiling = CONTEXT + (64 << 20) + (1 << 20)
     code, run = desk.run(devices="sim:2xT4", ceiling=f"{ceiling >> 10}KiB")
     assert code == ExitCode.COMPLETED
@@ -177,7 +177,7 @@ def test_GIVEN_a_ceiling_just_above_the_weights_WHEN_run_THEN_batches_are_cut_an
     assert max(peaks) <= ceiling
 
 
-def test_GIVEN_random_faults_WHEN_run_THEN_the_vectors_are_those_of_an_undisturbed_run(desk):
+def test_random_faults_leave_the_vectors_of_an_undisturbed_run(desk):
     dice = random.Random(7)
     for _ in range(6):
         first, later = dice.randrange(50, 300), dice.randrange(301, 900)
@@ -189,7 +189,7 @@ def test_GIVEN_random_faults_WHEN_run_THEN_the_vectors_are_those_of_an_undisturb
         desk.check(run)
 
 
-def test_GIVEN_a_run_that_is_stopped_on_two_gpus_WHEN_resumed_on_the_cpu_THEN_nothing_is_done_twice(desk):
+def test_a_run_stopped_on_two_gpus_resumes_on_the_cpu_without_repeating(desk):
     controls = Controls()
     settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
     run = Run(desk.root, settings, controls)
@@ -210,20 +210,20 @@ def test_GIVEN_a_run_that_is_stopped_on_two_gpus_WHEN_resumed_on_the_cpu_THEN_no
     desk.check(again)
 
 
-def test_GIVEN_the_command_WHEN_run_on_simulated_gpus_THEN_the_screen_says_so_and_the_exit_code_is_good(tmp_path, desk):
+def test_the_command_on_simulated_gpus_says_so_and_exits_0(tmp_path, desk):
     said = interlock("run", desk.root, "--out", tmp_path, "--roster", "one,two", "--config", desk.file,
                      "--devices", "sim:2xT4", "--faults", "lose@cuda:1:300")  # fmt: skip
     assert "SIMULATED devices: cuda:0 Tesla T4 (simulated)" in said.stderr
     assert "error: cuda:1 lost: " in said.stderr
 
 
-def test_GIVEN_faults_on_a_real_device_WHEN_run_THEN_they_are_refused(tmp_path, desk):
+def test_faults_on_a_real_device_are_refused(tmp_path, desk):
     said = interlock("run", desk.root, "--out", tmp_path, "--roster", "one", "--config", desk.file,
                      "--devices", "cpu", "--faults", "oom:3", check=2)  # fmt: skip
     assert "simulated" in said.stderr
 
 
-def test_GIVEN_a_simulated_run_WHEN_its_journal_is_folded_again_THEN_the_summary_is_the_same_byte_for_byte(desk):
+def test_folding_a_simulated_journal_again_gives_the_same_summary(desk):
     from interlock.engine.record.journal import Journal
     from interlock.engine.record.recorder import Recorder
 

@@ -40,7 +40,7 @@ class Broken(CpuDevice):
             raise OSError("the driver is gone")
 
 
-def test_GIVEN_devices_WHEN_a_run_lasts_THEN_each_is_told_again_and_again_with_its_memory_and_readings():
+def test_each_device_is_told_again_and_again_with_memory_and_readings():
     told = Told()
     with Sampler([CpuDevice(), *simulated("sim:1xT4")], told, period=0.01):
         told.wait_for(3, "cpu")
@@ -50,7 +50,7 @@ def test_GIVEN_devices_WHEN_a_run_lasts_THEN_each_is_told_again_and_again_with_i
     assert readings.total >= readings.used > 0
 
 
-def test_GIVEN_a_long_period_WHEN_the_block_ends_THEN_the_first_look_was_told_and_the_end_is_not_waited_for():
+def test_the_first_look_is_told_and_the_end_is_not_waited_for():
     told = Told()
     began = time.monotonic()
     with Sampler([CpuDevice()], told, period=60):
@@ -59,7 +59,7 @@ def test_GIVEN_a_long_period_WHEN_the_block_ends_THEN_the_first_look_was_told_an
     assert not any(thread.name == "sampler" for thread in threading.enumerate())
 
 
-def test_GIVEN_the_block_has_ended_WHEN_time_passes_THEN_nothing_is_told_any_more():
+def test_nothing_is_told_after_the_block_has_ended():
     told = Told()
     with Sampler([CpuDevice()], told, period=0.001):
         told.wait_for(2)
@@ -68,7 +68,7 @@ def test_GIVEN_the_block_has_ended_WHEN_time_passes_THEN_nothing_is_told_any_mor
     assert len(told.seen) == count
 
 
-def test_GIVEN_a_device_that_fails_WHEN_sampled_THEN_it_is_left_alone_and_the_others_are_still_told():
+def test_a_failing_device_is_left_alone_and_the_others_are_told():
     told, broken = Told(), Broken()
     with Sampler([broken, CpuDevice()], told, period=0.001):
         told.wait_for(5, "cpu")
@@ -76,7 +76,7 @@ def test_GIVEN_a_device_that_fails_WHEN_sampled_THEN_it_is_left_alone_and_the_ot
     assert broken.looks == 2
 
 
-def test_GIVEN_a_listener_that_fails_WHEN_told_THEN_the_run_goes_on_and_the_sampler_stops():
+def test_a_failing_listener_stops_the_sampler_and_not_the_run():
     calls = []
 
     def tell(*seen):

@@ -97,7 +97,7 @@ def walks(draw):
 
 @given(walks())
 @settings(deadline=None)
-def test_GIVEN_any_grid_WHEN_walked_with_switches_THEN_every_cell_is_walked_once_unless_its_pass_was_refused(walk):
+def test_every_cell_is_walked_once_unless_its_pass_was_refused(walk):
     first, _, rounds = walk
     walked = [cell for _, _, _, done in rounds for cell in done]
     refused = {model_pass for _, _, found, _ in rounds for model_pass in found.refused}
@@ -109,7 +109,7 @@ def test_GIVEN_any_grid_WHEN_walked_with_switches_THEN_every_cell_is_walked_once
 
 @given(walks())
 @settings(deadline=None)
-def test_GIVEN_any_grid_WHEN_walked_THEN_no_turn_is_empty_and_no_pass_is_twice_in_a_round(walk):
+def test_no_turn_is_empty_and_no_pass_is_twice_in_a_round(walk):
     _, _, rounds = walk
     for _, _, found, _ in rounds:
         assert found.assignments or found.refused
@@ -120,7 +120,7 @@ def test_GIVEN_any_grid_WHEN_walked_THEN_no_turn_is_empty_and_no_pass_is_twice_i
 
 @given(walks())
 @settings(deadline=None)
-def test_GIVEN_any_devices_WHEN_a_round_is_made_THEN_no_device_is_given_more_than_it_has_room_for(walk):
+def test_no_device_of_a_round_gets_more_than_it_has_room_for(walk):
     _, needs, rounds = walk
     for places, _, found, _ in rounds:
         room = {place.name: place.room for place in places}
@@ -133,7 +133,7 @@ def test_GIVEN_any_devices_WHEN_a_round_is_made_THEN_no_device_is_given_more_tha
 
 @given(walks())
 @settings(deadline=None)
-def test_GIVEN_gpus_and_no_fallback_WHEN_a_round_is_made_THEN_nothing_is_on_the_cpu(walk):
+def test_nothing_goes_to_the_cpu_with_gpus_and_no_fallback(walk):
     _, _, rounds = walk
     for places, fallback, found, _ in rounds:
         if len(places) > 1 and not fallback:
@@ -142,7 +142,7 @@ def test_GIVEN_gpus_and_no_fallback_WHEN_a_round_is_made_THEN_nothing_is_on_the_
 
 @given(walks())
 @settings(deadline=None)
-def test_GIVEN_a_refused_pass_WHEN_looked_at_THEN_it_would_have_fitted_on_no_device_that_may_be_used(walk):
+def test_a_refused_pass_would_have_fitted_on_no_allowed_device(walk):
     _, needs, rounds = walk
     for places, fallback, found, _ in rounds:
         *gpus, cpu = places
@@ -154,7 +154,7 @@ def test_GIVEN_a_refused_pass_WHEN_looked_at_THEN_it_would_have_fitted_on_no_dev
 
 @given(counts, st.data())
 @settings(deadline=None)
-def test_GIVEN_any_grid_WHEN_walked_exclusively_in_parts_THEN_each_model_is_attached_once_in_roster_order(counts, data):
+def test_an_exclusive_walk_attaches_each_model_once_in_roster_order(counts, data):
     left, attached, last = [list(range(count)) for count in counts], [], None
     while found := round_of(EXCLUSIVE, left, last=last):
         (assignment,) = found.assignments
@@ -167,9 +167,7 @@ def test_GIVEN_any_grid_WHEN_walked_exclusively_in_parts_THEN_each_model_is_atta
 
 @given(grids, st.integers(1, 8), st.data())
 @settings(deadline=None)
-def test_GIVEN_any_grid_WHEN_rotated_in_parts_THEN_models_are_attached_no_more_than_to_and_fro_needs(
-    left, window, data
-):
+def test_a_rotation_attaches_models_no_more_than_to_and_fro_needs(left, window, data):
     cycles = 1 + max((batches[-1] // window for batches in left if batches), default=0)
     models = sum(bool(batches) for batches in left)
     left, attached, last = list(left), [], None
@@ -183,7 +181,7 @@ def test_GIVEN_any_grid_WHEN_rotated_in_parts_THEN_models_are_attached_no_more_t
 
 
 @given(counts, st.integers(1, 8))
-def test_GIVEN_any_grid_WHEN_rotated_THEN_no_model_is_more_than_two_windows_ahead_of_one_with_work_left(counts, window):
+def test_no_model_rotates_more_than_two_windows_ahead_of_unfinished_ones(counts, window):
     done = [0] * len(counts)
     for name, batches in visits(ROTATING, [range(count) for count in counts], window):
         done["ABCDEFGH".index(name)] += len(batches)
@@ -203,33 +201,33 @@ def test_GIVEN_any_grid_WHEN_rotated_THEN_no_model_is_more_than_two_windows_ahea
         ([3, 3, 3], 3, "AAA BBB CCC"),
     ],
 )
-def test_GIVEN_a_window_WHEN_rotated_THEN_the_roster_is_walked_to_and_fro(counts, window, order):
+def test_a_rotation_walks_the_roster_to_and_fro(counts, window, order):
     assert spelled(visits(ROTATING, [range(count) for count in counts], window)) == order
 
 
-def test_GIVEN_batches_done_before_WHEN_rotated_THEN_windows_are_the_same_cells_as_ever():
+def test_batches_done_before_change_no_window():
     seen = visits(ROTATING, [[1, 2, 3, 5], [0, 1, 2, 3]], 2)
     assert seen == [("A", [1]), ("B", [0, 1, 2, 3]), ("A", [2, 3, 5])]
 
 
-def test_GIVEN_a_model_far_ahead_WHEN_the_schedule_becomes_rotating_THEN_the_others_catch_up_first():
+def test_the_others_catch_up_first_when_a_schedule_becomes_rotating():
     found = round_of(ROTATING, [[8, 9], range(10), range(10)], window=2, last=0)
     assert found.assignments == (Assignment(1, (0, 1), ("cuda:0", "cuda:1")),)
 
 
-def test_GIVEN_models_that_stand_level_WHEN_rotated_THEN_the_last_one_goes_on():
+def test_the_last_model_goes_on_among_those_that_stand_level():
     found = round_of(ROTATING, [range(4)] * 3, window=2, last=1)
     assert placed(found) == {1: "cuda:0,cuda:1"}
 
 
 @pytest.mark.parametrize("schedule", [EXCLUSIVE, SHARED])
-def test_GIVEN_no_rotation_WHEN_a_later_model_was_last_THEN_the_first_with_work_left_is_next(schedule):
+def test_without_rotation_the_first_model_with_work_left_is_next(schedule):
     first = round_of(schedule, [[], [3], [1, 2]], last=2).assignments[0]
     assert (first.model_pass, first.batches) == (1, (3,))
 
 
 @pytest.mark.parametrize("schedule", Schedule)
-def test_GIVEN_nothing_left_WHEN_asked_THEN_there_is_no_round(schedule):
+def test_there_is_no_round_when_nothing_is_left(schedule):
     assert round_of(schedule, [[], []]) is None
 
 
@@ -248,26 +246,24 @@ def test_GIVEN_nothing_left_WHEN_asked_THEN_there_is_no_round(schedule):
         (need(10), [DeviceRoom("sim:0", "sim", 10), host()], False, "sim:0"),
     ],
 )
-def test_GIVEN_a_model_alone_WHEN_placed_THEN_whole_goes_before_streamed_and_gpus_before_the_cpu(
-    schedule, wants, places, fallback, where
-):
+def test_whole_goes_before_streamed_and_gpus_before_the_cpu(schedule, wants, places, fallback, where):
     assert placed(round_of(schedule, [[0]], [wants], places, cpu_fallback=fallback)) == {0: where}
 
 
 @pytest.mark.parametrize("schedule", Schedule)
-def test_GIVEN_a_model_that_fits_nowhere_WHEN_its_turn_comes_THEN_it_is_refused_and_the_next_goes_on(schedule):
+def test_a_model_that_fits_nowhere_is_refused_on_its_turn(schedule):
     found = round_of(schedule, [[0], [0]], [need(200), need(10)], [gpu(0)])
     assert list(found.refused) == [0]
     assert placed(found) == {1: "cuda:0"}
 
 
 @pytest.mark.parametrize("schedule", Schedule)
-def test_GIVEN_a_model_that_fits_nowhere_WHEN_others_are_due_THEN_it_is_not_refused_yet(schedule):
+def test_a_model_that_fits_nowhere_is_not_refused_before_its_turn(schedule):
     found = round_of(schedule, [[0], [0]], [need(10), need(200)], [gpu(0)])
     assert (placed(found), found.refused) == ({0: "cuda:0"}, {})
 
 
-def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_them_and_has_no_turns():
+def test_a_round_of_models_that_all_fit_nowhere_refuses_them_without_turns():
     found = round_of(EXCLUSIVE, [[0], [], [0]], [need(200)] * 3, [gpu(0)])
     assert found == Placement((), found.refused)
     assert list(found.refused) == [0, 2]
@@ -291,9 +287,7 @@ def test_GIVEN_models_that_all_fit_nowhere_WHEN_asked_THEN_the_round_refuses_the
         ([], True, "model has no GPU, and CPU fallback is off"),
     ],
 )
-def test_GIVEN_a_refused_model_WHEN_told_THEN_the_reason_names_what_it_needs_and_what_there_is(
-    places, fallback, reason
-):
+def test_a_refusal_names_what_the_model_needs_and_what_there_is(places, fallback, reason):
     found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB, 5 * MIB, 7 * MIB)], places, cpu_fallback=fallback)
     assert found.refused[0] == f"{reason}: raise --ceiling, free memory, or drop it from --roster"
 
@@ -321,28 +315,26 @@ def test_GIVEN_a_refused_model_WHEN_told_THEN_the_reason_names_what_it_needs_and
         ([40, 40, 40, 20], [host()], False, ["cpu", "cpu", None, "cpu"]),
     ],
 )
-def test_GIVEN_models_of_these_sizes_WHEN_shared_THEN_they_are_side_by_side_where_they_fit(
-    sizes, places, fallback, where
-):
+def test_shared_models_are_side_by_side_where_they_fit(sizes, places, fallback, where):
     needs = [need(size, host=size) for size in sizes]
     found = round_of(SHARED, [[0, 1]] * len(sizes), needs, places, cpu_fallback=fallback)
     assert [placed(found).get(model_pass) for model_pass in range(len(sizes))] == where
 
 
-def test_GIVEN_a_companion_that_a_free_gpu_would_hold_whole_WHEN_shared_THEN_it_waits_rather_than_is_streamed():
+def test_a_companion_waits_for_a_gpu_that_would_hold_it_whole():
     found = round_of(SHARED, [[0]] * 3, [need(60), need(60, streamed=5), need(10)], [gpu(0)])
     assert placed(found) == {0: "cuda:0", 2: "cuda:0"}
 
 
-def test_GIVEN_a_companion_that_no_gpu_holds_whole_WHEN_shared_THEN_it_is_streamed_beside_the_primary():
+def test_a_companion_that_no_gpu_holds_whole_is_streamed_beside_the_primary():
     found = round_of(SHARED, [[0]] * 2, [need(60), need(200, streamed=5)], [gpu(0)])
     assert placed(found) == {0: "cuda:0", 1: "cuda:0*"}
 
 
-def test_GIVEN_nobody_to_share_with_WHEN_shared_THEN_the_one_model_has_every_gpu():
+def test_a_single_model_of_a_shared_schedule_has_every_gpu():
     assert placed(round_of(SHARED, [[], [0], []])) == {1: "cuda:0,cuda:1"}
 
 
-def test_GIVEN_a_shared_round_WHEN_made_THEN_each_model_has_all_that_is_left_of_its_pass():
+def test_a_shared_round_gives_each_model_all_that_is_left_of_its_pass():
     found = round_of(SHARED, [[0, 2], [], [5]], window=1)
     assert found.assignments == (Assignment(0, (0, 2), ("cuda:0",)), Assignment(2, (5,), ("cuda:1",)))

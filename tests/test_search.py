@@ -62,9 +62,7 @@ def model(tmp_path, tiny_a):
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_GIVEN_a_store_WHEN_searched_under_other_settings_THEN_the_query_is_encoded_as_its_manifest_says(
-    tmp_path, model, cards, registered
-):
+def test_the_query_is_encoded_as_the_manifest_of_the_store_says(tmp_path, model, cards, registered):
     said = {"max_tokens": 32, "query_prompt": "ask: ", "document_prompt": "tell: "}
     store = written(tmp_path, model, dtype="bfloat16", **said)
     best(store, *([model] if registered else []))
@@ -72,35 +70,31 @@ def test_GIVEN_a_store_WHEN_searched_under_other_settings_THEN_the_query_is_enco
     assert (card.dtype, card.max_tokens, card.document_prompt, prompt) == ("bfloat16", 32, "tell: ", "ask: ")
 
 
-def test_GIVEN_another_model_registered_under_the_key_WHEN_searched_THEN_the_stores_own_is_taken(
-    tmp_path, model, tiny_b
-):
+def test_the_stores_own_model_is_taken_over_another_of_its_key(tmp_path, model, tiny_b):
     assert is_found(best(written(tmp_path, model), tiny_b))
 
 
-def test_GIVEN_a_model_that_moved_WHEN_searched_THEN_every_registered_source_is_tried(tmp_path, model, tiny_b):
+def test_every_registered_source_of_a_moved_model_is_tried(tmp_path, model, tiny_b):
     store = written(tmp_path, model)
     moved = model.rename(tmp_path / "elsewhere")
     assert is_found(best(store, "/no/such/model", tiny_b, moved, weights_sha256="0" * 64))
 
 
-def test_GIVEN_only_other_models_here_WHEN_searched_THEN_it_is_refused_and_they_are_named(tmp_path, model, tiny_b):
+def test_a_search_with_other_models_here_is_refused_and_names_them(tmp_path, model, tiny_b):
     store = written(tmp_path, model)
     model.rename(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"written with another mine .* from {tiny_b}"):
         best(store, tiny_b)
 
 
-def test_GIVEN_no_model_here_WHEN_searched_THEN_it_is_unavailable_and_the_places_are_named(tmp_path, model):
+def test_a_search_without_a_model_is_unavailable_and_names_the_places(tmp_path, model):
     store = written(tmp_path, model)
     model.rename(tmp_path / "elsewhere")
     with pytest.raises(UnavailableError, match=f"{model}: not a directory\n  /no/such/model: not a directory"):
         best(store, "/no/such/model")
 
 
-def test_GIVEN_a_branch_that_moved_on_WHEN_searched_THEN_the_stores_commit_is_taken(
-    tmp_path, tiny_a, tiny_b, monkeypatch
-):
+def test_the_stores_commit_is_taken_when_the_branch_moved_on(tmp_path, tiny_a, tiny_b, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     hub_snapshot(tmp_path / "hub", "org/mine", tiny_a, COMMIT)
     store = written(tmp_path, "hf:org/mine")
@@ -108,7 +102,7 @@ def test_GIVEN_a_branch_that_moved_on_WHEN_searched_THEN_the_stores_commit_is_ta
     assert is_found(best(store, "hf:org/mine"))
 
 
-def test_GIVEN_a_manifest_with_an_unknown_precision_WHEN_searched_THEN_it_is_refused(tmp_path, model):
+def test_a_manifest_with_an_unknown_precision_is_refused(tmp_path, model):
     store = written(tmp_path, model)
     file = store / "docs" / "manifest.json"
     manifest = json.loads(file.read_text())

@@ -44,7 +44,7 @@ def run_python(code, *args, **options):
     )
 
 
-def test_GIVEN_another_manifest_WHEN_opened_for_write_THEN_the_differences_are_listed(tmp_path):
+def test_another_manifest_is_refused_with_the_differences(tmp_path):
     open_store(tmp_path).close()
     other = {**MANIFEST, "models": [{"name": "a", "fingerprint": "f2"}], "extra": 1}
     with pytest.raises(UsageError) as refusal:
@@ -53,7 +53,7 @@ def test_GIVEN_another_manifest_WHEN_opened_for_write_THEN_the_differences_are_l
         assert part in str(refusal.value)
 
 
-def test_GIVEN_only_the_run_differs_WHEN_opened_for_write_THEN_it_is_reused_and_names_the_new_run(tmp_path):
+def test_a_store_of_another_run_is_reused_and_names_the_new_run(tmp_path):
     open_store(tmp_path, {**MANIFEST, "run": "one"}).close()
     open_store(tmp_path, {**MANIFEST, "run": "two"}).close()
     stored = json.loads((tmp_path / "docs" / "manifest.json").read_text())
@@ -61,13 +61,13 @@ def test_GIVEN_only_the_run_differs_WHEN_opened_for_write_THEN_it_is_reused_and_
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_GIVEN_other_dimensions_WHEN_opened_for_write_THEN_it_is_refused(tmp_path):
+def test_other_dimensions_are_refused(tmp_path):
     open_store(tmp_path).close()
     with pytest.raises(UsageError, match="incompatible"):
         open_store(tmp_path, dim=9)
 
 
-def test_GIVEN_a_missing_collection_WHEN_read_THEN_those_there_are_named(tmp_path):
+def test_a_missing_collection_is_refused_with_those_there_are(tmp_path):
     with pytest.raises(UsageError, match=r"no store at .*nowhere"):
         Store.open_for_read(tmp_path / "nowhere", "docs")
     with pytest.raises(UsageError, match="available none"):
@@ -80,7 +80,7 @@ def test_GIVEN_a_missing_collection_WHEN_read_THEN_those_there_are_named(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["", "../up", ".hidden", "a/b", "a:b", "a|b", "x" * 201, "tab\t"])
-def test_GIVEN_a_name_a_server_refuses_WHEN_checked_THEN_it_is_refused_here_too(name, tmp_path):
+def test_a_name_that_a_server_refuses_is_refused_here(name, tmp_path):
     with pytest.raises(UsageError, match="name"):
         check_name("vector", name)
     with pytest.raises(UsageError, match="collection name"):
@@ -88,7 +88,7 @@ def test_GIVEN_a_name_a_server_refuses_WHEN_checked_THEN_it_is_refused_here_too(
     assert not any(tmp_path.iterdir())
 
 
-def test_GIVEN_a_foreign_directory_WHEN_opened_for_write_THEN_it_is_refused_and_untouched(tmp_path):
+def test_a_foreign_directory_is_refused_and_untouched(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="not an Interlock collection"):
@@ -97,7 +97,7 @@ def test_GIVEN_a_foreign_directory_WHEN_opened_for_write_THEN_it_is_refused_and_
 
 
 @pytest.mark.parametrize("broken", ["manifest.json", "edge_config.json", "segment.json", "deleted/status.dat"])
-def test_GIVEN_a_damaged_file_WHEN_opened_THEN_it_says_so_even_when_the_engine_panics(tmp_path, broken):
+def test_a_damaged_file_is_reported_even_when_the_engine_panics(tmp_path, broken):
     with open_store(tmp_path) as store:
         store.upsert([POINT])
     damaged = next(path for path in tmp_path.rglob("*") if str(path).endswith(broken))
@@ -107,7 +107,7 @@ def test_GIVEN_a_damaged_file_WHEN_opened_THEN_it_says_so_even_when_the_engine_p
             opening()
 
 
-def test_GIVEN_an_open_store_WHEN_another_process_opens_it_THEN_it_is_told_that_it_is_in_use(tmp_path):
+def test_an_open_store_is_in_use_to_another_process(tmp_path):
     code = OPEN + "Store.open_for_read(Path(sys.argv[1]), 'docs')"
     with open_store(tmp_path):
         refused = run_python(code, tmp_path)
@@ -116,7 +116,7 @@ def test_GIVEN_an_open_store_WHEN_another_process_opens_it_THEN_it_is_told_that_
     assert run_python(code, tmp_path).returncode == 0
 
 
-def test_GIVEN_a_creation_killed_before_the_shard_WHEN_opened_again_THEN_it_is_taken_up(tmp_path):
+def test_a_creation_killed_before_the_shard_is_taken_up(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / ".manifest.json.partial").write_text("{")
     open_store(tmp_path).close()
@@ -128,7 +128,7 @@ def test_GIVEN_a_creation_killed_before_the_shard_WHEN_opened_again_THEN_it_is_t
         assert store.count() == 0
 
 
-def test_GIVEN_no_room_on_the_disk_WHEN_upserted_THEN_it_stops_before_the_engine_would_be_killed(tmp_path, monkeypatch):
+def test_an_upsert_stops_before_a_full_disk_would_kill_the_engine(tmp_path, monkeypatch):
     with open_store(tmp_path) as store:
         monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
         with pytest.raises(InterlockError, match=r"docs is nearly full \(1000 B free\)"):
@@ -137,7 +137,7 @@ def test_GIVEN_no_room_on_the_disk_WHEN_upserted_THEN_it_stops_before_the_engine
         assert store.upsert([POINT]) == 1
 
 
-def test_GIVEN_a_disk_that_refuses_a_file_WHEN_opened_THEN_it_is_no_usage_error_and_says_what_to_do(tmp_path):
+def test_a_disk_that_refuses_a_file_says_what_to_do_and_is_no_usage_error(tmp_path):
     def limit_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
@@ -163,7 +163,7 @@ except Exception as error:
     assert said.startswith("InterlockError ") and "raise the open file limit (ulimit -n), then deliver" in said
 
 
-def test_GIVEN_a_parent_that_is_a_file_WHEN_opened_for_write_THEN_the_path_is_named(tmp_path):
+def test_a_parent_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InterlockError, match="file/docs failed while writing manifest"):
         open_store(tmp_path / "file")
@@ -173,7 +173,7 @@ def check(directory, manifest=MANIFEST, dim=8, name="docs"):
     shard.check(directory, name, {"small": dim}, manifest)
 
 
-def test_GIVEN_a_new_an_own_or_a_half_made_collection_WHEN_checked_THEN_it_passes_and_nothing_is_written(tmp_path):
+def test_checking_a_new_an_own_or_a_half_made_collection_writes_nothing(tmp_path):
     check(tmp_path / "not" / "yet")
     assert not (tmp_path / "not").exists()
     open_store(tmp_path, {**MANIFEST, "run": "one"}).close()
@@ -196,7 +196,7 @@ def test_GIVEN_a_new_an_own_or_a_half_made_collection_WHEN_checked_THEN_it_passe
         ({"name": "damaged"}, "is damaged"),
     ],
 )
-def test_GIVEN_what_would_be_refused_when_opened_for_write_WHEN_checked_THEN_it_is_refused_now(tmp_path, asked, why):
+def test_checking_refuses_what_opening_would_refuse(tmp_path, asked, why):
     open_store(tmp_path).close()
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("mine")
@@ -207,7 +207,7 @@ def test_GIVEN_what_would_be_refused_when_opened_for_write_WHEN_checked_THEN_it_
         check(tmp_path, **asked)
 
 
-def test_GIVEN_an_open_collection_WHEN_checked_by_another_process_THEN_it_is_in_use_until_it_is_closed(tmp_path):
+def test_checking_an_open_collection_says_in_use_until_it_is_closed(tmp_path):
     code = (
         OPEN
         + "from interlock.engine.outlet import shard\n"
@@ -269,7 +269,7 @@ def test_two_processes_that_make_one_new_collection_leave_it_whole_and_are_told_
 
 
 @pytest.mark.parametrize(("fusion", "refused"), [(Fusion.CONCAT, False), (Fusion.NAMED, True)])
-def test_GIVEN_a_store_of_a_run_WHEN_checked_for_a_run_THEN_only_another_meaning_is_refused(tmp_path, fusion, refused):
+def test_checking_for_a_run_refuses_only_another_meaning(tmp_path, fusion, refused):
     shared = {"weight": 0.5, "source": "/m", "commit": None, "fingerprint": "f", "max_tokens": 9, "batch_tokens": 9}
     text = {"dtype": "float32", "document_prompt": "", "query_prompt": ""}
     roster = [RosterEntry(model=name, dim=dim, **shared, **text) for name, dim in (("a", 8), ("b", 4))]

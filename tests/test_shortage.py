@@ -75,29 +75,29 @@ NEITHER = [
 
 
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: f"{type(error).__name__}-{str(error)[:40]}")
-def test_GIVEN_what_torch_and_cuda_say_of_full_memory_WHEN_classified_THEN_it_is_memory(error):
+def test_full_memory_in_the_words_of_torch_or_cuda_is_memory(error):
     assert classify(error) is Trouble.MEMORY
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)])
 @pytest.mark.parametrize("text", GONE)
-def test_GIVEN_an_error_after_which_cuda_answers_no_more_WHEN_classified_THEN_the_device_is_lost(kind, text):
+def test_an_error_after_which_cuda_is_dead_is_a_lost_device(kind, text):
     assert classify(kind(f"CUDA error: {text}{HINT}")) is Trouble.LOST
 
 
 @pytest.mark.parametrize("error", NEITHER, ids=lambda error: f"{type(error).__name__}-{str(error)[:40]}")
-def test_GIVEN_a_mistake_of_another_kind_WHEN_classified_THEN_it_is_not_hidden(error):
+def test_a_mistake_of_another_kind_is_not_hidden(error):
     assert classify(error) is None
 
 
-def test_GIVEN_torchs_own_error_for_host_memory_WHEN_classified_THEN_it_is_memory_and_says_how_much():
+def test_torchs_host_memory_error_is_memory_and_says_how_much():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 46, dtype=torch.uint8)
     assert classify(caught.value) is Trouble.MEMORY
 
 
 @given(st.text())
-def test_GIVEN_any_text_of_a_bug_WHEN_read_THEN_reading_it_never_fails(text):
+def test_reading_any_error_text_never_fails(text):
     assert classify(ValueError(text)) is None
     classify(RuntimeError(text))
 

@@ -23,9 +23,7 @@ def taken(*wanted):
         return dict(pictures(wanted))
 
 
-def test_GIVEN_another_time_zone_and_another_users_wishes_WHEN_taken_again_THEN_the_bytes_are_the_same(
-    one_size, monkeypatch
-):
+def test_pictures_taken_under_other_zones_and_wishes_have_the_same_bytes(one_size, monkeypatch):
     first = taken(MAIN, SETUP)
     for name, value in {"TZ": "Asia/Tokyo", "NO_COLOR": "1", "TEXTUAL_THEME": "nord", "USER": "ada"}.items():
         monkeypatch.setenv(name, value)
@@ -35,9 +33,7 @@ def test_GIVEN_another_time_zone_and_another_users_wishes_WHEN_taken_again_THEN_
     assert "SIMULATED" in text and "08:01:" in text and not re.search(r"terminal-\d|/tmp|ada", text)
 
 
-def test_GIVEN_pictures_that_are_missing_or_differ_WHEN_checked_THEN_they_are_named_and_nothing_is_written(
-    one_size, tmp_path, capsys
-):
+def test_missing_or_different_pictures_are_named_and_nothing_is_written(one_size, tmp_path, capsys):
     assert main([str(tmp_path), "--check", "--only", "main"]) == 1
     assert "main-80x24" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -45,7 +41,7 @@ def test_GIVEN_pictures_that_are_missing_or_differ_WHEN_checked_THEN_they_are_na
     assert main([str(tmp_path), "--check", "--only", "main"]) == 0
 
 
-def test_GIVEN_an_svg_WHEN_painted_THEN_it_is_a_png_whose_signs_stand_each_in_its_cell(one_size):
+def test_a_png_has_every_character_in_its_cell(one_size):
     pytest.importorskip("cairosvg")
     assert shots.png_of(taken(MAIN)["main-80x24"]).startswith(b"\x89PNG")
     run = '<text class="a" x="12.2" y="20" textLength="36.6" clip-path="b">a&#160;b</text>'
@@ -53,7 +49,7 @@ def test_GIVEN_an_svg_WHEN_painted_THEN_it_is_a_png_whose_signs_stand_each_in_it
     assert placed == '<text class="a" x="12.20 24.40 36.60" y="20"  clip-path="b">a&#160;b</text>'
 
 
-def test_GIVEN_the_committed_pictures_WHEN_listed_THEN_each_shot_is_there_at_each_size():
+def test_each_committed_picture_is_there_at_each_size():
     wanted = {f"{shot.name}-{width}x{height}" for shot in SHOTS for width, height in SIZES}
     for kind in ("svg", "png"):
         assert wanted <= {file.stem for file in (ROOT / "screenshots").glob(f"*.{kind}")}

@@ -60,7 +60,7 @@ def attach(model: nn.Module) -> tuple[torch.Tensor, nn.Module]:
     return flat, twin
 
 
-def test_GIVEN_a_tensor_WHEN_made_and_dropped_within_THEN_it_is_charged_in_steps_of_512_and_taken_off():
+def test_a_tensor_is_charged_in_steps_of_512_and_taken_off():
     counter = Counter()
     with Meter(counter):
         tensor = torch.empty(300)
@@ -69,7 +69,7 @@ def test_GIVEN_a_tensor_WHEN_made_and_dropped_within_THEN_it_is_charged_in_steps
         assert (counter.allocated, counter.peak) == (0, 1536)
 
 
-def test_GIVEN_views_WHEN_all_but_one_are_dropped_THEN_the_storage_stays_charged_once():
+def test_a_storage_stays_charged_once_while_one_view_lives():
     counter = Counter()
     with Meter(counter):
         tensor = torch.empty(1024)
@@ -89,7 +89,7 @@ def test_GIVEN_views_WHEN_all_but_one_are_dropped_THEN_the_storage_stays_charged
     assert counter.allocated == 0
 
 
-def test_GIVEN_host_tensors_WHEN_they_pass_through_THEN_only_what_is_made_of_them_is_charged():
+def test_host_tensors_are_not_charged_and_what_is_made_of_them_is():
     host = torch.ones(1000)
     counter = Counter()
     with Meter(counter):
@@ -103,7 +103,7 @@ def test_GIVEN_host_tensors_WHEN_they_pass_through_THEN_only_what_is_made_of_the
     assert counter.allocated == 0
 
 
-def test_GIVEN_a_tensor_made_outside_WHEN_dropped_within_THEN_nothing_is_taken_off():
+def test_dropping_a_tensor_made_outside_takes_nothing_off():
     tensor = torch.ones(1000)
     counter = Counter()
     with Meter(counter):
@@ -111,7 +111,7 @@ def test_GIVEN_a_tensor_made_outside_WHEN_dropped_within_THEN_nothing_is_taken_o
     assert counter.allocated == 0
 
 
-def test_GIVEN_several_results_of_one_operation_WHEN_made_THEN_each_is_charged():
+def test_each_result_of_one_operation_is_charged():
     counter = Counter()
     with Meter(counter):
         values, places = torch.ones(4, 128).sort()
@@ -122,7 +122,7 @@ def test_GIVEN_several_results_of_one_operation_WHEN_made_THEN_each_is_charged()
     assert counter.allocated == 2048
 
 
-def test_GIVEN_a_result_that_replaces_an_input_WHEN_computed_THEN_the_peak_holds_both():
+def test_the_peak_holds_an_input_and_the_result_that_replaces_it():
     counter = Counter()
     with Meter(counter):
         tensor = torch.ones(1024)
@@ -134,7 +134,7 @@ def test_GIVEN_a_result_that_replaces_an_input_WHEN_computed_THEN_the_peak_holds
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_GIVEN_a_composite_operation_WHEN_it_runs_THEN_what_it_makes_inside_is_seen(mode):
+def test_what_a_composite_operation_makes_inside_is_seen(mode):
     query = torch.ones(1, 2, 16, 8)
     counter = Counter()
     with mode(), Meter(counter):
@@ -149,7 +149,7 @@ def test_GIVEN_a_composite_operation_WHEN_it_runs_THEN_what_it_makes_inside_is_s
     assert counter.allocated == 0
 
 
-def test_GIVEN_the_two_modes_without_gradients_WHEN_a_model_runs_THEN_they_are_charged_the_same(model):
+def test_both_modes_without_gradients_are_charged_the_same(model):
     peaks = []
     for mode in (torch.no_grad, torch.inference_mode):
         counter = Counter()
@@ -159,7 +159,7 @@ def test_GIVEN_the_two_modes_without_gradients_WHEN_a_model_runs_THEN_they_are_c
     assert peaks[0] == peaks[1] > 3 * 40 * 64 * 4
 
 
-def test_GIVEN_a_narrow_meter_WHEN_tensors_are_made_THEN_float32_counts_half_and_nothing_else_does():
+def test_a_narrow_meter_counts_float32_half_and_nothing_else():
     counter = Counter()
     with Meter(counter, narrow=True):
         single = torch.empty(1024, dtype=torch.float32)
@@ -173,7 +173,7 @@ def test_GIVEN_a_narrow_meter_WHEN_tensors_are_made_THEN_float32_counts_half_and
     assert counter.allocated == 0
 
 
-def test_GIVEN_a_meter_within_itself_and_two_on_one_ledger_WHEN_computed_THEN_each_storage_is_charged_once():
+def test_nested_meters_on_one_ledger_charge_each_storage_once():
     counter = Counter()
     outer = Meter(counter)
     with outer, outer, Meter(counter):
@@ -183,7 +183,7 @@ def test_GIVEN_a_meter_within_itself_and_two_on_one_ledger_WHEN_computed_THEN_ea
     assert counter.allocated == 0
 
 
-def test_GIVEN_two_ledgers_WHEN_nested_THEN_each_gets_the_charge():
+def test_nested_ledgers_are_both_charged():
     one, other = Counter(), Counter()
     with Meter(one), Meter(other):
         tensor = torch.empty(1024)
@@ -192,7 +192,7 @@ def test_GIVEN_two_ledgers_WHEN_nested_THEN_each_gets_the_charge():
     assert one.allocated == other.allocated == 0
 
 
-def test_GIVEN_a_meter_that_is_gone_WHEN_its_tensors_die_THEN_they_are_taken_off_all_the_same():
+def test_tensors_that_outlive_their_meter_are_taken_off():
     counter = Counter()
     with Meter(counter):
         tensor = torch.empty(1024)
@@ -201,7 +201,7 @@ def test_GIVEN_a_meter_that_is_gone_WHEN_its_tensors_die_THEN_they_are_taken_off
     assert counter.allocated == 0
 
 
-def test_GIVEN_one_meter_on_several_threads_WHEN_tensors_die_on_others_THEN_nothing_is_lost_or_counted_twice():
+def test_one_meter_on_several_threads_neither_loses_nor_double_counts():
     counter = Counter()
     meter = Meter(counter)
     passed_on: list[torch.Tensor] = []
@@ -230,7 +230,7 @@ def test_GIVEN_one_meter_on_several_threads_WHEN_tensors_die_on_others_THEN_noth
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_GIVEN_a_cycle_of_garbage_WHEN_collected_THEN_its_storage_is_taken_off():
+def test_the_storage_of_a_collected_cycle_is_taken_off():
     counter = Counter()
     with Meter(counter):
         tensor = torch.empty(1024)
@@ -240,7 +240,7 @@ def test_GIVEN_a_cycle_of_garbage_WHEN_collected_THEN_its_storage_is_taken_off()
     assert counter.allocated == 0
 
 
-def test_GIVEN_fake_tensors_WHEN_computed_THEN_they_are_charged_as_real_ones_are(model):
+def test_fake_tensors_are_charged_like_real_ones(model):
     from transformers import AutoModel
 
     real, fake = Counter(), Counter()
@@ -253,7 +253,7 @@ def test_GIVEN_fake_tensors_WHEN_computed_THEN_they_are_charged_as_real_ones_are
     assert fake.peak == pytest.approx(real.peak, rel=0.02)
 
 
-def test_GIVEN_fake_tensors_and_a_meter_in_one_with_WHEN_they_die_THEN_they_are_taken_off():
+def test_fake_tensors_are_taken_off_in_one_with_statement_with_the_meter():
     counter = Counter()
     with FakeTensorMode(), Meter(counter):
         tensor = torch.empty(GIB, dtype=torch.uint8)
@@ -265,7 +265,7 @@ def test_GIVEN_fake_tensors_and_a_meter_in_one_with_WHEN_they_die_THEN_they_are_
         assert counter.allocated == 0
 
 
-def test_GIVEN_an_architecture_of_real_size_WHEN_traced_THEN_it_is_charged_and_the_host_gives_nothing():
+def test_a_traced_architecture_of_real_size_costs_the_host_nothing():
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(
@@ -294,7 +294,7 @@ def test_GIVEN_an_architecture_of_real_size_WHEN_traced_THEN_it_is_charged_and_t
     assert device.memory().allocated == 0
 
 
-def test_GIVEN_a_real_model_WHEN_computed_within_THEN_its_vectors_are_those_of_outside_bit_for_bit(device, model):
+def test_vectors_of_a_simulated_device_are_those_of_outside_bit_for_bit(device, model):
     outside = encode(model)
     with device.computing():
         within = encode(model)
@@ -302,7 +302,7 @@ def test_GIVEN_a_real_model_WHEN_computed_within_THEN_its_vectors_are_those_of_o
     assert device.allocations > 50
 
 
-def test_GIVEN_a_real_model_WHEN_computed_twice_THEN_the_measured_peak_is_the_same(device, model):
+def test_computing_twice_measures_the_same_peak(device, model):
     peaks = []
     for _ in range(2):
         device.start_peak()
@@ -314,7 +314,7 @@ def test_GIVEN_a_real_model_WHEN_computed_twice_THEN_the_measured_peak_is_the_sa
     assert peaks[0].occupied == CONTEXT + peaks[0].reserved > CONTEXT + peaks[0].allocated
 
 
-def test_GIVEN_an_attached_model_WHEN_everything_is_dropped_and_reclaimed_THEN_the_device_is_as_before(device, model):
+def test_the_device_is_as_before_once_a_model_is_dropped_and_reclaimed(device, model):
     before = device.memory()
     with device.computing():
         flat, twin = attach(model)
@@ -326,7 +326,7 @@ def test_GIVEN_an_attached_model_WHEN_everything_is_dropped_and_reclaimed_THEN_t
     assert device.memory() == before == Memory(allocated=0, occupied=CONTEXT, reserved=0)
 
 
-def test_GIVEN_tensors_in_a_cycle_WHEN_reclaimed_THEN_they_are_found(device):
+def test_reclaiming_finds_tensors_in_a_cycle(device):
     gc.disable()
     try:
         with device.computing():
@@ -341,7 +341,7 @@ def test_GIVEN_tensors_in_a_cycle_WHEN_reclaimed_THEN_they_are_found(device):
         gc.enable()
 
 
-def test_GIVEN_a_wall_WHEN_a_model_goes_over_it_THEN_it_is_out_of_memory_and_all_is_freed_after_the_handler(device):
+def test_a_model_over_the_wall_runs_out_of_memory_and_frees_all(device):
     device.wall(CONTEXT + 40 * MIB)
     layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
     gc.disable()
@@ -362,7 +362,7 @@ def test_GIVEN_a_wall_WHEN_a_model_goes_over_it_THEN_it_is_out_of_memory_and_all
     assert device.retries() > 0
 
 
-def test_GIVEN_two_devices_on_two_threads_WHEN_both_compute_THEN_each_is_charged_for_its_own(model):
+def test_each_device_on_its_thread_is_charged_for_its_own(model):
     devices = simulated("sim:2xT4")
     alone = SimDevice("cuda:0", CARDS["T4"])
     with alone.computing():
@@ -386,7 +386,7 @@ def test_GIVEN_two_devices_on_two_threads_WHEN_both_compute_THEN_each_is_charged
     assert [device.memory().allocated for device in devices] == [WORKSPACE] * 2
 
 
-def test_GIVEN_devices_within_each_other_WHEN_computed_THEN_only_the_innermost_is_charged():
+def test_only_the_innermost_of_nested_devices_is_charged():
     one, other = simulated("sim:2xT4")
     with one.computing():
         with one.computing():
@@ -400,7 +400,7 @@ def test_GIVEN_devices_within_each_other_WHEN_computed_THEN_only_the_innermost_i
     del tensor, moved
 
 
-def test_GIVEN_a_matrix_product_WHEN_it_is_the_first_THEN_the_workspace_is_allocated_until_reclaimed(device):
+def test_the_first_matrix_product_keeps_a_workspace_until_reclaimed(device):
     with device.computing():
         torch.ones(4).exp()
         assert device.memory().allocated == 0
@@ -413,7 +413,7 @@ def test_GIVEN_a_matrix_product_WHEN_it_is_the_first_THEN_the_workspace_is_alloc
     assert device.memory().reserved == 0
 
 
-def test_GIVEN_cached_memory_WHEN_room_is_asked_THEN_it_is_room_and_what_is_allocated_is_not(device):
+def test_cached_memory_of_a_simulated_card_is_room_and_allocated_is_not(device):
     assert device.room(GIB) == GIB - CONTEXT
     assert device.room(CONTEXT + 100 * MIB) == 100 * MIB
     assert device.room(CONTEXT - MIB) == 0
@@ -428,9 +428,7 @@ def test_GIVEN_cached_memory_WHEN_room_is_asked_THEN_it_is_room_and_what_is_allo
     del kept
 
 
-def test_GIVEN_a_host_that_is_short_itself_WHEN_a_large_tensor_comes_THEN_the_card_is_out_of_memory_before_the_host(
-    device, monkeypatch
-):
+def test_a_short_host_makes_the_card_run_out_first(device, monkeypatch):
     low = psutil.virtual_memory()._replace(available=chip.HOST_RESERVE + 300 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: low)
     weight, one, numbers = torch.ones(30_000, 8), torch.ones(1), torch.zeros(10 * MIB, dtype=torch.long)
@@ -451,7 +449,7 @@ def test_GIVEN_a_host_that_is_short_itself_WHEN_a_large_tensor_comes_THEN_the_ca
             torch.empty(80 * MIB)
 
 
-def test_GIVEN_a_simulated_device_WHEN_it_is_looked_at_THEN_it_is_a_device_that_says_what_it_is():
+def test_a_simulated_device_says_what_it_is():
     device: Device = SimDevice("cuda:1", CARDS["T4"], key="GPU-1")
     assert (device.name, device.kind, device.label) == ("cuda:1", "sim", "Tesla T4 (simulated)")
     assert (device.total, device.torch, device.key, device.metered) == (15095 * MIB, torch.device("cpu"), "GPU-1", True)
@@ -472,7 +470,7 @@ def test_GIVEN_a_simulated_device_WHEN_it_is_looked_at_THEN_it_is_a_device_that_
         ("sim:1.5GiB+h100", [1536 * MIB, 81004 * MIB]),
     ],
 )
-def test_GIVEN_a_text_WHEN_devices_are_simulated_THEN_they_are_numbered_cards_of_these_sizes(text, totals):
+def test_a_text_makes_numbered_cards_of_these_sizes(text, totals):
     devices = simulated(text)
     assert [device.total for device in devices] == totals
     assert [device.name for device in devices] == [f"cuda:{number}" for number in range(len(totals))]
@@ -482,19 +480,19 @@ def test_GIVEN_a_text_WHEN_devices_are_simulated_THEN_they_are_numbered_cards_of
 @pytest.mark.parametrize(
     "text", ["sim", "sim:", "T4", "sim:0xT4", "sim:2xK80", "sim:T4,L4", "sim:99xT4", "sim:2x", "sim:+"]
 )
-def test_GIVEN_no_such_cards_WHEN_simulated_THEN_the_table_is_told(text):
+def test_an_unknown_card_shows_the_table(text):
     with pytest.raises(UsageError, match="sim:2xT4") as caught:
         simulated(text)
     assert repr(text) in str(caught.value)
     assert all(name in str(caught.value) for name in CARDS)
 
 
-def test_GIVEN_a_card_too_small_for_a_context_WHEN_simulated_THEN_that_is_said():
+def test_a_card_too_small_for_a_context_is_refused():
     with pytest.raises(UsageError, match=r"more than 600\.0 MiB"):
         simulated("sim:2x512MiB")
 
 
-def test_GIVEN_a_fault_of_a_device_that_is_not_there_WHEN_simulated_THEN_it_is_named():
+def test_a_fault_of_a_missing_device_is_named():
     with pytest.raises(UsageError, match=r"cuda:2.*cuda:0, cuda:1"):
         simulated("sim:2xT4", parse("oom@2:1"))
     assert len(simulated("sim:2xT4", parse("oom@1:1,lag:1"))) == 2
@@ -504,11 +502,11 @@ def test_GIVEN_a_fault_of_a_device_that_is_not_there_WHEN_simulated_THEN_it_is_n
     ("text", "size"),
     [("12GiB", 12 * GIB), ("1.5 MiB", 1536 * KIB), ("800mb", 800_000_000), ("4096", 4096), (" 1KiB ", KIB)],
 )
-def test_GIVEN_a_size_as_people_write_it_WHEN_parsed_THEN_it_is_in_bytes(text, size):
+def test_a_size_as_people_write_it_is_in_bytes(text, size):
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 parsec", "1e3", "1GiB2"])
-def test_GIVEN_no_size_WHEN_parsed_THEN_it_is_refused(text):
+def test_a_text_that_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="expected a size such as"):
         parse_bytes(text)

@@ -76,7 +76,7 @@ def failed(model_pass=0):
 RESUMED = ev.RunResumed(versions={"torch": "2"}, chunks="in", config={}, environment={})
 
 
-def test_GIVEN_commits_WHEN_folded_THEN_each_counts_for_the_collection_its_batch_belongs_to():
+def test_each_commit_counts_for_the_collection_of_its_batch():
     state = folded(
         read("A"), read("B"), planned(name="A"), planned(name="B", first=2, batches=1), committed(0), committed(2)
     )
@@ -85,7 +85,7 @@ def test_GIVEN_commits_WHEN_folded_THEN_each_counts_for_the_collection_its_batch
     assert sorted(state.committed[0]) == [0, 2]
 
 
-def test_GIVEN_a_batch_outside_every_plan_WHEN_looked_up_THEN_it_belongs_to_nobody():
+def test_a_batch_outside_every_plan_belongs_to_nobody():
     state = folded(read(), planned())
     assert state.share_of(0, 2) is None
     assert state.share_of(1, 0) is None
@@ -98,12 +98,12 @@ def test_a_batch_is_found_beside_collections_that_have_none_and_in_any_order_of_
     assert state.share_of(0, 5) is None
 
 
-def test_GIVEN_the_same_plan_again_WHEN_folded_THEN_what_was_done_under_it_stays():
+def test_folding_the_same_plan_again_keeps_what_was_done_under_it():
     state = folded(read(), planned(), committed(0), RESUMED, read(), planned())
     assert (state.collections["Docs"].shares[0].batches_done, state.collections["Docs"].shares[0].rows_done) == (1, 2)
 
 
-def test_GIVEN_a_lost_batch_WHEN_it_is_done_again_THEN_rows_and_batches_are_counted_once():
+def test_a_redone_batch_is_counted_once():
     lost = ev.BatchesLost(model_pass=0, batches=[1])
     state = folded(read(), planned(), committed(0), committed(1), lost)
     share = state.collections["Docs"].shares[0]
@@ -112,7 +112,7 @@ def test_GIVEN_a_lost_batch_WHEN_it_is_done_again_THEN_rows_and_batches_are_coun
     assert (share.batches_done, share.rows_done) == (2, 4)
 
 
-def test_GIVEN_a_lost_batch_WHEN_folded_THEN_its_pass_is_no_longer_complete():
+def test_a_lost_batch_makes_its_pass_incomplete():
     complete = ev.EnsemblePassCompleted(
         model_pass=0, model="m0", device="cpu", dtype="float32", weight=1, rows=4, seconds=1
     )
@@ -123,7 +123,7 @@ def test_GIVEN_a_lost_batch_WHEN_folded_THEN_its_pass_is_no_longer_complete():
     assert verdict.unfinished(state, "Docs") == ["m0"]
 
 
-def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_is_forgotten():
+def test_a_resumption_forgets_what_the_new_session_tells_afresh():
     state = folded(
         read(refused=1),
         ev.RecordRefused(collection="Docs", file="a", record=1, reason="r"),
@@ -143,13 +143,13 @@ def test_GIVEN_a_resumption_WHEN_folded_THEN_what_the_new_session_tells_afresh_i
     assert state.versions == {"torch": "2"}
 
 
-def test_GIVEN_two_sessions_WHEN_folded_THEN_their_seconds_are_added():
+def test_the_seconds_of_two_sessions_are_added():
     state = folded(read(), read(), read())
     folded(RESUMED, read(), state=state, session=1)
     assert state.elapsed == 2 + 1
 
 
-def test_GIVEN_the_folding_of_a_prefix_WHEN_folded_on_THEN_it_equals_folding_all_at_once():
+def test_folding_on_from_a_prefix_equals_folding_all_at_once():
     bodies = [read(), planned(), committed(0), parked(), RESUMED, read(), planned(), committed(1)]
     entries = [
         Entry(seq=n, at=n, session=int(n > 3), elapsed=n, device_kind="cpu", body=body) for n, body in enumerate(bodies)
@@ -178,13 +178,11 @@ def test_GIVEN_the_folding_of_a_prefix_WHEN_folded_on_THEN_it_equals_folding_all
         ([read(chunks=0)], "skipped", "no chunk files"),
     ],
 )
-def test_GIVEN_what_was_seen_of_a_collection_WHEN_judged_THEN_it_is_complete_only_if_every_model_saw_every_row(
-    bodies, status, reason
-):
+def test_a_collection_is_complete_only_if_every_model_saw_every_row(bodies, status, reason):
     assert verdict.of_collection(folded(*bodies), "Docs") == (status, reason)
 
 
-def test_GIVEN_a_store_that_does_not_hold_what_was_written_WHEN_judged_THEN_the_collection_failed():
+def test_a_store_that_lacks_what_was_written_fails_its_collection():
     wrong = ev.StoreVerified(
         collection="Docs",
         qdrant_collection="docs",
@@ -212,7 +210,7 @@ def test_GIVEN_a_store_that_does_not_hold_what_was_written_WHEN_judged_THEN_the_
         (["failed", "incomplete"], "failed"),
     ],
 )
-def test_GIVEN_closed_collections_WHEN_the_run_is_judged_THEN_the_worst_counts(statuses, status):
+def test_the_worst_collection_decides_how_the_run_ended(statuses, status):
     bodies = [
         body
         for name, each in zip("AB", statuses, strict=True)

@@ -69,15 +69,15 @@ def finished(tmp_path_factory, root, tiny_a, tiny_b):
     return run
 
 
-def test_GIVEN_a_run_WHEN_its_journal_is_folded_again_THEN_the_summary_is_the_same_byte_for_byte(finished):
+def test_folding_the_journal_again_gives_the_same_summary(finished):
     assert (finished / "summary.json").read_bytes() == refolded(finished)
 
 
-def test_GIVEN_a_run_WHEN_summarised_THEN_the_schema_is_kept(finished):
+def test_the_summary_keeps_the_schema(finished):
     validate(finished)
 
 
-def test_GIVEN_a_summary_WHEN_loaded_and_written_again_THEN_nothing_changes(finished):
+def test_a_summary_loaded_and_written_again_does_not_change(finished):
     data = (finished / "summary.json").read_bytes()
     assert summary.dumps(summary.load(data)) == data
 
@@ -94,18 +94,18 @@ def test_a_summary_from_before_the_optional_fields_loads_and_keeps_the_schema(fi
     assert [each.refused_by_reason for each in summary.load(json.dumps(older).encode()).collections] == [{}, {}, {}]
 
 
-def test_GIVEN_the_models_of_the_summary_WHEN_their_schema_is_made_THEN_it_is_the_committed_one():
+def test_the_schema_made_from_the_models_is_the_committed_one():
     assert summary.schema_text() == summary.committed_schema()
 
 
-def test_GIVEN_the_schema_WHEN_checked_THEN_it_is_a_schema_and_refuses_what_is_not_ours(finished):
+def test_the_schema_is_valid_and_refuses_what_is_not_ours(finished):
     schema = json.loads(summary.committed_schema())
     Draft202012Validator.check_schema(schema)
     assert not Draft202012Validator(schema).is_valid(summary_of(finished) | {"surprise": 1})
     assert not Draft202012Validator(schema).is_valid(summary_of(finished) | {"status": "fine"})
 
 
-def test_GIVEN_a_run_WHEN_summarised_THEN_every_row_is_accounted_for(finished):
+def test_every_row_is_accounted_for_in_the_summary(finished):
     first, second, third = summary_of(finished)["collections"]
     assert (first["chunks"], first["duplicates"], first["refused"]) == (40, 0, 0)
     assert (second["chunks"], second["duplicates"], second["refused"]) == (9, 4, 1)
@@ -118,7 +118,7 @@ def test_GIVEN_a_run_WHEN_summarised_THEN_every_row_is_accounted_for(finished):
     assert [each["weight"] for each in first["passes"]] == [0.75, 0.25]
 
 
-def test_GIVEN_a_run_WHEN_summarised_THEN_each_pass_has_its_lease_with_a_receipt_and_no_residue(finished):
+def test_each_pass_has_a_lease_with_a_receipt_and_no_residue(finished):
     first = summary_of(finished)["collections"][0]
     assert [(each["model"], each["weights_bytes"] > 0) for each in first["leases"]] == [
         ("tiny-a", True),
@@ -131,7 +131,7 @@ def test_GIVEN_a_run_WHEN_summarised_THEN_each_pass_has_its_lease_with_a_receipt
         assert lease["predicted_bytes"] <= lease["budget_bytes"]
 
 
-def test_GIVEN_a_run_WHEN_summarised_THEN_exports_are_named_with_their_hashes_and_the_store_is_verified(finished):
+def test_exports_are_named_with_their_hashes_and_the_store_is_verified(finished):
     first = summary_of(finished)["collections"][0]
     assert {each["path"] for each in first["exports"]} == {
         f"exports/A/{name}" for name in ("tiny-a.npy", "tiny-b.npy", "fused.npy", "points.parquet")
@@ -140,13 +140,13 @@ def test_GIVEN_a_run_WHEN_summarised_THEN_exports_are_named_with_their_hashes_an
     assert (first["verification"]["ok"], first["verification"]["points"]) == (True, 40)
 
 
-def test_GIVEN_a_run_WHEN_summarised_THEN_each_setting_stands_with_its_origin(finished):
+def test_each_setting_stands_with_its_origin(finished):
     settings = summary_of(finished)["configuration"]
     assert settings["fusion"] == {"value": "concat", "origin": "default"}
     assert settings["qdrant"]["origin"] == "flag --qdrant"
 
 
-def test_GIVEN_a_stopped_run_WHEN_summarised_THEN_it_says_what_is_missing(tmp_path, root, tiny_a):
+def test_a_stopped_run_says_what_is_missing(tmp_path, root, tiny_a):
     code, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a))
     said = summary_of(run)
     assert (code, said["status"], said["exit_code"]) == (ExitCode.STOPPED, "stopped", 4)
@@ -155,9 +155,7 @@ def test_GIVEN_a_stopped_run_WHEN_summarised_THEN_it_says_what_is_missing(tmp_pa
     validate(run)
 
 
-def test_GIVEN_a_run_that_was_stopped_and_resumed_WHEN_summarised_THEN_both_sessions_make_one_whole(
-    tmp_path, root, tiny_a, finished
-):
+def test_a_stopped_and_resumed_run_is_one_whole_of_two_sessions(tmp_path, root, tiny_a, finished):
     _, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a))
     code, again = embed(root, tmp_path, roster=str(tiny_a), resume="yes")
     assert (code, again) == (ExitCode.COMPLETED, run)
@@ -172,7 +170,7 @@ def test_GIVEN_a_run_that_was_stopped_and_resumed_WHEN_summarised_THEN_both_sess
     validate(run)
 
 
-def test_GIVEN_a_finished_run_WHEN_resumed_THEN_it_completes_again_without_computing_anything(tmp_path, root, tiny_a):
+def test_a_finished_run_resumed_completes_without_computing(tmp_path, root, tiny_a):
     _, run = embed(root, tmp_path, roster=str(tiny_a))
     before = len(events_of(run, ev.BatchCommitted))
     code, _ = embed(root, tmp_path, roster=str(tiny_a), resume="yes")
@@ -182,7 +180,7 @@ def test_GIVEN_a_finished_run_WHEN_resumed_THEN_it_completes_again_without_compu
     validate(run)
 
 
-def test_GIVEN_vectors_that_were_damaged_WHEN_resumed_THEN_they_are_done_again_and_counted_once(tmp_path, root, tiny_a):
+def test_damaged_vectors_are_redone_on_resume_and_counted_once(tmp_path, root, tiny_a):
     _, run = embed(root, tmp_path, roster=str(tiny_a))
     good = (run / "exports/A/tiny-a.npy").read_bytes()
     vectors = run / "passes" / "0_tiny-a" / "vectors.npy"
@@ -196,9 +194,7 @@ def test_GIVEN_vectors_that_were_damaged_WHEN_resumed_THEN_they_are_done_again_a
     assert [collection["passes"][0]["rows"] for collection in said["collections"][:2]] == [40, 5]
 
 
-def test_GIVEN_a_model_that_fails_WHEN_summarised_THEN_the_other_has_its_pass_and_the_collection_is_failed(
-    tmp_path, root, tiny_a
-):
+def test_the_other_model_has_its_pass_when_one_fails_the_collection(tmp_path, root, tiny_a):
     broken = tiny_model(tmp_path / "broken", layers=1)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))  # the weights hold one
@@ -214,7 +210,7 @@ def test_GIVEN_a_model_that_fails_WHEN_summarised_THEN_the_other_has_its_pass_an
     validate(run)
 
 
-def test_GIVEN_secrets_in_the_environment_WHEN_run_THEN_no_file_and_no_output_holds_them(tmp_path, root, tiny_a):
+def test_no_secret_of_the_environment_is_in_any_file_or_output(tmp_path, root, tiny_a):
     done = interlock(
         *("run", root, "--roster", tiny_a, "--qdrant", "store", "--events", "-", "--summary", "copy.json"),
         env=CANARIES,

@@ -76,7 +76,7 @@ def test_a_configuration_that_cannot_be_read_is_told_with_its_reason_when_planni
     assert done.stderr == ""
 
 
-def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_the_law_of_each_is_shown(tmp_path):
+def test_the_law_of_each_model_is_planned_from_its_configuration_alone(tmp_path):
     for name, config in (("big", XLM_R_LARGE), ("bigger", QWEN2_15B)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
@@ -88,7 +88,7 @@ def test_GIVEN_configurations_without_weights_WHEN_planned_without_chunks_THEN_t
     assert "not found" in lines["bge-m3"]
 
 
-def test_GIVEN_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_that_the_model_is_streamed_or_goes_to_the_cpu(
+def test_a_plan_says_which_models_are_streamed_or_go_to_the_cpu(
     tmp_path,
 ):
     (tmp_path / "big").mkdir()
@@ -99,7 +99,7 @@ def test_GIVEN_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_that_the_mo
     assert "0, streamed or CPU" in line
 
 
-def test_GIVEN_chunks_and_a_ceiling_below_the_weights_WHEN_planned_THEN_it_says_where_passes_would_be_computed(
+def test_a_plan_with_chunks_says_where_passes_would_be_computed(
     tmp_path,
 ):
     model = tiny_model(tmp_path / "tall", width=256, layers=16)

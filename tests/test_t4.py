@@ -44,7 +44,7 @@ def large() -> Desk:
     return desk
 
 
-def test_GIVEN_three_large_models_WHEN_3000_chunks_are_computed_THEN_every_row_is_committed_once(large):
+def test_three_large_models_commit_every_row_of_3000_chunks_once(large):
     for card, file in zip(large.cards, large.files, strict=True):
         assert file.puts == dict.fromkeys(range(ROWS), 1)
         np.testing.assert_array_equal(file.array, vectors_of(large.lengths, card.dim))
@@ -53,14 +53,14 @@ def test_GIVEN_three_large_models_WHEN_3000_chunks_are_computed_THEN_every_row_i
     assert [end.rows for end in large.of(ev.EnsemblePassCompleted)] == [ROWS] * 3
 
 
-def test_GIVEN_three_large_models_WHEN_computed_in_turn_THEN_no_card_is_ever_over_12_gib(large):
+def test_no_card_is_ever_over_12_gib(large):
     peaks = [receipt.peak.occupied for lease in large.of(ev.LeaseReleased) for receipt in lease.receipts]
     assert max(peaks) <= CEILING
     assert max(peaks) == max(gpu.most for gpu in large.gpus)
     assert max(peaks) > 10 * GIB
 
 
-def test_GIVEN_three_large_models_WHEN_computed_in_turn_THEN_memory_never_runs_out_and_nothing_stays(large):
+def test_memory_never_runs_out_and_nothing_stays(large):
     assert [gpu.allocator.counters().ooms for gpu in large.gpus] == [0, 0]
     receipts = [receipt for lease in large.of(ev.LeaseReleased) for receipt in lease.receipts]
     assert len(receipts) == 2 * len(large.cards)
@@ -68,7 +68,7 @@ def test_GIVEN_three_large_models_WHEN_computed_in_turn_THEN_memory_never_runs_o
     assert not large.of(ev.RowParked)
 
 
-def test_GIVEN_three_large_models_WHEN_attached_THEN_every_card_is_charged_their_true_weights(large):
+def test_every_card_is_charged_the_true_weights_of_its_model(large):
     for card, lease in zip(large.cards, large.of(ev.LeaseReleased), strict=True):
         network = load(card).network
         size = sum(each.numel() * 2 for each in {id(each): each for each in network.parameters()}.values())
@@ -78,7 +78,7 @@ def test_GIVEN_three_large_models_WHEN_attached_THEN_every_card_is_charged_their
         assert attached == pytest.approx([size, size], rel=0.001)
 
 
-def test_GIVEN_a_chunk_of_8k_tokens_WHEN_its_batch_does_not_fit_THEN_it_is_planned_smaller_and_the_summary_says_so(
+def test_a_batch_of_an_8k_token_chunk_is_replanned_smaller_and_told(
     large,
 ):
     (collection,) = summarise(large.state).collections
@@ -92,7 +92,7 @@ def test_GIVEN_a_chunk_of_8k_tokens_WHEN_its_batch_does_not_fit_THEN_it_is_plann
     }
 
 
-def test_GIVEN_that_batch_WHEN_computed_in_one_forward_all_the_same_THEN_the_card_has_no_room_for_it():
+def test_the_card_has_no_room_for_that_batch_in_one_forward():
     gpu = T4(0)
     gpu.wall(CEILING)
     replica = Replica(hydrate(HEAVY), gpu)
@@ -123,7 +123,7 @@ def pair() -> Desk:
     return Desk([PRIMARY, COMPANION], lengths_of(100, seed=2), [T4(0), T4(1)], CEILING)
 
 
-def test_GIVEN_two_cards_WHEN_shared_THEN_the_companion_is_on_the_second_beside_the_primary(pair):
+def test_a_shared_companion_is_on_the_second_card_beside_the_primary(pair):
     summary = shared(pair)
     assert leases_of(summary) == [(PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cuda:1"])]
     first, second = pair.of(ev.LeaseGranted)
@@ -133,7 +133,7 @@ def test_GIVEN_two_cards_WHEN_shared_THEN_the_companion_is_on_the_second_beside_
     assert summary.collections[0].mitigations == []
 
 
-def test_GIVEN_no_room_on_the_second_card_nor_beside_the_primary_WHEN_shared_THEN_the_companion_is_on_the_cpu(pair):
+def test_a_companion_without_room_on_any_card_is_on_the_cpu(pair):
     pair.ceiling = 3 * GIB
     pair.gpus[1].allocator.others = 14 * GIB
     summary = shared(pair)
@@ -144,7 +144,7 @@ def test_GIVEN_no_room_on_the_second_card_nor_beside_the_primary_WHEN_shared_THE
     ]
 
 
-def test_GIVEN_a_second_card_that_fills_up_after_it_was_promised_WHEN_shared_THEN_the_summary_tells_why_the_cpu(pair):
+def test_the_summary_tells_why_a_companion_went_to_the_cpu(pair):
     def fill(event: ev.AnyEvent) -> None:
         if isinstance(event, ev.ModelAttached):
             pair.gpus[1].allocator.others = 14 * GIB

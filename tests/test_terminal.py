@@ -49,7 +49,7 @@ WHY = "from interlock.console.terminal.tty import why_headless; print(why_headle
 
 
 @pytest.mark.parametrize("environment", ALLOWED)
-def test_GIVEN_a_terminal_WHEN_nothing_speaks_against_it_THEN_there_can_be_a_console(
+def test_a_terminal_can_have_a_console_when_nothing_speaks_against_it(
     environment: dict[str, str],
 ) -> None:
     assert why_headless(around=replace(GOOD, environment=environment)) == ""
@@ -57,26 +57,22 @@ def test_GIVEN_a_terminal_WHEN_nothing_speaks_against_it_THEN_there_can_be_a_con
 
 
 @pytest.mark.parametrize(("around", "words"), REFUSED)
-def test_GIVEN_no_real_terminal_WHEN_a_console_is_wanted_THEN_the_reason_is_told(
-    around: Surroundings, words: str
-) -> None:
+def test_without_a_real_terminal_the_reason_is_told(around: Surroundings, words: str) -> None:
     assert words in why_headless(around=around)
 
 
 @pytest.mark.parametrize(("flags", "words"), FLAGS)
-def test_GIVEN_a_flag_that_excludes_a_console_WHEN_asked_THEN_it_is_the_reason_before_all_others(
-    flags: dict[str, object], words: str
-) -> None:
+def test_a_flag_that_excludes_a_console_is_the_first_reason(flags: dict[str, object], words: str) -> None:
     for around in (GOOD, Surroundings({}, stdin=False, stderr=False)):
         assert words in why_headless(around=around, **flags)
 
 
 @given(st.text())
-def test_GIVEN_any_TERM_WHEN_it_is_named_THEN_it_cannot_steer_the_terminal(term: str) -> None:
+def test_a_named_term_cannot_steer_the_terminal(term: str) -> None:
     assert not _steers(why_headless(around=replace(GOOD, environment={"TERM": term})))
 
 
-def test_GIVEN_a_process_WHEN_its_streams_lead_elsewhere_or_it_is_in_the_background_THEN_it_notices() -> None:
+def test_a_process_notices_redirected_streams_and_the_background() -> None:
     python = [sys.executable, "-c", WHY]
     with OnTerminal(python, cwd=ROOT) as terminal:
         terminal.wait_for("a console")
@@ -87,9 +83,7 @@ def test_GIVEN_a_process_WHEN_its_streams_lead_elsewhere_or_it_is_in_the_backgro
 
 
 @pytest.mark.parametrize("seen", ["redirected", "terminal"])
-def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_afterwards_all_is_as_it_was(
-    tmp_path: Path, seen: str
-) -> None:
+def test_what_prints_while_a_terminal_is_held_goes_to_the_log(tmp_path: Path, seen: str) -> None:
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -118,7 +112,7 @@ def test_GIVEN_a_held_terminal_WHEN_things_print_THEN_they_are_in_the_log_and_af
     assert f"while the console was open: {tmp_path / 'deep/log'}"[:48] in painted
 
 
-def test_GIVEN_a_held_terminal_WHEN_nothing_was_printed_THEN_no_file_is_left_and_signals_are_as_before(
+def test_a_held_terminal_without_prints_leaves_no_file_and_signals_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -131,9 +125,7 @@ def test_GIVEN_a_held_terminal_WHEN_nothing_was_printed_THEN_no_file_is_left_and
     assert capfd.readouterr() == ("", "")
 
 
-def test_GIVEN_a_held_terminal_WHEN_its_holder_fails_THEN_it_is_given_back(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_held_terminal_is_given_back_when_its_holder_fails(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with suppress(ZeroDivisionError), quiet_descriptors(tmp_path / "log"):
         os.write(2, b"unseen")
         raise ZeroDivisionError
@@ -179,14 +171,14 @@ def line(request: pytest.FixtureRequest) -> Iterator[_Line]:
     made.wire.close(1.0)
 
 
-def test_GIVEN_a_terminal_that_keeps_up_WHEN_written_THEN_all_of_it_arrives_in_order(line: _Line) -> None:
+def test_everything_arrives_in_order_on_a_terminal_that_keeps_up(line: _Line) -> None:
     for number in range(100):
         line.wire.write(f"{number} é\x1b[1m;")
     assert line.read() == "".join(f"{number} é\x1b[1m;" for number in range(100))
     assert (line.wire.skipped, line.caught_up, line.lost) == (0, 0, 0)
 
 
-def test_GIVEN_a_terminal_that_stalls_WHEN_written_THEN_nobody_waits_and_the_rest_is_left_out_until_it_caught_up(
+def test_nobody_waits_for_a_stalled_terminal_and_what_follows_is_left_out(
     line: _Line,
 ) -> None:
     began = time.monotonic()
@@ -202,14 +194,14 @@ def test_GIVEN_a_terminal_that_stalls_WHEN_written_THEN_nobody_waits_and_the_res
     assert line.read() == "afterwards"
 
 
-def test_GIVEN_a_frame_larger_than_the_limit_WHEN_nothing_is_on_its_way_THEN_it_goes_whole(line: _Line) -> None:
+def test_a_frame_over_the_limit_goes_whole_when_nothing_is_on_its_way(line: _Line) -> None:
     frame = "y" * (3 * MOST_BYTES)
     line.wire.write(frame)
     assert line.read() == frame
     assert line.wire.skipped == 0
 
 
-def test_GIVEN_a_terminal_that_stalls_WHEN_it_is_given_back_THEN_nothing_is_left_out_and_closing_does_not_wait_for_it(
+def test_giving_back_a_stalled_terminal_loses_nothing_and_does_not_wait(
     line: _Line,
 ) -> None:
     for _ in range(200):
@@ -223,7 +215,7 @@ def test_GIVEN_a_terminal_that_stalls_WHEN_it_is_given_back_THEN_nothing_is_left
     assert line.read().endswith("given back")
 
 
-def test_GIVEN_a_terminal_WHEN_it_hangs_up_THEN_it_is_noticed_at_once_and_writing_goes_on_in_vain(line: _Line) -> None:
+def test_a_hang_up_is_noticed_at_once_and_writing_goes_on_in_vain(line: _Line) -> None:
     line.wire.write("before" * 20_000)
     os.close(line.far)
     until = time.monotonic() + 5
@@ -235,9 +227,7 @@ def test_GIVEN_a_terminal_WHEN_it_hangs_up_THEN_it_is_noticed_at_once_and_writin
 
 
 @given(st.text(), st.text())
-def test_GIVEN_any_run_WHEN_its_operator_is_called_THEN_the_message_is_one_sequence_and_steers_nothing(
-    name: str, reason: str
-) -> None:
+def test_the_call_to_an_operator_is_one_sequence_and_steers_nothing(name: str, reason: str) -> None:
     sequence = notify.call(notify.words(Snapshot(run_id=name, reason=reason, phase="failed")))
     assert sequence.startswith("\a\x1b]9;interlock ")
     assert sequence.endswith("\x1b\\")
@@ -245,7 +235,7 @@ def test_GIVEN_any_run_WHEN_its_operator_is_called_THEN_the_message_is_one_seque
     assert len(sequence) <= notify.LIMIT + 7
 
 
-def test_GIVEN_runs_that_are_not_real_WHEN_an_operator_is_called_THEN_the_message_says_so() -> None:
+def test_the_call_to_an_operator_says_when_a_run_is_not_real() -> None:
     assert notify.words(Snapshot(device_kind="sim", phase="completed")) == "interlock SIMULATED run completed"
     assert notify.words(Snapshot(device_kind="scripted", run_id="a", phase="failed", reason="no")) == (
         "interlock SCRIPTED a failed: no"

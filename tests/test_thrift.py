@@ -69,14 +69,14 @@ def _seen(cell: pyte.screens.Char) -> tuple[object, ...]:
 @example(["\x1b[48;2;9;9;9m", " ", "\x1b[0m", "\x1b[2J", "a"])
 @example(["\x1b[1;2m", "a", "\x1b[22;2m", "b", "\x1b[1;mc"])
 @example(["\x1b[1;1Haa\x1b[1;1H", "\x1b[1;1Hba\x1b[1;1H", "\x1b[1;1H\x1b[K", "\x1b[1;1Hba\x1b[1;1H"])
-def test_GIVEN_any_stream_WHEN_it_is_rewritten_THEN_every_cell_looks_the_same(stream: list[str]) -> None:
+def test_every_cell_looks_the_same_after_rewriting(stream: list[str]) -> None:
     thrift = Thrift(COLUMNS, ROWS)
     sent = [thrift(piece) for piece in stream]
     assert cells(sent) == cells(stream)
 
 
 @given(tokens)
-def test_GIVEN_any_sequences_WHEN_rewritten_THEN_all_that_is_no_style_is_still_there_in_order(
+def test_everything_that_is_no_style_stays_in_order_when_rewritten(
     stream: list[str],
 ) -> None:
     thrift = Thrift(COLUMNS, ROWS)
@@ -85,9 +85,7 @@ def test_GIVEN_any_sequences_WHEN_rewritten_THEN_all_that_is_no_style_is_still_t
 
 
 @given(frames(), st.integers(COLUMNS // 2, COLUMNS), st.integers(1, ROWS))
-def test_GIVEN_a_frame_that_was_sent_WHEN_it_is_painted_again_THEN_nothing_is_sent_unless_the_size_is_another(
-    frame: str, columns: int, height: int
-) -> None:
+def test_a_frame_is_not_sent_twice_unless_the_size_changed(frame: str, columns: int, height: int) -> None:
     thrift = Thrift(COLUMNS, ROWS)
     first = thrift(frame)
     if "漢" not in frame:
@@ -100,9 +98,7 @@ def test_GIVEN_a_frame_that_was_sent_WHEN_it_is_painted_again_THEN_nothing_is_se
 
 
 @given(frames(), frames())
-def test_GIVEN_a_frame_for_a_larger_terminal_WHEN_it_is_sent_THEN_nothing_is_taken_as_known_afterwards(
-    large: str, frame: str
-) -> None:
+def test_nothing_is_taken_as_known_after_a_frame_for_a_larger_terminal(large: str, frame: str) -> None:
     thrift = Thrift(3, 1)
     sent = [thrift(large)]
     thrift.fit(COLUMNS, ROWS)
@@ -110,7 +106,7 @@ def test_GIVEN_a_frame_for_a_larger_terminal_WHEN_it_is_sent_THEN_nothing_is_tak
 
 
 @given(st.lists(st.one_of(sets, texts, st.sampled_from(STRANGE).map(lambda code: f"\x1b[{code}m")), max_size=30))
-def test_GIVEN_codes_that_are_not_known_WHEN_a_reset_follows_THEN_they_went_through_and_nothing_is_left_of_them(
+def test_a_reset_clears_unknown_codes_that_went_through(
     stream: list[str],
 ) -> None:
     strange = [f"\x1b[{code}m" for code in STRANGE]
@@ -122,7 +118,7 @@ def test_GIVEN_codes_that_are_not_known_WHEN_a_reset_follows_THEN_they_went_thro
         assert re.search(r"\x1b\[(0|)(;|m)", after)
 
 
-def test_GIVEN_a_row_as_textual_paints_it_WHEN_something_changes_THEN_only_that_is_sent_and_each_style_once() -> None:
+def test_only_the_change_in_a_row_is_sent_and_each_style_once() -> None:
     def painted(*texts: str) -> str:
         colours = ["#4d5156", "#56b6c2", "#d5d9de", "#56b6c2"]
         row = [
@@ -139,7 +135,7 @@ def test_GIVEN_a_row_as_textual_paints_it_WHEN_something_changes_THEN_only_that_
 
 
 @pytest.mark.parametrize("system", ["standard", "256", "truecolor"])
-def test_GIVEN_every_style_that_rich_has_WHEN_rewritten_THEN_it_is_known(system: str) -> None:
+def test_every_style_of_rich_is_known(system: str) -> None:
     colours = [Color.parse(name) for name in ("default", "red", "bright_blue", "color(99)", "#102030")]
     console = Console(color_system=system, force_terminal=True)
     for front, back, name in itertools.product(colours, colours, ATTRIBUTES):
@@ -148,7 +144,7 @@ def test_GIVEN_every_style_that_rich_has_WHEN_rewritten_THEN_it_is_known(system:
         assert styles.after(styles.PLAIN, painted[2 : painted.index("m")]) is not None
 
 
-def test_GIVEN_a_reset_alone_WHEN_rewritten_THEN_it_is_sent() -> None:
+def test_a_reset_alone_is_sent() -> None:
     thrift = Thrift(COLUMNS, ROWS)
     thrift("\x1b[1ma")
     assert thrift(RESET) == RESET

@@ -35,7 +35,7 @@ def own_ids(tokenizer_file, text, limit):
 
 @pytest.mark.parametrize("limit", [3, 16, 128])
 @pytest.mark.parametrize("prompt", ["", "passage: "])
-def test_GIVEN_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encoding(tmp_path, tiny_a, limit, prompt):
+def test_every_stored_row_is_the_tokenizers_own_encoding(tmp_path, tiny_a, limit, prompt):
     file = tiny_a / "tokenizer.json"
     with filled(tmp_path, load_tokenizer(file), TEXTS, prompt) as store:
         for place, text in enumerate(TEXTS):
@@ -45,9 +45,7 @@ def test_GIVEN_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encoding(t
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.integers(3, 20))
 @settings(deadline=None, max_examples=40)
-def test_GIVEN_any_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encoding(
-    tmp_path_factory, tiny_a, texts, limit
-):
+def test_every_stored_row_of_any_text_is_the_tokenizers_own_encoding(tmp_path_factory, tiny_a, texts, limit):
     file = tiny_a / "tokenizer.json"
     with filled(tmp_path_factory.mktemp("tokens"), load_tokenizer(file), texts) as store:
         assert [store.row(place, limit).tolist() for place in range(len(texts))] == [
@@ -55,7 +53,7 @@ def test_GIVEN_any_texts_WHEN_stored_THEN_every_row_is_the_tokenizers_own_encodi
         ]
 
 
-def test_GIVEN_more_texts_than_a_window_WHEN_added_in_parts_THEN_rows_keep_their_places(tmp_path, tiny_a):
+def test_rows_added_in_parts_beyond_a_window_keep_their_places(tmp_path, tiny_a):
     texts, tokenizer = sentences(700), load_tokenizer(tiny_a / "tokenizer.json")
     with TokenStore(tmp_path / "t.u32", tokenizer, "", 128) as store:
         store.add(texts[:5])
@@ -66,7 +64,7 @@ def test_GIVEN_more_texts_than_a_window_WHEN_added_in_parts_THEN_rows_keep_their
         assert store.row(place, 128).tolist() == tokenizer.encode(texts[place]).ids
 
 
-def test_GIVEN_a_limit_WHEN_asked_THEN_the_tokens_that_a_model_does_not_see_are_counted(tmp_path, tiny_a):
+def test_tokens_beyond_the_limit_are_counted(tmp_path, tiny_a):
     tokenizer = load_tokenizer(tiny_a / "tokenizer.json")
     with filled(tmp_path, tokenizer, ["the", "the " * 10, "the " * 500], cap=20) as store:
         assert store.full_lengths.tolist() == [1, 10, 500]
@@ -75,19 +73,19 @@ def test_GIVEN_a_limit_WHEN_asked_THEN_the_tokens_that_a_model_does_not_see_are_
         assert store.lengths(11).tolist() == [3, 11, 11]
 
 
-def test_GIVEN_a_cap_WHEN_stored_THEN_no_more_than_that_is_kept_of_a_text(tmp_path, tiny_a):
+def test_no_more_than_the_cap_is_kept_of_a_text(tmp_path, tiny_a):
     with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["the " * 500, "of"], cap=20) as store:
         assert store.path.stat().st_size == 4 * (20 + 1)
         assert len(store.row(0, 22)) == 22
         assert len(store.row(1, 22)) == 3
 
 
-def test_GIVEN_only_texts_without_a_token_WHEN_stored_THEN_rows_are_the_special_tokens(tmp_path, tiny_a):
+def test_texts_without_a_token_become_the_special_tokens(tmp_path, tiny_a):
     with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["\u200b", "\0"]) as store:
         assert [store.row(place, 128).tolist() for place in (0, 1)] == [[2, 3], [2, 3]]
 
 
-def test_GIVEN_a_tokenizer_that_pads_and_truncates_WHEN_loaded_THEN_neither_happens(tmp_path, tiny_a):
+def test_a_loaded_tokenizer_neither_pads_nor_truncates(tmp_path, tiny_a):
     tokenizer = Tokenizer.from_file(str(tiny_a / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
@@ -96,7 +94,7 @@ def test_GIVEN_a_tokenizer_that_pads_and_truncates_WHEN_loaded_THEN_neither_happ
 
 
 @pytest.mark.parametrize("content", ["", "{}", "not json", json.dumps({"model": {"type": "BPE"}})])
-def test_GIVEN_a_file_that_is_no_tokenizer_WHEN_loaded_THEN_the_error_names_it(tmp_path, content):
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UnavailableError, match=r"cannot read .*tokenizer\.json as a tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
@@ -111,7 +109,7 @@ def test_GIVEN_a_file_that_is_no_tokenizer_WHEN_loaded_THEN_the_error_names_it(t
         ("$A", Specials((), ())),
     ],
 )
-def test_GIVEN_a_template_WHEN_examined_THEN_its_special_tokens_are_known(tiny_a, template, specials):
+def test_the_special_tokens_of_a_template_are_known(tiny_a, template, specials):
     tokenizer = load_tokenizer(tiny_a / "tokenizer.json")
     tokenizer.post_processor = TemplateProcessing(
         single=template, special_tokens=[(name, SPECIALS.index(name)) for name in ("[CLS]", "[SEP]")]
@@ -120,7 +118,7 @@ def test_GIVEN_a_template_WHEN_examined_THEN_its_special_tokens_are_known(tiny_a
     assert specials.count == len(specials.before) + len(specials.after)
 
 
-def test_GIVEN_models_of_one_tokenizer_WHEN_planned_THEN_texts_are_tokenised_once_for_each_prompt(tmp_path, tiny_a):
+def test_models_of_one_tokenizer_tokenise_once_for_each_prompt(tmp_path, tiny_a):
     short = tiny_model(tmp_path / "short", max_tokens=16)
     prompted = tiny_model(tmp_path / "prompted", prompts={"document": "doc: ", "query": "q: "})
     specs = find({}, [str(tiny_a), str(short), str(prompted)])
@@ -134,6 +132,6 @@ def test_GIVEN_models_of_one_tokenizer_WHEN_planned_THEN_texts_are_tokenised_onc
     assert [token_key(card) for card in cards] == [plain, plain, with_prompt]
 
 
-def test_GIVEN_rows_WHEN_read_THEN_they_are_what_the_encoder_takes(tmp_path, tiny_a):
+def test_read_rows_are_what_the_encoder_takes(tmp_path, tiny_a):
     with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["the"]) as store:
         assert store.row(0, 128).dtype == np.int64

@@ -114,7 +114,7 @@ def harmless(line):
 
 
 @given(values)
-def test_GIVEN_any_json_WHEN_walked_THEN_every_value_has_one_place_and_its_path_is_its_own(value):
+def test_every_value_of_any_json_has_one_place_with_its_own_path(value):
     nodes = list(walk(Node((), value)))
     paths = [node.path for node in nodes]
     assert len(set(paths)) == len(paths)
@@ -136,12 +136,12 @@ def test_GIVEN_any_json_WHEN_walked_THEN_every_value_has_one_place_and_its_path_
         (("passes", ~2), "$.passes[2]"),
     ],
 )
-def test_GIVEN_a_place_WHEN_written_THEN_it_is_a_json_path_in_ascii(steps, path):
+def test_a_place_is_written_as_a_json_path_in_ascii(steps, path):
     assert Node(steps, None).path == path
 
 
 @given(objects, st.integers(0, 30))
-def test_GIVEN_any_outline_WHEN_folded_at_random_THEN_its_lines_are_the_opened_nodes_in_order(value, line):
+def test_a_folded_outline_lists_the_opened_nodes_in_order(value, line):
     outline = Outline(Node((), value))
     outline.chosen = line % len(outline.nodes)
     chosen = outline.node.steps
@@ -157,7 +157,7 @@ def test_GIVEN_any_outline_WHEN_folded_at_random_THEN_its_lines_are_the_opened_n
 
 
 @given(values)
-def test_GIVEN_any_place_WHEN_revealed_THEN_it_is_chosen_and_nothing_else_was_opened(value):
+def test_a_revealed_place_is_chosen_and_nothing_else_is_opened(value):
     *_, last = walk(Node((), value))
     outline = Outline(Node((), value))
     assert outline.reveal(last.steps)
@@ -166,7 +166,7 @@ def test_GIVEN_any_place_WHEN_revealed_THEN_it_is_chosen_and_nothing_else_was_op
     assert not outline.reveal((*last.steps, "no such place"))
 
 
-def test_GIVEN_a_chosen_line_WHEN_a_branch_above_it_closes_THEN_the_choice_moves_to_the_branch():
+def test_the_choice_moves_to_a_branch_that_closes_above_it():
     outline = Outline(Node((), a_summary()))
     outline.reveal(("collections", 0, "passes", 1, "model"))
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_GIVEN_a_chosen_line_WHEN_a_branch_above_it_closes_THEN_the_choice_moves
 
 
 @given(objects, st.text(min_size=1, max_size=3))
-def test_GIVEN_any_text_WHEN_found_THEN_exactly_the_keys_and_values_that_hold_it_are(value, text):
+def test_a_search_finds_exactly_the_keys_and_values_that_hold_the_text(value, text):
     wanted = text.casefold()
 
     def holds(node):
@@ -203,7 +203,7 @@ def test_GIVEN_any_text_WHEN_found_THEN_exactly_the_keys_and_values_that_hold_it
         (("bytes",), True, ""),
     ],
 )
-def test_GIVEN_a_field_WHEN_read_by_a_human_THEN_bytes_and_seconds_are_told_by_its_name(steps, value, said):
+def test_bytes_and_seconds_are_shown_by_the_name_of_their_field(steps, value, said):
     assert human(steps, value) == said
 
 
@@ -219,7 +219,7 @@ def test_GIVEN_a_field_WHEN_read_by_a_human_THEN_bytes_and_seconds_are_told_by_i
         ((), ""),
     ],
 )
-def test_GIVEN_a_place_WHEN_asked_what_it_means_THEN_the_schema_answers(steps, said):
+def test_the_schema_says_what_a_place_means(steps, said):
     assert meaning(steps).startswith(said) and bool(meaning(steps)) == bool(said)
 
 
@@ -227,13 +227,13 @@ def test_GIVEN_a_place_WHEN_asked_what_it_means_THEN_the_schema_answers(steps, s
 
 
 @given(values)
-def test_GIVEN_a_document_WHEN_compared_with_itself_THEN_nothing_differs(value):
+def test_a_document_equals_itself(value):
     assert differences(Node((), value, deepcopy(value))) == []
 
 
 @given(documents, documents)
 @settings(max_examples=100)
-def test_GIVEN_any_two_documents_WHEN_compared_THEN_they_differ_exactly_where_it_is_told(one, other):
+def test_two_documents_differ_exactly_where_it_is_told(one, other):
     node = Node((), one, other)
     found = differences(node)
     assert bool(found) == (json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)) or _only_moved(
@@ -253,7 +253,7 @@ def _only_moved(one, other):
 
 @given(documents, documents)
 @settings(max_examples=50)
-def test_GIVEN_two_documents_WHEN_every_difference_is_looked_for_THEN_the_outline_reveals_it(one, other):
+def test_the_outline_reveals_every_difference(one, other):
     node = Node((), one, other)
     outline = Outline(node)
     for each in differences(node):
@@ -261,7 +261,7 @@ def test_GIVEN_two_documents_WHEN_every_difference_is_looked_for_THEN_the_outlin
         assert outline.node.mark == each.mark
 
 
-def test_GIVEN_true_and_one_WHEN_compared_THEN_they_differ_and_one_and_one_point_zero_do_not():
+def test_true_differs_from_one_and_one_equals_one_point_zero():
     assert [
         each.mark for each in differences(Node((), {"a": True, "b": 1, "c": 0}, {"a": 1, "b": 1.0, "c": False}))
     ] == [
@@ -270,7 +270,7 @@ def test_GIVEN_true_and_one_WHEN_compared_THEN_they_differ_and_one_and_one_point
     ]
 
 
-def test_GIVEN_lists_of_named_things_WHEN_compared_THEN_each_meets_its_namesake():
+def test_named_things_in_lists_are_compared_by_name():
     found = differences(Node((), a_summary(), changed()))
     assert [f"{each.mark} {each.path}" for each in found] == [
         "~ $.run_id",
@@ -295,11 +295,11 @@ def test_GIVEN_lists_of_named_things_WHEN_compared_THEN_each_meets_its_namesake(
         ({"a": None}, {}, "-"),
     ],
 )
-def test_GIVEN_lists_and_kinds_WHEN_compared_THEN_every_change_is_one_sign(one, other, marks):
+def test_every_change_in_a_list_or_kind_is_one_sign(one, other, marks):
     assert "".join(each.mark for each in differences(Node((), one, other))) == marks
 
 
-def test_GIVEN_a_thousand_levels_WHEN_walked_found_and_compared_THEN_no_stack_ends():
+def test_a_thousand_levels_are_walked_found_and_compared():
     def deep(bottom):
         for _ in range(5000):
             bottom = [bottom]
@@ -314,7 +314,7 @@ def test_GIVEN_a_thousand_levels_WHEN_walked_found_and_compared_THEN_no_stack_en
 
 @given(documents, st.one_of(st.none(), documents), st.integers(0, 130), st.integers(1, 30), st.booleans())
 @settings(max_examples=40)
-def test_GIVEN_anything_WHEN_drawn_THEN_rows_are_exact_and_hold_no_control_sign(one, other, width, height, ascii):
+def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width, height, ascii):
     node = Node((), one, No.OTHER if other is None else other)
     found = [] if other is None else differences(node)
     outline = Outline(node)
@@ -335,12 +335,12 @@ def test_GIVEN_anything_WHEN_drawn_THEN_rows_are_exact_and_hold_no_control_sign(
     st.lists(st.tuples(st.sampled_from(HOSTILE), st.sampled_from(["1", "2,048", "-", "3.0 GiB"]), st.text())),
     st.integers(0, 90),
 )
-def test_GIVEN_any_cells_WHEN_a_table_is_laid_out_THEN_it_fits(cells, width):
+def test_a_table_of_any_cells_fits(cells, width):
     drawn = table.rows(["texts", "numbers", "anything"], cells, width, of=len(cells) + 5)
     assert all(cell_len(line) == width for line in texts(drawn))
 
 
-def test_GIVEN_80_columns_WHEN_passes_are_a_table_THEN_texts_give_way_before_numbers_and_what_is_left_out_is_named():
+def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
     found = tables.table_of(("collections", 0, "passes"), a_summary()["collections"][0]["passes"])
     assert texts(table.rows(found.heads, found.rows, 78)) == [
         f"{line:<78}"
@@ -354,7 +354,7 @@ def test_GIVEN_80_columns_WHEN_passes_are_a_table_THEN_texts_give_way_before_num
     ]
 
 
-def test_GIVEN_ascii_WHEN_drawn_THEN_no_sign_of_ours_is_beyond_it():
+def test_ascii_draws_no_sign_beyond_it():
     summary = a_summary(reason="x" * 9000, run_id="y" * 900)
     outline = Outline(Node((), summary, changed()))
     outline.open(1)
@@ -364,7 +364,7 @@ def test_GIVEN_ascii_WHEN_drawn_THEN_no_sign_of_ours_is_beyond_it():
     assert all(line.isascii() for line in texts(drawn))
 
 
-def test_GIVEN_a_field_of_an_item_WHEN_chosen_THEN_the_same_of_each_is_beside_it():
+def test_the_same_field_of_each_item_is_shown_beside_the_chosen_one():
     node = top(Document(a_summary()))
     steps = ("collections", 0, "leases", 1, "budget_bytes")
     outline = Outline(node)
@@ -386,14 +386,14 @@ def test_GIVEN_a_field_of_an_item_WHEN_chosen_THEN_the_same_of_each_is_beside_it
         ({"a": [1]}, '{\n  "a": [\n    1\n  ]\n}'),
     ],
 )
-def test_GIVEN_a_value_WHEN_copied_THEN_nothing_of_it_could_act_in_a_terminal(value, text):
+def test_a_copied_value_cannot_act_in_a_terminal(value, text):
     assert detail.copied(value) == text
 
 
 # Header and plain text
 
 
-def test_GIVEN_a_summary_WHEN_headed_THEN_it_says_how_it_ended_and_what_was_done():
+def test_the_heading_says_how_the_run_ended_and_what_was_done():
     said = [fact.text for fact in header(Document(a_summary()))]
     assert said == [
         "SUMMARY", "20261121-120431", "completed", "exit 0", "11:42", "3 passes", "1,536 batches", "1 mitigation",
@@ -402,7 +402,7 @@ def test_GIVEN_a_summary_WHEN_headed_THEN_it_says_how_it_ended_and_what_was_done
 
 
 @pytest.mark.parametrize(("kind", "word"), [("sim", "SIMULATED"), ("scripted", "SCRIPTED")])
-def test_GIVEN_devices_that_are_not_there_WHEN_headed_THEN_it_is_said(kind, word):
+def test_the_heading_says_when_devices_are_simulated(kind, word):
     data = a_summary(device_kind=kind, seconds=None)
     assert word in [fact.text for fact in header(Document(data))]
     assert word in plain(Document(data)).splitlines()[0]
@@ -410,12 +410,12 @@ def test_GIVEN_devices_that_are_not_there_WHEN_headed_THEN_it_is_said(kind, word
 
 @given(documents, st.one_of(st.none(), documents))
 @settings(max_examples=50)
-def test_GIVEN_anything_WHEN_shown_as_text_THEN_no_control_sign_is_in_it(one, other):
+def test_a_summary_as_text_holds_no_control_character(one, other):
     said = plain(Document(one, "a"), None if other is None else Document(other, "b"))
     assert all(harmless(line) for line in said.split("\n"))
 
 
-def test_GIVEN_a_summary_WHEN_shown_as_text_THEN_its_lists_are_tables():
+def test_the_lists_of_a_summary_are_tables_as_text():
     said = plain(Document(a_summary()))
     assert [line for line in said.splitlines() if line in tables.OVERVIEW] == [
         "collections", "passes", "leases", "mitigations", "devices", "exports",
@@ -424,7 +424,7 @@ def test_GIVEN_a_summary_WHEN_shown_as_text_THEN_its_lists_are_tables():
     assert "L001   " in said and "13.0 GiB" in said
 
 
-def test_GIVEN_two_collections_WHEN_tabled_THEN_each_row_says_whose_it_is_and_a_shared_lease_stands_once():
+def test_rows_of_two_collections_say_whose_and_a_shared_lease_stands_once():
     data = a_summary()
     data["collections"].append(data["collections"][0] | {"name": "More"})
     found = {each.title: each for each in tables.overview(data)}
@@ -452,7 +452,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_GIVEN_a_bad_file_WHEN_read_THEN_the_message_names_it_and_says_why(tmp_path, name):
+def test_reading_a_bad_file_names_it_and_says_why(tmp_path, name):
     data, why = BAD[name]
     (tmp_path / "summary.json").write_bytes(data)
     with pytest.raises(UsageError, match=r"summary\.json") as caught:
@@ -461,7 +461,7 @@ def test_GIVEN_a_bad_file_WHEN_read_THEN_the_message_names_it_and_says_why(tmp_p
 
 
 @given(st.binary(max_size=60))
-def test_GIVEN_any_bytes_WHEN_parsed_THEN_they_are_a_summary_or_a_usage_error(data):
+def test_any_bytes_are_a_summary_or_a_usage_error(data):
     try:
         assert parse(data, "x")["schema_version"] == "1"
     except UsageError:
@@ -473,14 +473,14 @@ def view(*args, cwd=None):
 
 
 @pytest.mark.parametrize("name", ["empty", "cut", "NaN", "later", "foreign"])
-def test_GIVEN_a_bad_file_WHEN_viewed_THEN_stderr_says_why_and_it_exits_2(tmp_path, name):
+def test_viewing_a_bad_file_exits_2_and_says_why_on_stderr(tmp_path, name):
     (file := tmp_path / "s.json").write_bytes(BAD[name][0])
     done = view(file)
     assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
     assert BAD[name][1] in done.stderr and "Traceback" not in done.stderr
 
 
-def test_GIVEN_paths_without_a_summary_WHEN_viewed_THEN_each_says_what_to_do_and_exits_2(tmp_path):
+def test_viewing_a_path_without_a_summary_says_what_to_do_and_exits_2(tmp_path):
     (loop := tmp_path / "loop").symlink_to(loop)
     (run := tmp_path / "runs" / "r").mkdir(parents=True)
     (run / "journal.jsonl").touch()
@@ -506,14 +506,14 @@ def test_GIVEN_paths_without_a_summary_WHEN_viewed_THEN_each_says_what_to_do_and
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_GIVEN_a_file_that_may_not_be_read_WHEN_viewed_THEN_it_says_so(tmp_path):
+def test_viewing_a_file_without_permission_says_so(tmp_path):
     (file := tmp_path / "s.json").write_text("{}")
     file.chmod(0)
     done = view(file)
     assert done.returncode == ExitCode.USAGE and "permissions" in done.stderr
 
 
-def test_GIVEN_an_error_of_the_disk_WHEN_read_THEN_it_is_a_message(tmp_path, monkeypatch):
+def test_a_disk_error_is_a_message(tmp_path, monkeypatch):
     (file := tmp_path / "s.json").write_text("{}")
 
     def refuse(self):
@@ -524,7 +524,7 @@ def test_GIVEN_an_error_of_the_disk_WHEN_read_THEN_it_is_a_message(tmp_path, mon
         load(file)
 
 
-def test_GIVEN_no_terminal_WHEN_viewed_THEN_it_is_text_and_no_screen_is_loaded(tmp_path):
+def test_without_a_terminal_the_summary_is_text_and_no_screen_is_loaded(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(a_summary()))
     (tmp_path / "b.json").write_text(json.dumps(changed()))
     code = (
@@ -550,7 +550,7 @@ def run(tmp_path):
 
 
 @pytest.mark.alone
-def test_GIVEN_a_terminal_WHEN_viewed_THEN_the_screen_opens_and_q_leaves_it(run):
+def test_on_a_terminal_the_screen_opens_and_q_leaves_it(run):
     with OnTerminal(command("view", run), env=environment()) as terminal:
         terminal.wait_for("q Quit")
         assert "20261121-120431 completed" in terminal.screen().text
@@ -559,7 +559,7 @@ def test_GIVEN_a_terminal_WHEN_viewed_THEN_the_screen_opens_and_q_leaves_it(run)
         assert b"\x1b[?1049h" in terminal.output
 
 
-def test_GIVEN_a_terminal_and_plain_WHEN_viewed_THEN_it_is_text(run):
+def test_plain_on_a_terminal_is_text(run):
     with OnTerminal(command("view", run, "--plain"), columns=200, rows=60, env=environment()) as terminal:
         assert terminal.wait() == 0
         terminal.wait_for("3 passes")
@@ -584,7 +584,7 @@ async def shown(pilot):
     return lines_of(pilot.app)
 
 
-async def test_GIVEN_a_summary_WHEN_shown_THEN_header_tree_overview_and_keys_stand_on_the_screen(size):
+async def test_header_tree_overview_and_keys_stand_on_the_screen(size):
     app = Viewer(Document(a_summary(), "run/summary.json", 12_000))
     async with app.run_test(size=size) as pilot:
         lines = await shown(pilot)
@@ -600,7 +600,7 @@ async def test_GIVEN_a_summary_WHEN_shown_THEN_header_tree_overview_and_keys_sta
     assert beside == (size[0] == 120)
 
 
-async def test_GIVEN_a_tree_WHEN_walked_by_keys_THEN_branches_open_and_close_and_the_table_follows(size):
+async def test_keys_open_and_close_branches_and_the_table_follows(size):
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=size) as pilot:
         screen = app.screen
@@ -640,7 +640,7 @@ async def test_a_move_paints_lines_of_the_tree_and_never_all_of_it():
         assert painted and all(painted)
 
 
-async def test_GIVEN_a_pattern_WHEN_found_THEN_n_and_N_walk_round_and_escape_ends_it(size):
+async def test_n_and_shift_n_walk_round_the_matches_and_escape_ends_it(size):
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=size) as pilot:
         screen = app.screen
@@ -659,7 +659,7 @@ async def test_GIVEN_a_pattern_WHEN_found_THEN_n_and_N_walk_round_and_escape_end
         assert any("q leaves" in line for line in await shown(pilot))
 
 
-async def test_GIVEN_a_chosen_place_WHEN_copied_THEN_path_and_value_are_in_the_clipboard(size):
+async def test_copying_puts_path_and_value_on_the_clipboard(size):
     app = Viewer(Document(a_summary(reason="x" * 200_000)))
     async with app.run_test(size=size) as pilot:
         await typed(pilot, "slash", "minilm")
@@ -674,7 +674,7 @@ async def test_GIVEN_a_chosen_place_WHEN_copied_THEN_path_and_value_are_in_the_c
         assert app.clipboard == "minilm-l6"
 
 
-async def test_GIVEN_a_second_file_WHEN_opened_THEN_both_are_compared_and_n_walks_the_differences(tmp_path, size):
+async def test_a_second_file_is_compared_and_n_walks_the_differences(tmp_path, size):
     (first := tmp_path / "a.json").write_text(json.dumps(a_summary()))
     (second := tmp_path / "b.json").write_text(json.dumps(changed()))
     app = Viewer(load(first))
@@ -701,7 +701,7 @@ async def test_GIVEN_a_second_file_WHEN_opened_THEN_both_are_compared_and_n_walk
         assert any("second  511  (-1, -0.2%)" in line for line in lines)
 
 
-async def test_GIVEN_a_bad_second_file_WHEN_opened_THEN_a_line_says_why_and_the_screen_stays(tmp_path):
+async def test_a_bad_second_file_is_told_in_a_line_and_the_screen_stays(tmp_path):
     cases = {f"{tmp_path}/no": "does not exist", "~nobody-here/x": "", str(tmp_path): "no summary.json in this"}
     for name in ("empty", "NaN", "later"):
         (bad := tmp_path / f"{name}\x1b[2J[red].json").write_bytes(BAD[name][0])
@@ -717,7 +717,7 @@ async def test_GIVEN_a_bad_second_file_WHEN_opened_THEN_a_line_says_why_and_the_
             assert "Quit" in (await shown(pilot))[-1]
 
 
-async def test_GIVEN_a_comparison_WHEN_opened_at_once_THEN_it_is_the_same():
+async def test_a_comparison_opened_at_once_is_the_same():
     app = Viewer(Document(a_summary()), Document(changed(), "b"), Look(ascii=True))
     async with app.run_test(size=(80, 24)) as pilot:
         lines = await shown(pilot)
@@ -726,7 +726,7 @@ async def test_GIVEN_a_comparison_WHEN_opened_at_once_THEN_it_is_the_same():
 
 
 @pytest.mark.parametrize("small", [(39, 9), (60, 15), (20, 5)])
-async def test_GIVEN_a_small_terminal_WHEN_shown_THEN_it_still_says_how_the_run_ended(small):
+async def test_a_small_terminal_still_says_how_the_run_ended(small):
     app = Viewer(Document(a_summary()), Document(changed()))
     async with app.run_test(size=small) as pilot:
         lines = await shown(pilot)
@@ -736,7 +736,7 @@ async def test_GIVEN_a_small_terminal_WHEN_shown_THEN_it_still_says_how_the_run_
         assert "Quit" in (await shown(pilot))[-1]
 
 
-async def test_GIVEN_hostile_text_WHEN_shown_and_walked_THEN_nothing_breaks_and_no_escape_is_drawn(size):
+async def test_hostile_text_breaks_nothing_and_draws_no_escape(size):
     hostile = {f"{text[:40]}{number}": [text, {text[:20]: text, "name": text}] for number, text in enumerate(HOSTILE)}
     data = a_summary(run_id="\x1b[2J[/]", status="[red]", warnings=HOSTILE, **hostile)
     app = Viewer(Document(data, "\x1b[/].json"), Document(a_summary(**{"[/]0": 1})))
@@ -763,7 +763,7 @@ async def test_GIVEN_hostile_text_WHEN_shown_and_walked_THEN_nothing_breaks_and_
             assert all(harmless(line) and cell_len(line) == size[0] for line in lines)
 
 
-async def test_GIVEN_the_detail_WHEN_focused_THEN_the_arrows_scroll_it_and_the_tree_stays():
+async def test_the_arrows_scroll_a_focused_detail_and_the_tree_stays():
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("tab", "j", "down", "G")
@@ -772,7 +772,7 @@ async def test_GIVEN_the_detail_WHEN_focused_THEN_the_arrows_scroll_it_and_the_t
         assert app.screen._detail.scroll_offset.y > 2
 
 
-async def test_GIVEN_the_mouse_WHEN_clicked_and_turned_THEN_lines_are_chosen_and_folded():
+async def test_clicks_and_the_wheel_choose_and_fold_lines():
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -785,7 +785,7 @@ async def test_GIVEN_the_mouse_WHEN_clicked_and_turned_THEN_lines_are_chosen_and
         assert app.screen._outline.chosen == 0
 
 
-async def test_GIVEN_another_screen_below_WHEN_escape_is_pressed_THEN_the_viewer_goes_back_to_it():
+async def test_escape_goes_back_to_the_screen_below():
     class Below(App[None]):
         left = False
 
@@ -813,7 +813,7 @@ async def test_GIVEN_another_screen_below_WHEN_escape_is_pressed_THEN_the_viewer
         assert not isinstance(app.screen, SummaryScreen)
 
 
-async def test_GIVEN_help_theme_and_palette_WHEN_asked_for_THEN_they_come():
+async def test_help_theme_and_palette_come_when_asked_for():
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=(80, 24)) as pilot:
         theme = app.theme
@@ -841,7 +841,7 @@ def big(nodes):
     return data
 
 
-async def test_GIVEN_14000_nodes_WHEN_opened_THEN_only_what_is_seen_is_made(record_property, capsys):
+async def test_of_14_000_nodes_only_the_visible_are_made(record_property, capsys):
     data = big(14_000)
     app = Viewer(Document({"schema_version": "1"}))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -861,7 +861,7 @@ async def test_GIVEN_14000_nodes_WHEN_opened_THEN_only_what_is_seen_is_made(reco
     assert painted + opened < 1.5
 
 
-def test_GIVEN_14000_nodes_WHEN_compared_and_searched_THEN_it_is_quick(capsys):
+def test_14_000_nodes_are_compared_and_searched_quickly(capsys):
     data = big(14_000)
     began = time.perf_counter()
     assert differences(Node((), data, deepcopy(data))) == []
@@ -874,7 +874,7 @@ def test_GIVEN_14000_nodes_WHEN_compared_and_searched_THEN_it_is_quick(capsys):
     assert compared + found < 5
 
 
-def test_GIVEN_ten_mebibytes_WHEN_opened_THEN_it_takes_seconds_at_most(tmp_path, record_property, capsys):
+def test_a_file_of_ten_mebibytes_opens_in_seconds(tmp_path, record_property, capsys):
     (file := tmp_path / "summary.json").write_text(json.dumps(big(430_000), indent=2))
     assert file.stat().st_size > 10 * 2**20
     began = time.perf_counter()

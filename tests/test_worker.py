@@ -62,7 +62,7 @@ def clean(tmp_path_factory, tiny_a, tiny_b):
     return run
 
 
-def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_reason_and_the_run_is_incomplete(spoilt):
+def test_a_text_that_encodes_to_nan_is_parked_and_the_run_incomplete(spoilt):
     said = summary_of(spoilt)
     (docs,) = said["collections"]
     assert (said["status"], said["exit_code"], docs["status"]) == ("incomplete", 1, "incomplete")
@@ -70,7 +70,7 @@ def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_it_is_parked_with_its_re
     assert docs["reason"] == "1 text has no tiny-a vector: not finite"
 
 
-def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigation_with_cause_and_cost(spoilt):
+def test_the_retry_of_a_nan_text_is_a_mitigation_with_cause_and_cost(spoilt):
     (step,) = summary_of(spoilt)["collections"][0]["mitigations"]
     assert step["cause"] == "invalid vector (not finite)"
     assert (step["rung"], step["action"]) == ("replan", "retrying alone")
@@ -78,9 +78,7 @@ def test_GIVEN_a_text_that_encodes_to_nan_WHEN_run_THEN_the_retry_is_a_mitigatio
     assert step["cost_seconds"] > 0
 
 
-def test_GIVEN_a_parked_row_WHEN_delivered_THEN_it_is_nan_in_the_files_and_every_other_row_is_as_without_it(
-    spoilt, clean
-):
+def test_a_parked_row_is_nan_in_the_files_and_changes_no_other(spoilt, clean):
     for name in ("tiny-a", "tiny-b", "fused"):
         found, wanted = (np.load(run / "exports" / "Docs" / f"{name}.npy") for run in (spoilt, clean))
         if name != "tiny-b":
@@ -89,14 +87,14 @@ def test_GIVEN_a_parked_row_WHEN_delivered_THEN_it_is_nan_in_the_files_and_every
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-def test_GIVEN_a_parked_row_WHEN_delivered_THEN_it_is_null_in_the_parquet_file(spoilt):
+def test_a_parked_row_is_null_in_the_parquet_file(spoilt):
     table = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")
     assert table["text"][BAD].as_py() == TEXTS[BAD]
     nulls = {name: np.flatnonzero(table[name].is_null().to_numpy()).tolist() for name in ("tiny-a", "tiny-b", "fused")}
     assert nulls == {"tiny-a": [BAD], "tiny-b": [], "fused": [BAD]}
 
 
-def test_GIVEN_a_parked_row_WHEN_delivered_THEN_its_point_has_only_the_vectors_that_there_are(spoilt):
+def test_the_point_of_a_parked_row_has_only_the_vectors_there_are(spoilt):
     table = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")
     ids = [table["id"][row].as_py() for row in (0, BAD)]
     with Store.open_for_read(spoilt.parents[1] / "store", "docs") as store:
@@ -107,7 +105,7 @@ def test_GIVEN_a_parked_row_WHEN_delivered_THEN_its_point_has_only_the_vectors_t
     assert second.payload["text"] == TEXTS[BAD]
 
 
-def test_GIVEN_a_parked_row_WHEN_resumed_THEN_the_run_is_still_incomplete(tmp_path):
+def test_a_run_with_a_parked_row_is_still_incomplete_when_resumed(tmp_path):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     model = poisoned(tmp_path / "m")
     for resume in ("no", "yes"):
@@ -117,16 +115,14 @@ def test_GIVEN_a_parked_row_WHEN_resumed_THEN_the_run_is_still_incomplete(tmp_pa
     assert (docs["status"], len(docs["parked"])) == ("incomplete", 1)
 
 
-def test_GIVEN_a_parked_text_that_stands_in_a_second_collection_WHEN_run_THEN_that_one_is_incomplete_too(tmp_path):
+def test_a_parked_text_makes_a_second_collection_incomplete_too(tmp_path):
     root = corpus(tmp_path / "in", {"A": {"a_chunks.json": TEXTS}, "B": {"b_chunks.json": [TEXTS[BAD], "other"]}})
     code, run = embed(root, tmp_path / "out", roster=str(poisoned(tmp_path / "m")))
     assert code == ExitCode.FAILED
     assert [each["status"] for each in summary_of(run)["collections"]] == ["incomplete", "incomplete"]
 
 
-def test_GIVEN_a_collection_of_duplicates_WHEN_the_model_fails_on_the_texts_THEN_it_is_not_completed_either(
-    tmp_path, tiny_a
-):
+def test_a_collection_of_duplicates_of_failed_texts_is_not_completed(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"A": {"a_chunks.json": TEXTS}, "B": {"b_chunks.json": TEXTS[:3]}})
     save_file({"nothing": torch.ones(1)}, (model := tiny_model(tmp_path / "m")) / "model.safetensors")
     code, run = embed(root, tmp_path / "out", roster=f"{model},{tiny_a}")
@@ -149,7 +145,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize(("strict", "code"), [("no", ExitCode.COMPLETED), ("yes", ExitCode.MITIGATED)])
-def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alone_and_strict_says_so(
+def test_a_row_that_fails_only_in_company_is_encoded_alone_and_strict_says_so(
     tmp_path, monkeypatch, tiny_a, clean, strict, code
 ):
     context = Run._context
@@ -165,7 +161,7 @@ def test_GIVEN_a_row_that_only_fails_in_company_WHEN_run_THEN_it_is_encoded_alon
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-def test_GIVEN_vectors_WHEN_gated_THEN_what_is_not_finite_or_zero_is_named_by_its_place():
+def test_the_gate_names_vectors_that_are_not_finite_or_zero():
     vectors = np.ones((5, 3), np.float32)
     vectors[1, 2], vectors[2], vectors[4, 0] = np.nan, 0, np.inf
     assert gate(vectors, 3) == {1: "not finite", 2: "zero vector", 4: "not finite"}
@@ -173,12 +169,12 @@ def test_GIVEN_vectors_WHEN_gated_THEN_what_is_not_finite_or_zero_is_named_by_it
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 3, 1)])
-def test_GIVEN_vectors_of_another_shape_WHEN_gated_THEN_the_pass_ends(shape):
+def test_vectors_of_another_shape_end_the_pass(shape):
     with pytest.raises(InterlockError, match="expected 3 dimensions"):
         gate(np.ones(shape, np.float32), 3)
 
 
-def test_GIVEN_committed_batches_WHEN_their_rows_change_on_disk_THEN_just_those_are_lost(tmp_path):
+def test_just_the_batches_whose_rows_changed_on_disk_are_lost(tmp_path):
     file = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
     batches = [np.array([0, 5]), np.array([2, 1]), np.array([3, 4])]
     crcs = {index: file.put(rows, np.full((2, 2), index, np.float32)) for index, rows in enumerate(batches)}
@@ -189,12 +185,12 @@ def test_GIVEN_committed_batches_WHEN_their_rows_change_on_disk_THEN_just_those_
     assert lost(again, batches, crcs) == [1]
 
 
-def test_GIVEN_a_new_vector_file_WHEN_looked_into_THEN_rows_that_were_never_written_are_nan(tmp_path):
+def test_rows_never_written_are_nan_in_a_new_vector_file(tmp_path):
     file = VectorFile(tmp_path / "p" / "vectors.npy", 5000, 2)
     assert np.isnan(file.array).all()
 
 
-def test_GIVEN_a_vector_file_of_another_shape_WHEN_opened_THEN_it_is_refused(tmp_path):
+def test_a_vector_file_of_another_shape_is_refused(tmp_path):
     VectorFile(tmp_path / "vectors.npy", 6, 2)
     with pytest.raises(InterlockError, match=r"has .*expected"):
         VectorFile(tmp_path / "vectors.npy", 6, 3)
