@@ -13,7 +13,6 @@ WORKING = (
     "bench",
     "interlock.console.apps",
     "interlock.console.rehearsal",
-    "interlock.console.rehearsal",
     "interlock.engine.models.trace",
     "interlock.engine.run.Run",
     "multiprocessing",
