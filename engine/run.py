@@ -93,7 +93,11 @@ class Run:
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
-            self.recorder = Recorder(self._journal, self._devices[0].kind)
+            try:
+                self.recorder = Recorder(self._journal, self._devices[0].kind)
+            except BaseException:
+                self._journal.close()  # a notebook keeps the error, and the error this frame: the lock would stay
+                raise
             self._fresh = not there and self.recorder.first == 0
             undo.callback(self._leave_no_trace)
             self._earlier = Continuation(self.recorder, self.directory, self.settings, source)

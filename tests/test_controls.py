@@ -49,6 +49,14 @@ def test_pending_controls_are_refused_when_no_cells_are_left(control):
     assert controls.preview is None
 
 
+@pytest.mark.parametrize("control", VALUES)
+def test_what_is_asked_after_the_last_cell_is_refused_at_once_and_never_pending(control):
+    controls, told = Controls(), Told()
+    controls.end(told)
+    assert controls.ask(control, VALUES[control][0], "ada") == "nothing is left to compute"
+    assert controls.pending() == []
+
+
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory, tiny_a, tiny_b):
     """Runs of two models, or of one, whose controls the caller has."""

@@ -138,9 +138,9 @@ class BatchRunner:
         got = self._denied(piece) or piece.instance.attempt([self._rows[index] for index in piece.indices])
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
+                self._fallbacks.lose(piece.instance, got.message)  # at once: others would relocate pieces to it
                 if piece.instance is self.instance:
                     raise DeviceGone(got.message)
-                self._fallbacks.lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
         vectors[piece.indices] = got

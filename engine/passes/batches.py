@@ -1,7 +1,7 @@
 """Which rows go through the model together: a pure function of their token lengths and a token budget.
 
 Rows are sorted by length, longest first, so that neighbours hardly differ and the largest batch comes first. The
-same lengths and budget always give the same batches, and `Plan.digest` names them.
+same lengths and budget always give the same batches, and `BatchPlan.digest` names them.
 """
 
 import hashlib

@@ -42,6 +42,7 @@ class Controls:
         """Where refusals go that are known when something is asked; None: they wait until it is applied."""
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
+        self._over = False
         self._lock = threading.Lock()
 
     @property
@@ -64,10 +65,10 @@ class Controls:
     def end(self, tell: Callable[[AnyEvent], object]) -> None:
         """Nothing is left that a control could change."""
         self.preview = None
-        with self._lock:
-            self.tell = None
         for control in VALUES:
             self.refuse(control, "nothing is left to compute")
+        with self._lock:
+            self.tell, self._over = None, True
         self.settle(tell)
 
     def ask(self, control: str, value: str, who: str) -> str:
@@ -77,12 +78,13 @@ class Controls:
         asked = ControlApplied(control=control, value=value, who=who)
         with self._lock:
             tell, reason = self.tell, self.refusal(control)
-            if tell is None or not reason:
+            if not reason or (tell is None and not self._over):
                 self._asked.append(asked)
                 return ""
         # A journal that cannot be written ends the run where it is written next; one that is closed wants no answer.
         with suppress(InterlockError, ValueError):
-            tell(ControlRefused(control=control, value=value, who=who, reason=reason))
+            if tell:
+                tell(ControlRefused(control=control, value=value, who=who, reason=reason))
         return reason
 
     def pending(self) -> list[ControlApplied]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-BAR = 28
+BAR = 10
 CELL_SECONDS = 0.5
 """A cell is drawn over at most so often: each time is a message to the browser."""
 
@@ -131,7 +131,7 @@ def table(snapshot: Snapshot) -> "Table":
     shown = Table(box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
     shown.title = Text(f"run {safe(snapshot.run_id)}" if snapshot.run_id else "starting")
     for name in ("model", "", "", "batches", "pace", "left"):
-        shown.add_column(name, no_wrap=True)
+        shown.add_column(name, no_wrap=True, min_width=8 if name == "model" else None)
     for each in snapshot.passes:
         bar = ProgressBar(total=1.0, completed=each.share_done, width=BAR)
         words = [each.failure or batches_of(each) or each.word, *_pace(each, measured=timed(snapshot.device_kind))]
@@ -152,4 +152,4 @@ def _pace(each: PassView, *, measured: bool) -> tuple[str, str]:
     if not measured or not each.rows_per_second:
         return "", ""
     left = each.seconds_left
-    return f"{each.rows_per_second:.1f} rows/s", duration(left) if left else ""
+    return f"{each.rows_per_second:.1f} texts/s", duration(left) if left else ""
