@@ -19,6 +19,7 @@ from interlock.engine.record.units import parse_bytes
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
 SIMULATED = "sim:"
+MOST_THREADS = 1024
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -85,6 +86,13 @@ def _count(value: object) -> int:
     if count < 0:
         raise ValueError("expected 0 or more")
     return count
+
+
+def _threads(value: object) -> int:
+    """Beyond some thousands torch's own pool ends the process with a signal."""
+    if (threads := _count(value)) > MOST_THREADS:
+        raise ValueError(f"expected 0 to {MOST_THREADS}")
+    return threads
 
 
 def _rate(value: object) -> float:
@@ -190,7 +198,7 @@ class RunSettings:
         "yes", _flag, "", "fall back to the CPU (float32) for work that fits on no GPU", kept="cpu_fallback"
     )
     warm: int = knob("4GiB", _size, "SIZE", "host memory for keeping weights between leases, to attach them faster")
-    threads: int = knob("0", _count, "N", "CPU threads; 0 uses every core")
+    threads: int = knob("0", _threads, "N", "CPU threads; 0 uses every core")
     ceiling: int = knob("12GiB", _size, "SIZE", "memory limit of the run on each device", kept="ceiling")
     faults: tuple[str, ...] = knob(
         "",

@@ -333,3 +333,22 @@ def test_the_first_notebook_runs_as_it_stands(tmp_path, monkeypatch, capsys, min
     assert "1.000" not in said
     assert said.splitlines()[-2].endswith("Rotate the keys every 90 days.")  # the best of two hits
     assert notebook["run"].summary.status == "completed"
+
+
+def test_a_run_is_found_again_after_the_directory_changed(small, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(place)
+    run = small(progress="none")
+    again = interlock.open_run(run.path.relative_to(place))
+    monkeypatch.chdir(tmp_path)
+    assert run.summary.status == again.summary.status == "completed"
+    assert run.vectors("Docs, all").ids == again.vectors("Docs, all").ids
+
+
+def test_a_run_whose_journal_is_gone_is_an_error_of_ours(tmp_path):
+    with pytest.raises(interlock.InterlockError, match=r"cannot read .*journal"):
+        interlock.RecordedRun(tmp_path / "gone").summary  # noqa: B018
+
+
+def test_more_threads_than_a_process_survives_are_refused():
+    with pytest.raises(interlock.UsageError, match="expected 0 to 1024"):
+        interlock.Settings(threads=50_000).configuration()

@@ -18,7 +18,7 @@ from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import Tail, held, journal_at
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, knobs, load
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, remedy
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as events
 from interlock.engine.record import journal
@@ -169,8 +169,12 @@ class RecordedRun:
         return summarise(state)
 
     def events(self) -> Iterator[Entry]:
-        """Each event that the journal holds now, in order. Raises InterlockError at damage."""
-        return journal.read(self.path / JOURNAL)
+        """Each event that the journal holds now, in order. Raises InterlockError at damage, or where it is gone."""
+        try:
+            yield from journal.read(self.path / JOURNAL)
+        except OSError as error:
+            reason = error.strerror or error
+            raise InterlockError(f"cannot read {self.path / JOURNAL}: {reason}; {remedy(error)}") from error
 
     def vectors(self, collection: str, model: str = FUSED) -> DeliveredVectors:
         """The delivered vectors of `collection` by `model`, or the fused ones.
@@ -251,7 +255,7 @@ def embed(
         failure = told(error, session.work.directory.path if session.work else None)
         raise failure from (None if failure is error else error)
     assert session.work, "a run that has a result was made"
-    run = RecordedRun(session.work.directory.path)
+    run = RecordedRun(session.work.directory.path.absolute())
     if code != ExitCode.COMPLETED:
         raise _ended(run, code)
     return run
@@ -279,7 +283,7 @@ def open_run(run: AnyPath, out: AnyPath | None = None) -> RecordedRun:
     path = Path(run).expanduser()
     if out is not None or (path.name == str(run) and not path.exists()):
         path = Settings(out=out).configuration().settings.out / path
-    return RecordedRun(journal_at(path).parent)
+    return RecordedRun(journal_at(path).parent.absolute())
 
 
 def watch(run: RecordedRun | AnyPath) -> Iterator[Entry]:
