@@ -16,9 +16,9 @@ help:  ## list what can be made
 demo: install  ## embed the demo corpus with the demo roster, then search it
 	$(BIN)/interlock demo --no-ui
 
-test: install  ## all checks and tests: six minutes on two cores
+test: install  ## all checks and tests: eight minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m alone --durations=5
+	$(BIN)/python -m pytest -m alone --durations=5
 
 together: install  ## the tests that do not watch the clock, with the longest of them told
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not alone" --durations=15
