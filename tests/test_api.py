@@ -352,3 +352,33 @@ def test_a_run_whose_journal_is_gone_is_an_error_of_ours(tmp_path):
 def test_more_threads_than_a_process_survives_are_refused():
     with pytest.raises(interlock.UsageError, match="expected 0 to 1024"):
         interlock.Settings(threads=50_000).configuration()
+
+
+def test_points_of_a_longer_corpus_are_warned_of_until_the_advice_is_followed(tmp_path, tiny_a):
+    def embedded(texts, run_id, **more):
+        corpus(tmp_path / "in", {"Docs": {"a_chunks.json": texts}})
+        how = interlock.Settings(roster=[tiny_a], qdrant=tmp_path / "st", out=tmp_path / "runs", run_id=run_id, **more)
+        return interlock.embed(tmp_path / "in", how, progress="none")
+
+    embedded(TEXTS, "long")
+    run = embedded(TEXTS[:20], "short")
+    (warning,) = [entry.body.message for entry in run.events() if "still holds" in getattr(entry.body, "message", "")]
+    assert "10 points" in warning
+    assert len(interlock.search(run, TEXTS[25], limit=100)) == 30
+    shutil.rmtree(warning.partition(" still")[0])
+    run = embedded(TEXTS[:20], "short", resume=True)
+    assert {hit.payload["text"] for hit in interlock.search(run, TEXTS[25], limit=100)} == set(TEXTS[:20])
+
+
+def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept(tmp_path, tiny_a):
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    settings = interlock.Settings(roster=[tiny_a], out=tmp_path / "runs", run_id="r", resume=True)
+    journal = interlock.embed(tmp_path / "in", settings, progress="none").path / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole.replace(b"batch_committed", b"batch_xommitted", 1))
+    with pytest.raises(interlock.InterlockError) as kept:
+        interlock.embed(tmp_path / "in", settings, progress="none")
+    with journal.open("r+b") as handle:
+        handle.write(whole)
+    assert interlock.embed(tmp_path / "in", settings, progress="none").summary.status == "completed"
+    assert "journal" in str(kept.value)

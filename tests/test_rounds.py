@@ -90,6 +90,15 @@ def test_an_exclusive_lease_holds_both_gpus_and_both_compute(desk):
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
 
 
+def test_a_lost_device_is_told_before_the_others_have_ended_its_pass(desk):
+    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:260")
+    assert code == ExitCode.COMPLETED
+    told = events_of(run, ev.DeviceLost, ev.BatchCommitted)
+    lost = next(number for number, event in enumerate(told) if isinstance(event, ev.DeviceLost))
+    same_pass = [event for event in told[lost:] if getattr(event, "model_pass", None) == told[lost - 1].model_pass]
+    assert len(same_pass) > 2
+
+
 def test_primary_and_companion_of_a_shared_schedule_have_a_gpu_each(desk):
     _, run = desk.run(devices="sim:2xT4", exclusive="no")
     held = {lease.model: lease.devices for lease in events_of(run, ev.LeaseGranted)}

@@ -104,7 +104,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             return Description("note", "lease", False, text)
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
-            text = f"memory model calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
+            text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
             return Description("note", "memory", False, f"{pass_of(event.model_pass)} on {event.device}: {text}")
         case ev.BatchCommitted():
             text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, timed)}"

@@ -14,7 +14,8 @@ from interlock.engine.outlet.qdrant import Store
 from interlock.engine.outlet.store import sink, verified
 from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified
+from interlock.engine.record.counting import several
+from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified, Warned
 from interlock.engine.record.rundir import RunDirectory
 
 Emit = Callable[[AnyEvent], object]
@@ -64,5 +65,13 @@ def deliver(
             )
             emit(artefact)
         if store:
-            seen = asdict(verified(delivery, store))
-            emit(StoreVerified(collection=rows.collection.name, qdrant_collection=name, **seen))
+            seen = verified(delivery, store)
+            emit(StoreVerified(collection=rows.collection.name, qdrant_collection=name, **asdict(seen)))
+            if seen.stale:
+                emit(
+                    Warned(
+                        message=f"{store.path} still holds {several(seen.stale, 'point')} of earlier deliveries, and "
+                        "searches find them: delete that directory and --resume to drop them",
+                        collection=rows.collection.name,
+                    )
+                )
