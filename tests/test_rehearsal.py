@@ -26,6 +26,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import ROOT
+from tools.record import Take, taken
 from tools.recorded import RECORDED, Recorded
 
 SMALL = {"roster": "sim-minilm-l6,sim-mpnet-base", "collections": "Sim-Runbooks,Sim-Source-Code"}
@@ -275,3 +276,8 @@ def test_neither_torch_nor_a_terminal_library_is_imported_with_the_rehearsal():
     code = f"import sys, {modules}; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_recording_of_a_run_that_cannot_begin_raises_what_the_run_raised(tmp_path):
+    with pytest.raises(UsageError, match="the rehearsal has no model 'all-minilm-l6'"):
+        taken(Take(0.0, {"roster": "all-minilm-l6"}), tmp_path)

@@ -11,18 +11,15 @@ folder or a message that it lacks is an error, so that nobody adds one without t
 import ast
 import re
 import tomllib
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from msgspec import Struct
-from msgspec.structs import fields
+from typing import get_args
 
 from interlock.console.text.event_text import describe, line_of
 from interlock.engine import errors
 from interlock.engine.record import events as ev
+from tools.samples import sample
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("engine", "console", "src/interlock")
@@ -32,15 +29,12 @@ ERRORS = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, errors.InterlockError)
 }
-KINDS = {"Warned": "warning", "_warn": "warning", "refuse": "control", "Refusal": "record", "_Refused": "record"}
-KINDS |= {
-    "_NoList": "record",
-    "ValueError": "value",
-    "_step": "step",
-    "_again": "step",
-    "_told": "step",
-    "_mitigated": "step",
-}
+KINDS = {
+    "Warned": "warning", "refuse": "control", "ValueError": "value",
+    "Refusal": "record", "_Refused": "record", "_NoList": "record",
+    "_step": "step", "_again": "step", "_mitigated": "step",
+}  # fmt: skip
+"""What is called with a message that is not an error, and the kind of message."""
 TITLES = {
     "error": "Errors",
     "warning": "Warnings",
@@ -52,6 +46,8 @@ TITLES = {
 }
 VALUES = ("engine/config.py", "engine/gpu/faults.py", "engine/record/units.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
+_REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
+"""What returns why a file is refused."""
 _REMEDY = re.compile(
     r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|continue|copy|delete|drop|fix|free|give|install|merge|"
     r"name|pass|raise|remove|rename|replace|restore|resume|set|start|use|view|wait|watch|`interlock)\b.*)$",
@@ -187,9 +183,6 @@ def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequen
     return "", None, ()
 
 
-_REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
-
-
 def _texts(node: ast.expr, values: Mapping[str, ast.expr]) -> Iterator[str]:
     """The templates that an argument may become; nothing for what is no text of our own."""
     match node:
@@ -229,21 +222,9 @@ def _template(node: ast.expr, values: Mapping[str, ast.expr]) -> str:
     return "{" + _named(node) + "}"
 
 
-_UNWRAPPED = [
-    "str",
-    "repr",
-    "sorted",
-    "list",
-    "map",
-    "human_bytes",
-    "safe",
-    "printable",
-    "written",
-    "len",
-    "sum",
-    "int",
-    "label",
-]
+_UNWRAPPED = (
+    "human_bytes", "int", "label", "len", "list", "map", "printable", "repr", "safe", "sorted", "str", "sum", "written",
+)  # fmt: skip
 """Functions that only write what they are given."""
 
 
@@ -273,66 +254,6 @@ def _named(node: ast.expr) -> str:
         case ast.Constant(value=str(value)):
             return value
     return "..."
-
-
-SAMPLES: dict[str, Any] = {
-    "model": "bge-m3", "models": "bge-m3", "collection": "Handbook", "qdrant_collection": "handbook",
-    "device": "cuda:0", "devices": "cuda:0", "name": "cuda:0", "label": "Tesla T4",
-    "kind": "cuda", "device_kind": "cuda", "attempt": 1,
-    "run_id": "20261122-120000", "chunks": "chunks", "lease": "L001", "schedule": "exclusive", "model_pass": 1,
-    "batch_index": 13, "row": 41, "source": "hf:BAAI/bge-m3", "commit": "5617a9f61b028005a4858fdac845db406aefb181",
-    "file": "2021/q3_chunks.json", "record": 17, "path": "exports/Handbook/fused.npy", "store": "store",
-    "who": "kim", "control": "schedule", "value": "shared", "rung": "split", "dtype": "float16", "weight": 0.6,
-    "cause": "out of memory (2 texts, at most 512 tokens each: needs 1.1 GiB, 1.0 GiB free)",
-    "action": "computing each half separately", "predicted_bytes": 1088 << 20, "free_bytes": 1 << 30,
-    "measured_bytes": None, "budget_bytes": 4 << 30, "total_bytes": 15 << 30, "ceiling_bytes": 12 << 30,
-    "bytes": 46 << 20, "left_bytes": 2 << 20, "allocated": 2 << 30, "occupied": 3 << 30, "residue_bytes": 0,
-    "scale": 0.982, "margin": 0.046, "worst": 1.013, "held_seconds": 72.4, "seconds": 7.1, "cost_seconds": 0.412,
-    "wait_seconds": 1.4, "message": "torch was 2.12, is now 2.13: the last bits of vectors may differ",
-    "detail": "321 points (321 expected, 0 stale)", "worst_cosine": 1.0, "exit_code": 0, "lost": False,
-    "fingerprint": "", "plan": "", "digest": "", "sha256": "",
-}  # fmt: skip
-"""What fields hold in the samples; numbers that are not here are counts."""
-OWN: dict[tuple[type[Struct], str], Any] = {
-    (ev.RecordRefused, "reason"): "the text is empty",
-    (ev.DeviceLost, "reason"): "unspecified launch failure",
-    (ev.DownloadRetried, "reason"): "read timed out",
-    (ev.ControlRefused, "reason"): "the roster has only one model",
-    (ev.RowParked, "reason"): "not finite",
-    (ev.PassFailed, "reason"): "cannot read vectors.npy: Input/output error",
-    (ev.CollectionClosed, "reason"): "",
-    (ev.RunClosed, "reason"): "",
-    (ev.RowsReused, "source"): "runs/20261121-120000",
-    (ev.ResidueFound, "action"): "still referenced by dict",
-}
-"""What fields of one event hold."""
-
-
-def sample(kind: type[Struct], count: int) -> Any:
-    """An event with plausible values, `count` of everything that is counted."""
-    hints = get_type_hints(kind)
-    return kind(**{item.name: _value(kind, item.name, hints[item.name], count) for item in fields(kind)})
-
-
-def _value(kind: type[Struct], name: str, hint: Any, count: int) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if (kind, name) in OWN:
-        return OWN[kind, name]
-    if origin is list and isinstance(args[0], type) and issubclass(args[0], Struct):
-        return [sample(args[0], count)] * min(count, 2)
-    if origin is list:
-        return [SAMPLES.get(name, number) for number in range(min(count, 3))] if count else []
-    if origin is dict:
-        return {}
-    if name in SAMPLES and (hint not in (int, float, str) or isinstance(SAMPLES[name], hint)):
-        return SAMPLES[name]
-    if origin in (Union, types.UnionType):
-        return _value(kind, name, args[0], count)
-    if origin is Literal:
-        return args[0]
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return sample(hint, count)
-    return {str: "", int: count, float: 1.5, bool: True, bytes: b""}.get(hint, "")
 
 
 def _events() -> Iterator[str]:

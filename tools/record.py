@@ -7,9 +7,9 @@ at a device. Seconds are those of the rehearsal, so no two recordings are the sa
 import argparse
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,21 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def taken(take: Take, scratch: Path) -> list[bytes]:
-    """Rehearse, ask for what is to be asked for, and give the journal's lines."""
+    """Rehearse, ask for what is to be asked for, and give the journal's lines. Raises what the run raises."""
     controls, asked = Controls(), list(take.asked)
     run_id = time.strftime("%Y%m%d-%H%M%S", time.gmtime(take.began))
     flags = {**take.flags, "out": str(scratch), "run_id": run_id, "threads": "1"}
     run = rehearsal.run(load(flags, {}), controls, take.speed)
-    engine = threading.Thread(target=run.go)
-    engine.start()
-    while engine.is_alive():
-        engine.join(0.2)
-        if asked and run.recorder.snapshot().share_done >= asked[0][0]:
-            controls.ask(*asked.pop(0)[1:], "operator")
+    with ThreadPoolExecutor(1) as pool:
+        engine = pool.submit(run.go)
+        while not engine.done():
+            wait([engine], 0.2)
+            if asked and run.recorder.snapshot().share_done >= asked[0][0]:
+                controls.ask(*asked.pop(0)[1:], "operator")
+        engine.result()
     text = run.directory.journal.read_bytes().replace(str(scratch).encode(), HOME.encode())
-    kept = (
-        entry for entry in (msgspec.json.decode(line, type=ev.Entry) for line in text.splitlines()) if _counts(entry)
-    )
+    entries = (msgspec.json.decode(line, type=ev.Entry) for line in text.splitlines())
+    kept = filter(_counts, entries)
     return [journal.encode(_elsewhere(entry, seq, take.began)) for seq, entry in enumerate(kept)]
 
 
