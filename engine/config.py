@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.events import Setting
+from interlock.engine.record.facts import Setting
 from interlock.engine.record.units import parse_bytes
 
 FROM_RUN = "from the run"

@@ -10,6 +10,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 
@@ -65,8 +66,8 @@ def announce(
         recorder.emit(ev.Warned(message=message))
 
 
-def _facts(device: Device, ceiling: int) -> ev.DeviceFacts:
-    return ev.DeviceFacts(
+def _facts(device: Device, ceiling: int) -> DeviceFacts:
+    return DeviceFacts(
         name=device.name,
         kind=device.kind,
         label=device.label,
@@ -78,8 +79,8 @@ def _facts(device: Device, ceiling: int) -> ev.DeviceFacts:
 def _changes(
     had: Mapping[str, str],
     have: Mapping[str, str],
-    before: Mapping[str, ev.Setting],
-    now: Mapping[str, ev.Setting],
+    before: Mapping[str, Setting],
+    now: Mapping[str, Setting],
 ) -> Iterator[str]:
     """What may make this session's vectors, or their way, differ from those of the session before."""
     for name in sorted(name for name in have if had.get(name) != have[name]):

@@ -40,6 +40,7 @@ from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.resident import RunContext
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 
@@ -136,7 +137,7 @@ class Run:
             raise
         return self._finish(status, reason)
 
-    def _finish(self, status: ev.Status, reason: str) -> ExitCode:
+    def _finish(self, status: Status, reason: str) -> ExitCode:
         if lost := self._journal.lost:
             status, reason = "failed", lost
         code = self._code(status)
@@ -155,7 +156,7 @@ class Run:
         if self._fresh:
             atomic.remove(self.directory.path)
 
-    def _outcome(self) -> tuple[ev.Status, str]:
+    def _outcome(self) -> tuple[Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
         try:
             with holding(self._devices, self.directory.id), self.directory.scratch() as scratch:
@@ -168,7 +169,7 @@ class Run:
                 raise
             return "stopped" if stopped else "failed", str(error)
 
-    def _work(self, scratch: Path) -> tuple[ev.Status, str]:
+    def _work(self, scratch: Path) -> tuple[Status, str]:
         settings = self.settings
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -197,7 +198,7 @@ class Run:
             self._close_collection(rows, corpus, grid, roster)
         return self.recorder.look(verdict.of_run)
 
-    def _roster(self, cards: list[ModelCard]) -> list[ev.RosterEntry]:
+    def _roster(self, cards: list[ModelCard]) -> list[RosterEntry]:
         """The resolved roster, once it is known that its vectors can be fused."""
         dims = [delivered_dim(spec, card, self.settings.dim) for spec, card in zip(self._specs, cards, strict=True)]
         fused_width(Fusion(self.settings.fusion), dims, [card.key for card in cards])
@@ -214,7 +215,7 @@ class Run:
             self._emit(ev.Warned(message=message))
         return roster
 
-    def _inputs(self, roster: list[ev.RosterEntry], corpus: Corpus, threads: int) -> dict[str, object]:
+    def _inputs(self, roster: list[RosterEntry], corpus: Corpus, threads: int) -> dict[str, object]:
         """What the run is tied to."""
         return {
             "schema_version": "1",
@@ -239,7 +240,7 @@ class Run:
             load=self._backend.load,
         )
 
-    def _sampled(self, device: str, memory: ev.Memory, readings: ev.Readings | None) -> None:
+    def _sampled(self, device: str, memory: Memory, readings: Readings | None) -> None:
         self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
 
     def _complete_without_a_turn(self, grid: list[Cells]) -> None:
@@ -249,14 +250,14 @@ class Run:
             if cells.model_pass not in closed:
                 self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
 
-    def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+    def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
         if self.controls.stop_requested:
             raise Stopped("stopped by the operator before delivery ended: --resume continues")
         seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
         self._park_shared(rows)
-        status: ev.Status = "failed"
+        status: Status = "failed"
         try:
             if len(rows.texts) and seen_by_all:
                 self._deliver(rows, corpus, grid, roster)
@@ -265,12 +266,12 @@ class Run:
             reason = str(error)
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
 
-    def _deliver(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[ev.RosterEntry]) -> None:
+    def _deliver(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[RosterEntry]) -> None:
         vectors = [cells.file.array for cells in grid]
         fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
         deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
 
-    def _check_store(self, roster: list[ev.RosterEntry]) -> None:
+    def _check_store(self, roster: list[RosterEntry]) -> None:
         """What a store would refuse after all the work, it refuses now."""
         if self.settings.qdrant:
             for name in (each.qdrant_collection for each in self._collections if each.files):
@@ -293,7 +294,7 @@ class Run:
                 parked.setdefault(row, {}).setdefault(event.model_pass, event)
         return {row: list(events.values()) for row, events in parked.items()}
 
-    def _code(self, status: ev.Status) -> ExitCode:
+    def _code(self, status: Status) -> ExitCode:
         if status == "stopped":
             return self.controls.code or ExitCode.STOPPED
         if status != "completed":

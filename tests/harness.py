@@ -16,6 +16,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.roster import entry_of
 from interlock.engine.passes.grid import Cells, lay_out
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
 
@@ -46,9 +47,7 @@ class Told:
         nothing: dict[str, Any] = {"config": {}, "versions": {}, "environment": {}}
         self(ev.RunStarted(run_id=run_id, chunks="", fusion="none", schedule=schedule, **nothing))
         facts = [
-            ev.DeviceFacts(
-                name=each.name, kind=each.kind, label=each.label, total_bytes=each.total, ceiling_bytes=ceiling
-            )
+            DeviceFacts(name=each.name, kind=each.kind, label=each.label, total_bytes=each.total, ceiling_bytes=ceiling)
             for each in devices
         ]
         self(ev.DevicesFound(devices=facts))

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import LeaseState, Pace
 
@@ -180,9 +181,9 @@ def one_device(
     label = {"cpu": "host", "sim": "Tesla T4 (simulated)", "scripted": "Tesla T4 (scripted)"}.get(kind, "Tesla T4")
     card = kind in ("cuda", "sim", "scripted")
     view = DeviceView(
-        facts=ev.DeviceFacts(name=name, kind=kind, label=label, total_bytes=total, ceiling_bytes=ceiling),
-        memory=ev.Memory(allocated=weights + work // 2, reserved=(weights + work) * card, occupied=occupied),
-        readings=ev.Readings(
+        facts=DeviceFacts(name=name, kind=kind, label=label, total_bytes=total, ceiling_bytes=ceiling),
+        memory=Memory(allocated=weights + work // 2, reserved=(weights + work) * card, occupied=occupied),
+        readings=Readings(
             used=occupied + 200 * MIB,
             total=total,
             others=200 * MIB if card else None,
@@ -231,10 +232,10 @@ def one_lease(
     **fields: Any,
 ) -> LeaseState:
     """A lease that is held (`held` None), or was for so many seconds and has its receipts."""
-    base = ev.Memory(allocated=0, reserved=0, occupied=CONTEXT)
+    base = Memory(allocated=0, reserved=0, occupied=CONTEXT)
     top = int(weights * 3 * GIB)
-    peak = ev.Memory(allocated=top, reserved=top, occupied=CONTEXT + top)
-    after = ev.Memory(allocated=residue, reserved=residue, occupied=CONTEXT + residue)
+    peak = Memory(allocated=top, reserved=top, occupied=CONTEXT + top)
+    after = Memory(allocated=residue, reserved=residue, occupied=CONTEXT + residue)
     lease = LeaseState(
         lease=f"L{number:03d}",
         model_pass=model_pass,
@@ -250,7 +251,7 @@ def one_lease(
         warm=number % 2 == 0,
         held_seconds=held,
         receipts=[
-            ev.Receipt(device=name, before=base, peak=peak, after=after, residue_bytes=residue, lost=name in lost)
+            Receipt(device=name, before=base, peak=peak, after=after, residue_bytes=residue, lost=name in lost)
             for name in devices
             if held is not None
         ],

@@ -14,7 +14,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk, ChunkReader
 from interlock.engine.intake.collections import discover
 from interlock.engine.intake.corpus import read_corpus, reread
-from interlock.engine.record.events import Refusal
+from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, environment
 
 MANY = [f"text {number} " + "and so on " * 100 for number in range(4000)]  # 4 MB: far more than is read at a time

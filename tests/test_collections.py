@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from interlock.engine.errors import UsageError
 from interlock.engine.intake.collections import discover, qdrant_name
-from interlock.engine.record.events import Refusal
+from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, interlock, unprivileged
 
 

@@ -26,7 +26,7 @@ from interlock.engine.gpu.devices import choose, describe_host
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
 from interlock.engine.models.weights import Master
-from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings
 from tests.builders import ROOT, environment
 
 MIB, GIB = 1 << 20, 1 << 30

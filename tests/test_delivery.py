@@ -18,7 +18,8 @@ from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.record import atomic
-from interlock.engine.record.events import ArtefactWritten, Refusal, StoreVerified
+from interlock.engine.record.events import ArtefactWritten, StoreVerified
+from interlock.engine.record.facts import Refusal
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
 

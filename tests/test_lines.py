@@ -15,6 +15,7 @@ from interlock.console.text.event_list import Feed
 from interlock.console.text.event_text import describe, line_of, progress
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
+from interlock.engine.record.facts import Memory, Receipt
 from interlock.engine.record.fold import fold
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import snapshot
@@ -129,9 +130,9 @@ def test_one_of_a_kind_is_told_in_the_singular(kind):
 
 
 def test_the_end_of_a_lease_tells_its_receipts_and_names_a_lost_device():
-    memory = [ev.Memory(allocated=0, occupied=size * GIB) for size in (1, 3, 1)]
+    memory = [Memory(allocated=0, occupied=size * GIB) for size in (1, 3, 1)]
     one, two = (
-        ev.Receipt(device=f"cuda:{number}", before=memory[0], peak=memory[1], after=memory[2], residue_bytes=0)
+        Receipt(device=f"cuda:{number}", before=memory[0], peak=memory[1], after=memory[2], residue_bytes=0)
         for number in range(2)
     )
     released = ev.LeaseReleased(lease="L001", model_pass=0, model="minilm", held_seconds=72.4, receipts=[one])
@@ -146,7 +147,7 @@ def test_the_end_of_a_lease_tells_its_receipts_and_names_a_lost_device():
         held_seconds=1.0,
         receipts=[
             one,
-            ev.Receipt(device="cuda:1", before=two.before, peak=two.peak, after=two.after, residue_bytes=0, lost=True),
+            Receipt(device="cuda:1", before=two.before, peak=two.peak, after=two.after, residue_bytes=0, lost=True),
         ],
     )
     assert texts(lost)[0].startswith("warning lease") and texts(lost)[0].endswith("; cuda:1 lost")

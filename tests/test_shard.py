@@ -21,7 +21,7 @@ from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.outlet.manifest import manifest_of
 from interlock.engine.outlet.qdrant import Point, Store
 from interlock.engine.outlet.shard import check_name, collections
-from interlock.engine.record.events import RosterEntry
+from interlock.engine.record.facts import RosterEntry
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}

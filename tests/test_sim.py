@@ -19,7 +19,7 @@ from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
-from interlock.engine.record.events import Memory
+from interlock.engine.record.facts import Memory
 from interlock.engine.record.units import parse_bytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

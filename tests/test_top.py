@@ -24,6 +24,7 @@ from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, rundir, safe, summary
 from interlock.engine.record.events import Entry
+from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.journal import Journal
 from interlock.engine.run import Run
 from tests.builders import command, corpus, environment, events_of, interlock, sentences, summary_of
@@ -374,7 +375,7 @@ def test_devices_of_a_run_that_are_here_no_more_are_named(chunks, tiny_a, monkey
     assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
     file = chunks.parent / "runs" / "r" / "journal.jsonl"
     entries = list(journal.read(file))
-    card = ev.DeviceFacts(name="cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
+    card = DeviceFacts(name="cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
     cards = ev.DevicesFound(devices=[card])
     told = [
         msgspec.structs.replace(each, body=cards) if isinstance(each.body, ev.DevicesFound) else each

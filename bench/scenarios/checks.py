@@ -14,6 +14,7 @@ from bench.scenarios.stage import Outcome
 from interlock.engine.gpu.chip import WORKSPACE
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import Receipt
 
 TOLERANCE = 2e-6
 
@@ -141,7 +142,7 @@ def leases(outcome: Outcome) -> Iterator[str]:
 CHECKS = (rows, vectors, ends, told, quiet, residues, ceilings, leases)
 
 
-def _receipts(outcome: Outcome) -> Iterator[ev.Receipt]:
+def _receipts(outcome: Outcome) -> Iterator[Receipt]:
     return (receipt for event in outcome.of(ev.LeaseReleased) for receipt in event.receipts)
 
 

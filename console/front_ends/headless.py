@@ -18,7 +18,8 @@ from interlock.console.text.event_text import line_of, progress
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.events import REFUSALS_TOLD, Entry, RecordRefused
+from interlock.engine.record.events import Entry, RecordRefused
+from interlock.engine.record.facts import REFUSALS_TOLD
 from interlock.engine.record.safe import safe
 
 POLL_SECONDS = 0.25

@@ -13,7 +13,8 @@ from interlock.console.sources.session import Work
 from interlock.engine.config import Configuration, recorded
 from interlock.engine.errors import InterlockError, Stopped
 from interlock.engine.record import summary
-from interlock.engine.record.events import AnyEvent, Entry, RunClosed, RunStarted, Status
+from interlock.engine.record.events import AnyEvent, Entry, RunClosed, RunStarted
+from interlock.engine.record.facts import Status
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import Summary

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, batches_of, pass_of, percent, several
+from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, Status, timed
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
 if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.events import Severity
 
-BY_STATUS: "dict[ev.Status, Severity]" = {
+BY_STATUS: "dict[Status, Severity]" = {
     "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",
 }  # fmt: skip
 
@@ -42,7 +43,7 @@ def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
 def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
     """Look up what is said of an event that happened on devices of this kind."""
     # One row for each type: mypy proves that none is missing.
-    timed = ev.timed(device_kind)
+    real = timed(device_kind)
     match event:
         case ev.RunStarted():
             return Description("notice", "run", True, f"run {event.run_id} started: chunks from {event.chunks}")
@@ -100,18 +101,18 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             how = "layers streamed from the host" if event.streamed else human_bytes(event.bytes)
             warm = ", weights already in host memory" if event.warm else ""
             where = f" to {event.device}" if event.device else ""
-            text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, timed)}, {how}{warm}"
+            text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
             return Description("note", "lease", False, text)
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
             text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
             return Description("note", "memory", False, f"{pass_of(event.model_pass)} on {event.device}: {text}")
         case ev.BatchCommitted():
-            text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, timed)}"
+            text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, real)}"
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
             return Description(None, "batch", False, f"{place}: {text}")
         case ev.Mitigated():
-            return Description("warning", "mitigation", True, _mitigated(event, timed))
+            return Description("warning", "mitigation", True, _mitigated(event, real))
         case ev.PressurePassed():
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", True, text)
@@ -120,7 +121,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             return Description("error", "parked", True, text, f"in {event.collection} without a {event.model} vector")
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
-            held = f" after {duration(event.held_seconds)}" if timed else ""
+            held = f" after {duration(event.held_seconds)}" if real else ""
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
             text = f"lease {event.lease}: released {event.model}{held}{receipts}"
             return Description("warning" if lost else "notice", "lease", True, text)
@@ -129,7 +130,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
             return Description("warning", "lease", True, f"lease {event.lease}: {text}")
         case ev.EnsemblePassCompleted():
-            return Description("notice", "pass", True, _completed(event, timed))
+            return Description("notice", "pass", True, _completed(event, real))
         case ev.PassFailed():
             text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
             return Description("error", "pass", True, text)
@@ -184,7 +185,7 @@ def _collection(event: ev.CollectionRead) -> str:
     """What was refused by its reason, the commonest first, where not every refusal has had a line of its own."""
     sizes = f"{several(event.chunks, 'chunk')} in {several(event.files, 'file')}"
     left_out = f"{several(event.duplicates, 'duplicate')}, {event.refused:,} refused"
-    reasons = sorted(event.reasons.items(), key=lambda each: -each[1]) if event.refused > ev.REFUSALS_TOLD else []
+    reasons = sorted(event.reasons.items(), key=lambda each: -each[1]) if event.refused > REFUSALS_TOLD else []
     why = f" ({'; '.join(f'{count:,} x {reason}' for reason, count in reasons)})" if reasons else ""
     return f"collection {event.collection}: {sizes}, {left_out}{why}; Qdrant collection {event.qdrant_collection}"
 
@@ -219,7 +220,7 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
 
 
-def _receipt(receipt: ev.Receipt) -> str:
+def _receipt(receipt: Receipt) -> str:
     """Before, peak and after as the driver says, and what stayed behind."""
     if receipt.lost:
         return f"{receipt.device} lost"
@@ -257,7 +258,7 @@ def progress(snapshot: Snapshot) -> str:
     parts = [f"{percent(snapshot.share_done).strip()} of the run"]
     parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
     parts += [batches_of(now)] if now.batches_done else []
-    if ev.timed(snapshot.device_kind) and now.rows_per_second and now.seconds_left is not None:
+    if timed(snapshot.device_kind) and now.rows_per_second and now.seconds_left is not None:
         each = " each" if len(now.devices) > 1 else ""
         parts += [f"{now.rows_per_second:.1f} texts/s{each}", f"{duration(now.seconds_left)} left in this pass"]
         parts.append(f"{duration(snapshot.seconds_left() or 0.0)} left in all")

@@ -16,7 +16,7 @@ import torch
 from interlock.engine.gpu.allocator import MEDIUM_SEGMENT, Allocator, Handle
 from interlock.engine.gpu.faults import DeviceFaults
 from interlock.engine.gpu.meter import Meter
-from interlock.engine.record.events import Memory
+from interlock.engine.record.facts import Memory
 
 WORKSPACE = 8_519_680
 """Bytes of cuBLAS's workspace, which torch's allocator gives it at the first matrix product (pytorch#95668)."""

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings
 
 
 class CpuDevice(Device):

@@ -22,7 +22,7 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify
 from interlock.engine.gpu.nvml import open_nvml
-from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings
 
 FRESH = 1.0
 """Seconds for which what is beside the allocator counts as measured: asking the driver takes longer than a kernel."""

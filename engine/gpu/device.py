@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings
 
 RESERVE = 64 << 20
 """Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.record import units
-from interlock.engine.record.events import Memory, Receipt, Residue
+from interlock.engine.record.facts import Memory, Receipt, Residue
 
 RESIDUE_ALARM = 1 << 20
 

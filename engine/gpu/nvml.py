@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
-from interlock.engine.record.events import Readings
+from interlock.engine.record.facts import Readings
 from interlock.engine.record.units import human_bytes
 
 Value = TypeVar("Value")

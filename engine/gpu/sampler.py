@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.events import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings
 
 Tell = Callable[[str, Memory, Readings | None], object]
 

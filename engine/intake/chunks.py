@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.records import TOO_DEEP, depth_of, records
-from interlock.engine.record.events import Refusal
+from interlock.engine.record.facts import Refusal
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.events import Refusal
+from interlock.engine.record.facts import Refusal
 
 SUFFIXES = ("_chunks.json", ".jsonl")
 LONGEST_NAME = 200

@@ -21,7 +21,7 @@ from interlock.engine.intake.chunks import Chunk, ChunkReader
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.refusals import Refusals
 from interlock.engine.record import atomic
-from interlock.engine.record.events import Refusal
+from interlock.engine.record.facts import Refusal
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")

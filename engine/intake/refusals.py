@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from interlock.engine.record.events import REFUSALS_TOLD, Refusal
+from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 
 REASONS = 20
 """Kinds of reason that are counted apart."""

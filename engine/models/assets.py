@@ -21,7 +21,8 @@ from interlock.engine.models.layout import check_complete, weights_of
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import PATTERNS, Missing, local, seen
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResolved, Outcome
+from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResolved
+from interlock.engine.record.facts import Outcome
 
 ATTEMPTS = 5
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")

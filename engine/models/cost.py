@@ -7,7 +7,7 @@ out. Where a pass runs, and in which precision, changes its pace and not its cos
 
 from collections.abc import Mapping
 
-from interlock.engine.record.events import Cost
+from interlock.engine.record.facts import Cost
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gated")
 GATED_TYPES = ("modernbert", "new", "gemma")

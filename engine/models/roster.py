@@ -12,7 +12,8 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent, RosterEntry
+from interlock.engine.record.events import AnyEvent
+from interlock.engine.record.facts import RosterEntry
 
 
 def cards_of(

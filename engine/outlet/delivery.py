@@ -15,7 +15,8 @@ from interlock.engine.outlet.store import sink, verified
 from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import AnyEvent, ArtefactWritten, RosterEntry, StoreVerified, Warned
+from interlock.engine.record.events import AnyEvent, ArtefactWritten, StoreVerified, Warned
+from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 
 Emit = Callable[[AnyEvent], object]

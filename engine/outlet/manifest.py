@@ -10,7 +10,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key
 from interlock.engine.outlet.fusion import Fusion, delivered
 from interlock.engine.record.compare import differences, few
-from interlock.engine.record.events import RosterEntry
+from interlock.engine.record.facts import RosterEntry
 
 
 class Member(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from interlock.engine.outlet.shard import working
 from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import Verification
+from interlock.engine.record.facts import Verification
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard

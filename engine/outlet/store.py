@@ -8,7 +8,7 @@ import numpy as np
 from interlock.engine.intake.chunks import RECORD
 from interlock.engine.outlet.qdrant import Point, Store, Vector, verify
 from interlock.engine.outlet.windows import Delivery, Sink, Vectors, Window, uuid_of, whole
-from interlock.engine.record.events import Verification
+from interlock.engine.record.facts import Verification
 
 SAMPLE = 256
 """Rows, spread over the collection, whose vectors are read back."""

@@ -21,7 +21,8 @@ from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import AnyEvent, Computed, Mitigated, PressurePassed, RowParked
+from interlock.engine.record.events import AnyEvent, Mitigated, PressurePassed, RowParked
+from interlock.engine.record.facts import Computed
 from interlock.engine.record.units import distinct_sizes
 
 Indices = npt.NDArray[np.int64]

@@ -18,7 +18,8 @@ from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.resident import ResidentModel, RunContext
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, next_placement
 from interlock.engine.passes.worker import Worker, run_all
-from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed, joined
+from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed
+from interlock.engine.record.facts import joined
 
 
 class PassExecutor:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
 from interlock.engine.passes.controls import Controls
-from interlock.engine.record.events import AnyEvent, BatchCommitted, Computed, MemoryCalibrated, joined
+from interlock.engine.record.events import AnyEvent, BatchCommitted, MemoryCalibrated
+from interlock.engine.record.facts import Computed, joined
 
 SYNC_SECONDS = 1.0
 PROBES = 3

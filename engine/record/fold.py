@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
+from interlock.engine.record.facts import Setting
 from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
 
 
@@ -115,7 +116,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
             collections[name] = {row: parked for row, parked in rows.items() if parked.batch_index in done}
 
 
-def _fallback(config: Mapping[str, ev.Setting]) -> bool:
+def _fallback(config: Mapping[str, Setting]) -> bool:
     """Whether the run was begun with the CPU as its last resort."""
     setting = config.get("cpu_fallback")
     return bool(setting.value) if setting else True

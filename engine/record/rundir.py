@@ -19,7 +19,8 @@ import msgspec
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.compare import differences, few
-from interlock.engine.record.events import DeviceFacts, DevicesFound, RunResumed, RunStarted, Setting
+from interlock.engine.record.events import DevicesFound, RunResumed, RunStarted
+from interlock.engine.record.facts import DeviceFacts, Setting
 
 SCRATCH = ".tokens-"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"

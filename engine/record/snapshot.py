@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 from interlock.engine.record.state import Control, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
@@ -21,9 +22,9 @@ class DeviceView:
     """One device, in bytes: `weights` are what open leases have attached; `history` is occupied bytes, one a second,
     oldest first."""
 
-    facts: ev.DeviceFacts
-    memory: ev.Memory | None
-    readings: ev.Readings | None
+    facts: DeviceFacts
+    memory: Memory | None
+    readings: Readings | None
     peak: int
     weights: int
     history: tuple[int, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.events import Receipt, Status
+from interlock.engine.record.facts import DeviceFacts, Grant, Memory, Readings, Receipt, RosterEntry, Status, timed
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""
@@ -41,9 +41,9 @@ class Share:
 class Gauge:
     """A device and how it stands; the history is of `occupied` bytes, one a sample."""
 
-    facts: ev.DeviceFacts
-    memory: ev.Memory | None = None
-    readings: ev.Readings | None = None
+    facts: DeviceFacts
+    memory: Memory | None = None
+    readings: Readings | None = None
     peak_occupied: int = 0
     history: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
     lost: str = ""
@@ -69,7 +69,7 @@ class CollectionState:
         return self.read.collection
 
 
-class LeaseState(ev.Grant, frozen=True, kw_only=True):
+class LeaseState(Grant, frozen=True, kw_only=True):
     """A lease from its grant to its receipt."""
 
     weights_bytes: int = 0
@@ -141,7 +141,7 @@ class RunState:
     latest_batch: int | None = None
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
     residues: list[ev.ResidueFound] = field(default_factory=list)
-    roster: list[ev.RosterEntry] = field(default_factory=list)
+    roster: list[RosterEntry] = field(default_factory=list)
     models: list[ev.ModelResolved] = field(default_factory=list)
     retries: list[ev.DownloadRetried] = field(default_factory=list)
     tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
@@ -169,7 +169,7 @@ class RunState:
     @property
     def timed(self) -> bool:
         """Whether the run's seconds say anything: those of devices that are not there do not."""
-        return all(ev.timed(kind) for kind in self.kinds or {self.device_kind})
+        return all(timed(kind) for kind in self.kinds or {self.device_kind})
 
     @property
     def elapsed(self) -> float:

@@ -17,7 +17,27 @@ from msgspec.structs import asdict, replace
 
 from interlock.engine.record import atomic
 from interlock.engine.record import events as ev
-from interlock.engine.record.events import REFUSALS_TOLD, Status, joined, says, timed
+from interlock.engine.record.facts import (
+    REFUSALS_TOLD,
+    Artefact,
+    Computed,
+    DeviceFacts,
+    Grant,
+    LawMeasured,
+    Mitigation,
+    ParkedRow,
+    Receipt,
+    Recovery,
+    Refusal,
+    Residue,
+    Resolution,
+    Setting,
+    Status,
+    Verification,
+    joined,
+    says,
+    timed,
+)
 from interlock.engine.record.fold import uncollected
 from interlock.engine.record.safe import unarmed
 from interlock.engine.record.state import CollectionState, LeaseState, RunState, Share
@@ -38,7 +58,7 @@ class PassSummary(Struct, frozen=True, kw_only=True):
         says("precisions its rows were computed in, joined by commas; the roster's if no row was computed"),
     ]
     device: Annotated[str | None, says("devices that computed it, joined by commas; null if none did")]
-    computed: Annotated[list[ev.Computed], says("`rows` by device and precision")] = []
+    computed: Annotated[list[Computed], says("`rows` by device and precision")] = []
     weight: float
     status: Literal["completed", "incomplete", "failed"]
     batches: int
@@ -62,7 +82,7 @@ class PassSummary(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class LeaseSummary(ev.Grant, frozen=True, kw_only=True):
+class LeaseSummary(Grant, frozen=True, kw_only=True):
     """A lease from its grant to its receipts."""
 
     warm: Annotated[bool, says("the weights were already in host memory")]
@@ -72,10 +92,10 @@ class LeaseSummary(ev.Grant, frozen=True, kw_only=True):
         float | None,
         says("null if the process died before the release, or if the device is simulated"),
     ]
-    receipts: list[ev.Receipt]
+    receipts: list[Receipt]
 
 
-class DeviceSummary(ev.DeviceFacts, frozen=True, kw_only=True):
+class DeviceSummary(DeviceFacts, frozen=True, kw_only=True):
     """A device of the last session."""
 
     peak_occupied_bytes: Annotated[int, says("peak of this process, from receipts and samples")]
@@ -92,7 +112,7 @@ class ControlSummary(Struct, frozen=True, kw_only=True):
     refused: Annotated[str, says("why it was refused; empty if it was applied")]
 
 
-class CacheEvent(ev.Resolution, frozen=True, kw_only=True):
+class CacheEvent(Resolution, frozen=True, kw_only=True):
     """Where the files of a model came from, and how often that was tried again."""
 
     retries: int
@@ -109,19 +129,19 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     duplicates: Annotated[int, says("chunks with a text seen before; encoded once, delivered each")]
     refused: int
     truncated: Annotated[int, says("texts truncated by the model that truncates most")]
-    refusals: Annotated[list[ev.Refusal], says(f"the first {REFUSALS_TOLD}")]
+    refusals: Annotated[list[Refusal], says(f"the first {REFUSALS_TOLD}")]
     refused_by_reason: Annotated[dict[str, int], says("all refusals, counted by reason")] = {}
-    exports: list[ev.Artefact]
+    exports: list[Artefact]
     qdrant_collection: str
-    verification: ev.Verification | None
+    verification: Verification | None
     passes: list[PassSummary]
     leases: Annotated[
         list[LeaseSummary],
         says("leases of the passes of this collection; one lease serves all collections of its pass"),
     ]
-    mitigations: list[ev.Mitigation]
-    pressure_passed: Annotated[list[ev.Recovery], says("ends of memory pressure")] = []
-    parked: list[ev.ParkedRow]
+    mitigations: list[Mitigation]
+    pressure_passed: Annotated[list[Recovery], says("ends of memory pressure")] = []
+    parked: list[ParkedRow]
     cache: list[CacheEvent]
     warnings: Annotated[list[str], says("of all sessions, each once; including those about truncated texts")]
 
@@ -143,12 +163,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     devices: list[DeviceSummary]
     schedule: Annotated[str, says("schedule at the end; `controls` has the changes")]
     controls: list[ControlSummary]
-    calibrations: list[ev.LawMeasured]
-    residues: list[ev.Residue]
+    calibrations: list[LawMeasured]
+    residues: list[Residue]
     fusion: str
     chunks: str
     collections: list[CollectionSummary]
-    configuration: dict[str, ev.Setting]
+    configuration: dict[str, Setting]
     versions: dict[str, str]
     environment: dict[str, str]
     warnings: list[str]
@@ -176,8 +196,8 @@ def summarise(state: RunState) -> Summary:
         ],
         schedule=state.schedule,
         controls=[ControlSummary(**{**vars(each), "at": _iso(each.at)}) for each in state.controls],
-        calibrations=_all(ev.LawMeasured, state.calibrations.values()),
-        residues=_all(ev.Residue, state.residues),
+        calibrations=_all(LawMeasured, state.calibrations.values()),
+        residues=_all(Residue, state.residues),
         fusion=started.fusion,
         chunks=started.chunks,
         collections=[_collection(state, collection) for collection in state.collections.values()],
@@ -248,16 +268,16 @@ def _collection(state: RunState, collection: CollectionState) -> CollectionSumma
         duplicates=read.duplicates,
         refused=read.refused,
         truncated=max((share.plan.truncated for share in shares), default=0),
-        refusals=_all(ev.Refusal, collection.refusals[:REFUSALS_TOLD]),
+        refusals=_all(Refusal, collection.refusals[:REFUSALS_TOLD]),
         refused_by_reason=read.reasons,
-        exports=_all(ev.Artefact, collection.artefacts.values()),
+        exports=_all(Artefact, collection.artefacts.values()),
         qdrant_collection=read.qdrant_collection,
-        verification=next(iter(_all(ev.Verification, filter(None, [collection.verification]))), None),
+        verification=next(iter(_all(Verification, filter(None, [collection.verification]))), None),
         passes=[_pass(state, share) for share in shares],
         leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in collection.shares],
         mitigations=[_mitigation(state, step) for step in collection.mitigations],
-        pressure_passed=_all(ev.Recovery, collection.pressure_passed),
-        parked=_all(ev.ParkedRow, [row for rows in parked for row in rows.values()]),
+        pressure_passed=_all(Recovery, collection.pressure_passed),
+        parked=_all(ParkedRow, [row for rows in parked for row in rows.values()]),
         cache=[
             CacheEvent(**asdict(model), retries=sum(retry.model == model.model for retry in state.retries))
             for model in state.models
@@ -278,7 +298,7 @@ def _pass(state: RunState, share: Share) -> PassSummary:
         fingerprint=entry.fingerprint,
         dtype=joined(dtype for _, dtype in computed) or entry.dtype,
         device=joined(device for device, _ in computed) or None,
-        computed=[ev.Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in computed.items()],
+        computed=[Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in computed.items()],
         weight=entry.weight,
         status="completed" if share.whole else "failed" if failure else "incomplete",
         batches=plan.batches,
@@ -294,9 +314,9 @@ def _pass(state: RunState, share: Share) -> PassSummary:
     )
 
 
-def _mitigation(state: RunState, step: ev.Mitigated) -> ev.Mitigation:
+def _mitigation(state: RunState, step: ev.Mitigated) -> Mitigation:
     cost = step.cost_seconds if state.timed else None
-    (summary,) = _all(ev.Mitigation, [step])
+    (summary,) = _all(Mitigation, [step])
     return replace(summary, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
 
 

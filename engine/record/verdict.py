@@ -4,7 +4,8 @@ A collection is completed only when every model saw every row; anything less say
 """
 
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import RowParked, Status
+from interlock.engine.record.events import RowParked
+from interlock.engine.record.facts import Status
 from interlock.engine.record.state import RunState
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")

@@ -15,7 +15,7 @@ from interlock.console.sources.session import Session
 from interlock.console.text.event_text import progress
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.counting import batches_of, percent, several
-from interlock.engine.record.events import timed
+from interlock.engine.record.facts import timed
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.units import duration

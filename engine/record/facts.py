@@ -1,0 +1,235 @@
+"""What events tell, as plain frozen data that state and summary use as well: devices, models, leases, outcomes.
+
+Sizes are bytes, durations are seconds, and a `row` is the place of a distinct text in the run; only a file that was
+delivered has a row for every chunk. The summary tells these types as they stand, and an event adds its place to the one
+it extends; descriptions of fields are those of the summary's schema. Types are only ever extended by optional fields.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Outcome = Literal["hit", "download", "refresh"]
+Status = Literal["completed", "incomplete", "failed", "skipped", "stopped"]
+
+
+def says(text: str) -> Meta:
+    """Describe a field, for the schema of the summary."""
+    return Meta(description=text)
+
+
+class Setting(Struct, frozen=True):
+    """One value of the configuration and where it came from."""
+
+    value: Any
+    origin: Annotated[str, says("default, file, environment, flag, Python, or the resumed run")]
+
+
+class RosterEntry(Struct, frozen=True, kw_only=True):
+    """A model of the run as it was resolved before any work."""
+
+    model: str
+    weight: float
+    source: str
+    commit: str | None
+    fingerprint: str
+    dim: int
+    dtype: str
+    max_tokens: int
+    document_prompt: str
+    query_prompt: str
+    batch_tokens: int
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """What a device holds."""
+
+    allocated: Annotated[int, says("bytes held by this process's tensors")]
+    occupied: Annotated[int, says("bytes held as the driver reports them; on a CPU, those of the process")]
+    reserved: Annotated[int, says("bytes the allocator reserved for them; 0 on a CPU")] = 0
+
+
+class Readings(Struct, frozen=True, kw_only=True):
+    """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts."""
+
+    used: int
+    total: int
+    others: int | None = None
+    utilisation: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """What a lease measured: before it, at its peak and after its release, per device."""
+
+    device: str
+    before: Memory
+    peak: Memory
+    after: Memory
+    residue_bytes: int
+    retries: Annotated[int, says("how often the allocator emptied its cache before an allocation succeeded")] = 0
+    lost: Annotated[bool, says("the device was lost, so its memory is unknown")] = False
+
+
+class DeviceFacts(Struct, frozen=True, kw_only=True):
+    """A device that a run may lease; `ceiling_bytes` is the most that this run may occupy on it."""
+
+    name: str
+    kind: str
+    label: str
+    total_bytes: int
+    ceiling_bytes: int
+
+
+class Resolution(Struct, frozen=True, kw_only=True):
+    """Where the files of a model came from."""
+
+    model: str
+    source: str
+    outcome: Outcome
+    commit: str | None
+    bytes: int
+    seconds: float
+
+
+REFUSALS_TOLD = 100
+"""Refusals that each collection tells one by one, the first of them; all of them are counted when it has been read."""
+
+
+class Refusal(Struct, frozen=True):
+    """A record (or, without a number, a whole file) that was left out."""
+
+    file: str
+    record: Annotated[int | None, says("record number in its file, from 1; null for the whole file")]
+    reason: str
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """Floating-point operations that a model is predicted to need for each token, and for each pair of tokens of one
+    row."""
+
+    per_token: float
+    per_pair: float
+
+    def of(self, rows: int, tokens: int) -> float:
+        """Predict the operations for `tokens` tokens, padding included, in `rows` rows of nearly one length."""
+        return (self.per_token + self.per_pair * tokens / max(1, rows)) * tokens
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What a model was lent."""
+
+    lease: str
+    model_pass: int
+    model: str
+    devices: list[str]
+    device_kind: str
+    budget_bytes: int
+    predicted_bytes: int
+    budgets: Annotated[dict[str, int], says("bytes per device")] = {}
+    schedule: str = "exclusive"
+    streamed: Annotated[bool, says("the weights stayed on the host; layers were copied as needed")] = False
+
+
+class LawMeasured(Struct, frozen=True, kw_only=True):
+    """What the measured batches of a pass said of the memory law on a device."""
+
+    model_pass: int
+    device: str
+    batches: int
+    scale: Annotated[float, says("measured activations divided by predicted ones")]
+    margin: float
+    worst: Annotated[float, says("largest measured/predicted ratio of the last batches")]
+
+
+class Computed(Struct, frozen=True, kw_only=True):
+    """Rows whose vectors came from one device in one precision."""
+
+    device: str
+    dtype: str
+    rows: int
+
+
+class Mitigation(Struct, frozen=True, kw_only=True):
+    """A step taken because something fell short, with its cause and cost."""
+
+    model_pass: int
+    batch_index: Annotated[
+        int | None, says("batch in the pass, from 0 (shown from 1); null if it concerns a whole lease")
+    ]
+    rung: Annotated[str, says("replan, split, stream, chunk, relocate, cpu or park")] = ""
+    device: Annotated[str, says("device that fell short")] = ""
+    cause: str
+    action: str
+    rows: Annotated[int, says("distinct texts affected")]
+    predicted_bytes: Annotated[int | None, says("bytes the forward was predicted to need besides the weights")] = None
+    measured_bytes: Annotated[int | None, says("former name of free_bytes")] = None
+    free_bytes: Annotated[int | None, says("bytes that were free for it")] = None
+    foreseen: Annotated[bool, says("predicted beforehand; nothing failed")] = False
+    cost_seconds: Annotated[
+        float | None, says("time lost to the failure and the step; null if the device is simulated")
+    ]
+
+
+class Recovery(Struct, frozen=True, kw_only=True):
+    """A device that was short of memory computes whole batches again."""
+
+    model_pass: int
+    batch_index: int
+    device: str
+
+
+class ParkedRow(Struct, frozen=True, kw_only=True):
+    """A row that has no vector of a model."""
+
+    model_pass: int
+    model: str
+    row: Annotated[int, says("index of the distinct text in the run, from 0")]
+    reason: str
+
+
+class Residue(Struct, frozen=True, kw_only=True):
+    """Bytes that a released lease left behind on a device, what was done about it, and what is left now."""
+
+    lease: str
+    device: str
+    bytes: int
+    action: str
+    left_bytes: int
+
+
+class Artefact(Struct, frozen=True, kw_only=True):
+    """A file that was delivered."""
+
+    path: Annotated[str, says("relative to the run directory")]
+    rows: Annotated[int, says("one per chunk: a text that occurs in several chunks has several rows")]
+    bytes: int
+    sha256: str
+    verified: Annotated[bool, says("read back: each row has its planned point id, text and vectors")] = False
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """What was read back from the vector store after writing, compared with the plan: `expected` are its rows."""
+
+    store: str
+    points: int
+    expected: int
+    stale: Annotated[int, says("points in the store that are no longer in this corpus")]
+    sampled: int
+    worst_cosine: Annotated[
+        float | None, says("lowest cosine between sampled points as stored and as computed; null if none was sampled")
+    ]
+    ok: bool
+    detail: str
+
+
+def joined(names: Iterable[str]) -> str:
+    """Write several devices or precisions as one word: sorted, by commas; empty for none."""
+    return ",".join(sorted({each for name in names for each in name.split(",") if each}))
+
+
+def timed(device_kind: str) -> bool:
+    """Tell whether the seconds of such a device say anything: one that is simulated or scripted is not there."""
+    return device_kind not in ("sim", "scripted")
