@@ -5,148 +5,20 @@ environment names, `config show` and the table in docs/reference.md are all gene
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from interlock.engine import parsers
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Setting
-from interlock.engine.record.units import parse_bytes
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
 SIMULATED = "sim:"
-MOST_THREADS = 1024
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
-
-Roster = tuple[tuple[str, float], ...]
-
-
-def _names(value: str | Iterable[object]) -> tuple[str, ...]:
-    """Names from a text with commas, or one by one: a name in a list may hold a comma."""
-    given = value.split(",") if isinstance(value, str) else map(str, value)
-    return tuple(name.strip() for name in given if name.strip())
-
-
-def _roster(value: str | Iterable[object] | Mapping[object, object]) -> Roster:
-    """Models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
-    if isinstance(value, str):
-        value = _names(value)
-    given = value.items() if isinstance(value, Mapping) else map(_weighed, value)
-    entries = [(_model(name), _weight(_model(name), weight)) for name, weight in given]
-    if not entries:
-        raise ValueError("expected at least one model")
-    if len({name for name, _ in entries}) < len(entries):
-        raise ValueError("expected each model once")
-    return tuple(entries)
-
-
-def _weighed(item: object) -> tuple[object, object]:
-    """A model with its weight, which is 1 where `NAME[=WEIGHT]` has none."""
-    if isinstance(item, list | tuple) and len(item) == 2:
-        return item[0], item[1]
-    if isinstance(item, str) and re.search(r"=[^/=]*$", item):
-        name, _, weight = item.rpartition("=")
-        return name, weight
-    return item, 1.0
-
-
-def _model(name: object) -> str:
-    """A model by its name; a directory that comes as a path begins with a sign that tells it from a name."""
-    return str(name.expanduser().absolute()) if isinstance(name, Path) else str(name)
-
-
-def _weight(name: str, weight: object) -> float:
-    try:
-        value = float(str(weight))
-    except ValueError:
-        raise ValueError(f"expected a number as the weight of {name}") from None
-    if not 0 < value < float("inf"):
-        raise ValueError(f"expected a weight above 0 for {name}")
-    return value
-
-
-def _size(value: object) -> int:
-    return parse_bytes(str(value))
-
-
-def _text(value: str | Iterable[object]) -> str:
-    return value if isinstance(value, str) else ",".join(map(str, value))
-
-
-def _count(value: object) -> int:
-    text = str(value)
-    if not text.strip().lstrip("-").isdigit():
-        raise ValueError("expected a whole number")
-    count = int(text)
-    if count < 0:
-        raise ValueError("expected 0 or more")
-    return count
-
-
-def _threads(value: object) -> int:
-    """Beyond some thousands torch's own pool ends the process with a signal."""
-    if (threads := _count(value)) > MOST_THREADS:
-        raise ValueError(f"expected 0 to {MOST_THREADS}")
-    return threads
-
-
-def _rate(value: object) -> float:
-    try:
-        rate = float(str(value))
-    except ValueError:
-        rate = 0.0
-    if not 0.5 <= rate <= 10:
-        raise ValueError("expected a number from 0.5 to 10")
-    return rate
-
-
-def _flag(value: object) -> bool:
-    text = str(value).lower()
-    if text not in _TRUE + _FALSE:
-        raise ValueError("expected yes or no")
-    return text in _TRUE
-
-
-def _path(value: object) -> Path | None:
-    return Path(str(value)).expanduser() if str(value) else None
-
-
-def _store(value: object) -> Path | None:
-    text = str(value)
-    if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
-        raise ValueError("expected a directory for an embedded store (Qdrant servers are not supported yet)")
-    return _path(text)
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        text = str(value)
-        if text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _some_of(*choices: str) -> Callable[[str | Iterable[object]], tuple[str, ...]]:
-    def parse(value: str | Iterable[object]) -> tuple[str, ...]:
-        if unknown := [name for name in _names(value) if name not in choices]:
-            raise ValueError(f"unknown {unknown[0]!r}, expected any of {', '.join(choices)}")
-        return _names(value)
-
-    return parse
-
-
-def _run_id(value: object) -> str:
-    text = str(value)
-    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", text):
-        raise ValueError("expected letters, digits, '.', '_' and '-', beginning with a letter or digit")
-    return text
 
 
 def knob(
@@ -165,84 +37,99 @@ def knob(
 class RunSettings:
     """The knobs of a run."""
 
-    roster: Roster = knob(
+    roster: parsers.Roster = knob(
         "all-minilm-l6,all-mpnet-base-v2",
-        _roster,
+        parsers.roster,
         "NAME[=WEIGHT],...",
         "models in pass order with their fusion weights; the first is the primary",
         kept="roster",
     )
-    collections: tuple[str, ...] = knob("", _names, "NAME,...", "embed only these collections", kept="collections")
+    collections: tuple[str, ...] = knob(
+        "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
+    )
     devices: str = knob(
         "auto",
-        _text,
+        parsers.text,
         "auto|cpu|cuda[:N],...|sim:2xT4",
         "where to compute: auto uses every GPU, or the CPU if there is none; sim:2xT4 rehearses on simulated GPUs",
         kept="devices",
     )
     exclusive: bool = knob(
         "yes",
-        _flag,
+        parsers.flag,
         "",
         "lease the devices to one model at a time; otherwise keep models resident side by side",
         kept="schedule",
     )
     window: int = knob(
         "0",
-        _count,
+        parsers.count,
         "N",
         "switch to the next model after N batches; 0: after the whole pass",
         kept="schedule",
     )
     cpu_fallback: bool = knob(
-        "yes", _flag, "", "fall back to the CPU (float32) for work that fits on no GPU", kept="cpu_fallback"
+        "yes", parsers.flag, "", "fall back to the CPU (float32) for work that fits on no GPU", kept="cpu_fallback"
     )
-    warm: int = knob("4GiB", _size, "SIZE", "host memory for keeping weights between leases, to attach them faster")
-    threads: int = knob("0", _threads, "N", "CPU threads; 0 uses every core")
-    ceiling: int = knob("12GiB", _size, "SIZE", "memory limit of the run on each device", kept="ceiling")
+    warm: int = knob(
+        "4GiB", parsers.size, "SIZE", "host memory for keeping weights between leases, to attach them faster"
+    )
+    threads: int = knob("0", parsers.threads, "N", "CPU threads; 0 uses every core")
+    ceiling: int = knob("12GiB", parsers.size, "SIZE", "memory limit of the run on each device", kept="ceiling")
     faults: tuple[str, ...] = knob(
         "",
-        _names,
+        parsers.names,
         "FAULT,...",
         "inject faults on simulated devices, for example oom:40, lose@cuda:1:400",
         kept="faults",
     )
     fusion: str = knob(
         "concat",
-        _one_of("concat", "named", "mean"),
+        parsers.one_of("concat", "named", "mean"),
         "concat|named|mean",
         "how to fuse the models' vectors",
         kept="fusion",
     )
-    dim: int = knob("0", _count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim")
-    export: tuple[str, ...] = knob(
-        "npy,parquet", _some_of("npy", "parquet"), "FORMAT,...", "files to export for each collection", kept="export"
+    dim: int = knob(
+        "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
     )
-    qdrant: Path | None = knob("", _store, "DIR", "write an embedded, searchable Qdrant store", kept="qdrant")
+    export: tuple[str, ...] = knob(
+        "npy,parquet",
+        parsers.some_of("npy", "parquet"),
+        "FORMAT,...",
+        "files to export for each collection",
+        kept="export",
+    )
+    qdrant: Path | None = knob("", parsers.store, "DIR", "write an embedded, searchable Qdrant store", kept="qdrant")
     out: Path = knob("runs", lambda value: Path(str(value)).expanduser(), "DIR", "directory for run directories")
-    run_id: str = knob("", _run_id, "ID", "name of the run (default: its start time)")
+    run_id: str = knob("", parsers.run_id, "ID", "name of the run (default: its start time)")
     resume: bool = knob(
         "no",
-        _flag,
+        parsers.flag,
         "",
         "resume run --run-id, or the newest run of these chunks, with its original settings; start one "
         "if there is none",
     )
-    reuse: Path | None = knob("", _path, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged")
-    offline: bool = knob("no", _flag, "", "never touch the network")
-    refresh_models: bool = knob("no", _flag, "", "fetch newer files of the models' revisions from the hub")
-    strict: bool = knob("no", _flag, "", "exit with 3 if the run needed mitigations")
-    refresh: float = knob("4", _rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)
-    theme: str = knob(
-        "signal", _text, "NAME", "console: colour theme; daltonic is safe for colour-blind people", screen=True
+    reuse: Path | None = knob(
+        "", parsers.path, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
     )
-    ascii: bool = knob("no", _flag, "", "console: draw with ASCII characters only", screen=True)
-    slow_link: bool = knob("no", _flag, "", "console: 1 Hz, terminal colours, no charts", screen=True)
-    readonly: bool = knob("no", _flag, "", "console: watch only, change nothing", screen=True)
+    offline: bool = knob("no", parsers.flag, "", "never touch the network")
+    refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
+    strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
+    refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)
+    theme: str = knob(
+        "signal", parsers.text, "NAME", "console: colour theme; daltonic is safe for colour-blind people", screen=True
+    )
+    ascii: bool = knob("no", parsers.flag, "", "console: draw with ASCII characters only", screen=True)
+    slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts", screen=True)
+    readonly: bool = knob("no", parsers.flag, "", "console: watch only, change nothing", screen=True)
     on_hangup: str = knob(
-        "continue", _one_of("continue", "stop"), "continue|stop", "console: what to do when the terminal is lost",
+        "continue",
+        parsers.one_of("continue", "stop"),
+        "continue|stop",
+        "console: what to do when the terminal is lost",
         screen=True,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

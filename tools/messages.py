@@ -44,7 +44,8 @@ TITLES = {
     "value": "Values",
     "status": "Incomplete and failed collections",
 }
-VALUES = ("engine/config.py", "engine/gpu/faults.py", "engine/record/units.py")
+SETTINGS = ("engine/config.py", "engine/parsers.py")
+VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/units.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
 _REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
 """What returns why a file is refused."""
@@ -127,8 +128,10 @@ def _cell(text: str) -> str:
 def _folder(file: str) -> str:
     """A folder of the engine; its settings; the files of a whole run beside them; the console; the package."""
     top, *rest = file.split("/")
-    if top != "engine" or file == "engine/config.py":
-        return file.removesuffix(".py") if top == "engine" else top
+    if top != "engine":
+        return top
+    if file in SETTINGS:
+        return "engine/config"
     return f"engine/{rest[0]}" if len(rest) > 1 else "engine/run"
 
 
