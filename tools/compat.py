@@ -1,13 +1,15 @@
 """Runs the quick tests and the demo under every Python from 3.11 that is here, and under the oldest packages allowed.
 
-`python -m tools.compat [NAME...]` runs all or the named ones (`3.12.1`, `oldest`); environments are kept in `.compat/`.
+`python -m tools.compat [NAME...]` runs all or the named ones (`3.12.1`, `oldest`). An environment takes gigabytes:
+it is removed once all has passed in it, and kept in `.compat/` for the next try where something failed.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.environments import ROOT, environment, oldest, pythons, tested
@@ -36,26 +38,32 @@ def demo(python: Path) -> str:
     return "" if ANSWER in first else f"its question is answered with: {first}"
 
 
-def main(names: list[str]) -> int:
-    """Try each; a line for each result."""
-    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+def passes(name: str, base: Path, constraints: Sequence[str]) -> bool:
+    """Whether both pass in an environment of the Python `base` with these versions; a line for each step."""
+    began = time.monotonic()
+    python = environment(KEPT / name, base, constraints, "--editable", f"{ROOT}[dev]")
+    print(f"{name:8} {'installed':20} {time.monotonic() - began:5.0f} s", flush=True)
+    reasons = []
+    for what, attempt in (("quick tests", quick), ("demo", demo)):
+        began = time.monotonic()
+        reasons.append(why := attempt(python))
+        print(f"{name:8} {what:12} {'FAILED' if why else 'passed':7} {time.monotonic() - began:5.0f} s", flush=True)
+        if why:
+            print(why)
+    if not any(reasons):
+        shutil.rmtree(KEPT / name)
+    return not any(reasons)
+
+
+def main(names: Sequence[str]) -> int:
+    """Try all, or the named ones; an exit code."""
     there = pythons()
     tries = {version: (path, tested()) for version, path in there.items()}
-    tries["oldest"] = (next(iter(there.values())), oldest())
+    tries["oldest"] = next(iter(there.values())), oldest()
     if unknown := set(names) - tries.keys():
         sys.exit(f"no {', '.join(sorted(unknown))}; there are: {', '.join(tries)}")
-    failures = 0
-    for name in names or tries:
-        path, constraints = tries[name]
-        python = environment(KEPT / name, path, constraints, "--editable", str(ROOT), *dev)
-        for what, attempt in (("quick tests", quick), ("demo", demo)):
-            began = time.monotonic()
-            why = attempt(python)
-            failures += bool(why)
-            print(f"{name:8} {what:12} {'FAILED' if why else 'passed':8} {time.monotonic() - began:4.0f} s", flush=True)
-            if why:
-                print(why)
-    return int(failures > 0)
+    failed = [name for name in names or tries if not passes(name, *tries[name])]
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

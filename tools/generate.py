@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import tables
+from interlock.console.actions import ACTIONS, shown_keys
 from interlock.console.cli import COMMANDS
 from interlock.engine.config import flag_of, knobs, variable_of
 from interlock.engine.errors import MEANINGS
@@ -59,8 +60,6 @@ def commands() -> str:
 
 def keys() -> str:
     """Every action of the console, its key, and its name in `[keys]`."""
-    from interlock.console.actions import ACTIONS, shown_keys
-
     rows = [[f"`{shown_keys(each, {})}`", each.help, ", ".join(each.screens), f"`{each.id}`"] for each in ACTIONS]
     return _table(["key", "what it does", "screens", "name in `[keys]`"], rows)
 
@@ -83,11 +82,8 @@ def figures(name: str) -> str:
 def generated(text: str) -> str:
     """`text` with everything between its generated-part markers made anew."""
     marker = re.compile(r"(<!-- (generated|figures): ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marker.sub(lambda match: f"{match[1]}{_part(match[2], match[3])}\n{match[4]}", text)
-
-
-def _part(kind: str, name: str) -> str:
-    return figures(name) if kind == "figures" else PARTS[name]()
+    makers: dict[str, Callable[[str], str]] = {"figures": figures, "generated": lambda name: PARTS[name]()}
+    return marker.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}\n{match[4]}", text)
 
 
 def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
@@ -100,11 +96,12 @@ def main() -> int:
     wanted = {page: generated(page.read_text()) for page in PAGES}
     wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page()}
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    check = "--check" in sys.argv
     for path in drifted:
-        print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if '--check' in sys.argv else 'written'}")
-        if "--check" not in sys.argv:
+        print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if check else 'written'}")
+        if not check:
             path.write_text(wanted[path])
-    return int(bool(drifted) and "--check" in sys.argv)
+    return int(bool(drifted) and check)
 
 
 if __name__ == "__main__":
