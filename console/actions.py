@@ -51,9 +51,10 @@ ACTIONS = (
     Action("detail", "enter", "Detail", "show every field of the selected event"),
     Action("export", "e", "Export", "save the listed events to a file"),
     Action("summary", "s", "Summary", "show the summary as a tree and tables", footer=True),
-    *(Action(f"pane('{name}')", str(number), name.capitalize(), f"go to the {name} pane")
-      for number, name in enumerate(("vram", "passes", "leases", "events", "cache"), 1)),
+    *(Action(f"pane('{name.lower()}')", str(number), name, f"go to the {name} pane")
+      for number, name in enumerate(("VRAM", "Passes", "Leases", "Events", "Cache"), 1)),
     Action("zoom", "z", "Zoom", "zoom the focused pane, or show all"),
+    Action("unzoom", "escape", "Unzoom", "show all panes again"),
     Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),
     Action("slower", "minus", "Slower", "refresh slower (a replay: halve its speed)"),
     Action("plan", "ctrl+p", "Plan", "show the plan: batches, tokens, memory, time", (SETUP,), footer=True),

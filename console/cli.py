@@ -2,8 +2,8 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from inspect import cleandoc
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NoReturn
 
 from interlock.engine import __version__, config
@@ -14,8 +14,8 @@ from interlock.engine.record.safe import safe
 EPILOG = f"""exit codes:
 {chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}
 
-Any setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML file (--config);
-`interlock config show` prints every value and its origin."""
+Any setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML
+file (--config); `interlock config show` prints every value and its origin."""
 
 QUESTION = "how do I make a date from an ISO 8601 string?"
 """What the demo searches for; its sample holds the answer on every Python."""
@@ -34,7 +34,7 @@ COMMANDS = {
 EXAMPLES = {
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
-    "  interlock run chunks --resume        # after a kill: recomputes the batch in flight at most",
+    "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     root = Parser(
         "interlock",
-        description="Embed document collections with an ensemble of models, one at a time under a memory lease.",
+        description="Embed document collections with an ensemble of models, one at a time under a\nmemory lease.",
         epilog=EPILOG,
         formatter_class=RAW,
     )
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
     adders = (_run, _plan, _demo, _watch, _view, _search, _models, _config, _doctor, _schema)
     for (name, text), add in zip(COMMANDS.items(), adders, strict=True):
-        about = cleandoc(add.__doc__ or "")  # what a command's function says of itself is the command's help
+        about = fill(" ".join((add.__doc__ or "").split()), 79)  # its docstring is its help
         example = EXAMPLES.get(name)
         command = commands.add_parser(name, help=text, description=about, epilog=example, formatter_class=RAW)
         command.set_defaults(command=name)

@@ -60,6 +60,7 @@ def test_help_goes_to_stdout_and_exits_0(call, name):
     code, out, err = call(*filter(None, [name]), "--help")
     assert (code, err) == (0, "")
     assert out.startswith("usage: interlock" + (f" {name}" if name else ""))
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from interlock.console.apps.run import Console
 from interlock.console.look import Leave, Look
-from interlock.console.screens.ask import Ask
+from interlock.console.screens.ask import Ask, Find
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
@@ -211,6 +211,28 @@ async def test_the_end_of_a_run_opens_its_summary_and_quitting_asks_nothing(reco
     assert app.return_value is Leave.OVER
 
 
+async def test_what_lies_over_the_screen_when_the_run_ends_is_answered_before_the_summary_opens(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        await pilot.press("slash", "l")
+        recorded.play_to(1)
+        await seen(app, pilot)
+        assert isinstance(app.screen, Find)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, SummaryScreen)
+
+
+async def test_abort_chosen_after_the_run_ended_only_leaves(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("q")
+        recorded.play_to(1)
+        await seen(app, pilot)
+        await pilot.press("A")
+    assert app.return_value is Leave.OVER
+
+
 async def test_events_can_be_found_opened_filtered_and_exported(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
@@ -239,6 +261,22 @@ async def test_panes_come_and_go_with_help_zoom_and_tab(recorded):
         await pilot.press("z", "t")
         assert app.theme == "daltonic"
         assert "2 Passes" in "\n".join(await seen(app, pilot))
+
+
+async def test_escape_shows_all_panes_again_and_zooms_none(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("z", "escape")
+        assert "2 Passes" in "\n".join(await seen(app, pilot))
+        await pilot.press("escape")
+        assert "2 Passes" in "\n".join(await seen(app, pilot))
+
+
+async def test_sentences_of_a_question_break_only_where_the_box_ends(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("c")
+        assert any(" is parked, so the run may end incomplete" in line for line in text_of(app))
 
 
 async def test_names_cannot_steer_the_terminal(recorded):

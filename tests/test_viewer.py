@@ -364,6 +364,13 @@ def test_ascii_draws_no_sign_beyond_it():
     assert all(line.isascii() for line in texts(drawn))
 
 
+def test_an_empty_list_says_that_it_holds_nothing():
+    data = a_summary() | {"controls": []}
+    node = next(each for each in walk(top(Document(data))) if each.steps == ("controls",))
+    drawn = texts(detail.rows(Document(data), node, [], [], 60))
+    assert any("list of 0" in line for line in drawn)
+
+
 def test_the_same_field_of_each_item_is_shown_beside_the_chosen_one():
     node = top(Document(a_summary()))
     steps = ("collections", 0, "leases", 1, "budget_bytes")
@@ -820,7 +827,9 @@ async def test_help_theme_and_palette_come_when_asked_for():
         await pilot.press("t")
         assert app.theme != theme
         await pilot.press("question_mark")
-        assert any("copy the value" in line for line in await shown(pilot))
+        page = await shown(pilot)
+        assert any("copy the value" in line for line in page)
+        assert not any("VRAM" in line for line in page)  # signs that only the screen of a run has
         await pilot.press("escape", "colon")
         await pilot.pause()
         await pilot.press(*"Fold", "enter")

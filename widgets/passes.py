@@ -55,7 +55,7 @@ def _before(snapshot: Snapshot, width: int) -> Row:
     doing = {
         "starting": "starting: finding devices and models",
         "resolving": f"resolving models: {len(snapshot.models)} so far",
-        "reading": f"reading and tokenising {several(len(snapshot.collections), 'collection')}",
+        "reading": "reading and tokenising chunks",
     }
     text = doing.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
     if snapshot.over and snapshot.reason:

@@ -1,4 +1,4 @@
-"""Every key and what it does, made from the registry of actions; and what the signs on the screen mean."""
+"""Every key and what it does, made from the registry of actions; and what the signs on the main screen mean."""
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -6,7 +6,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from interlock.console.actions import HELP, actions_of, bindings_of, shown_keys
+from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, shown_keys
 from interlock.console.look import Look
 
 LEGEND = """
@@ -43,7 +43,8 @@ class Help(ModalScreen[None]):
             box.border_title = "Keys"
             box.border_subtitle = "esc closes"
             actions = ((shown_keys(action, self._look.keys), action.help) for action in actions_of(self._of))
-            yield Static(Text("\n".join(f"{keys:<12} {text}" for keys, text in actions) + "\n" + LEGEND))
+            legend = LEGEND if self._of == MAIN else ""
+            yield Static(Text("\n".join(f"{keys:<12} {text}" for keys, text in actions) + "\n" + legend))
 
     def action_back(self) -> None:
         self.dismiss()

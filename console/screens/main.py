@@ -108,7 +108,14 @@ class Main(Steering):
             return
         self._notice = ""
         self._draw()
-        if self.source.kind == "live":
+        self.summary_due = self.source.kind == "live"
+        if self.is_active:
+            self.on_screen_resume()
+
+    def on_screen_resume(self) -> None:
+        """Show the summary that is due: what lay over this screen when the run ended was answered first."""
+        if self.summary_due:
+            self.summary_due = False
             self.host.show_summary()
 
     def say(self, text: str) -> None:
@@ -209,7 +216,7 @@ class Main(Steering):
         self._arrange()
         self.call_after_refresh(self._draw)
 
-    def action_back(self) -> None:
+    def action_unzoom(self) -> None:
         if self._zoomed:
             self.action_zoom()
 

@@ -29,6 +29,8 @@ class Steering(Screen[None]):
     host: Host
     snapshot: Snapshot
     stopping = False
+    summary_due = False
+    """Whether the run has ended and its summary was not shown yet."""
 
     def say(self, text: str) -> None:
         """One line for the operator."""
@@ -116,7 +118,10 @@ class Steering(Screen[None]):
             self.app.push_screen(question, self._leave)
 
     def _leave(self, how: str | None) -> None:
-        if how == STOP:
+        if how and self.source.over:  # it ended while the question stood: nothing is left to stop or to lose
+            self.summary_due = False
+            self.host.exit(Leave.OVER)
+        elif how == STOP:
             self.stopping = True
             self.host.stop_run()
             self.say("stopping after the current batch; press q or ^c again to abort")

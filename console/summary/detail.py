@@ -29,7 +29,7 @@ def rows(
 ) -> list[Row]:
     """The chosen `node`, its `siblings` of the same name in the list above, and all differences `found`."""
     # Type and meaning; of a branch, whose size the tree shows, only the meaning.
-    sort = "" if isinstance(node.value, dict | list) else kind(node.value)
+    sort = "" if node.branch else kind(node.value)
     text = ": ".join(filter(None, [sort, meaning(node.steps)]))
     about = list(_wrapped(text, width, "dim")) if node.steps and text else []
     body = list(_body(document, node, width, ascii))

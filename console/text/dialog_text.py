@@ -37,9 +37,9 @@ def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> li
 def staying(snapshot: Snapshot) -> list[str]:
     """What another schedule does for which everything that is leased stays where it is."""
     held = {lease.model_pass: lease.model for lease in snapshot.leases if lease.held}
+    models = " and ".join(held.values()) or "the leased model"
     return [
-        f"Nothing changes now: {' and '.join(held.values()) or 'the leased model'} stays in place",
-        "and no lease ends. The change takes effect with the next lease.",
+        f"Nothing changes now: {models} stays in place and no lease ends. The change takes effect with the next lease."
     ]
 
 
@@ -53,8 +53,8 @@ def no_other(snapshot: Snapshot) -> str:
 
 def no_fallback(snapshot: Snapshot) -> list[str]:
     lines = [
-        "A model that fits on no GPU is refused and a text that does not fit is",
-        "parked, so the run may end incomplete (exit code 1).",
+        "A model that fits on no GPU is refused and a text that does not fit is parked, so the run may end "
+        "incomplete (exit code 1).",
     ]
     if any(lease.held and "cpu" in lease.devices for lease in snapshot.leases):
         lines.append("The lease on the CPU ends after its batch.")
@@ -64,8 +64,8 @@ def no_fallback(snapshot: Snapshot) -> list[str]:
 
 def fallback(snapshot: Snapshot) -> list[str]:
     lines = [
-        "Models and batches that fit on no GPU are computed on the CPU (float32)",
-        "instead of being refused or parked. This is many times slower.",
+        "Models and batches that fit on no GPU are computed on the CPU (float32) instead of being refused or parked. "
+        "This is many times slower.",
     ]
     left = snapshot.seconds_left()
     return [*lines, f"{duration(left)} left at the current pace."] if left else lines
