@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +296,39 @@ def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver(card, device
     assert card.calls == ["synchronize", "clear_workspaces", "empty_cache"]
     assert card.late == 0
     assert device.memory() == Memory(allocated=0, reserved=0, occupied=card.context)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Streams and current devices that are none."""
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, nullcontext)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+
+
+def test_workspaces_stay_while_another_gpu_computes(card, device, streams):
+    with cuda.CudaDevice(1).computing():
+        device.reclaim()
+    assert card.calls == ["synchronize", "empty_cache"]
+    device.reclaim()
+    assert "clear_workspaces" in card.calls
+
+
+def test_no_gpu_begins_to_compute_while_workspaces_are_cleared(card, device, streams, monkeypatch):
+    began, other = threading.Event(), cuda.CudaDevice(1)
+
+    def compute():
+        with other.computing():
+            began.set()
+
+    def clear():
+        threading.Thread(target=compute, daemon=True).start()
+        card.calls.append(f"computed meanwhile: {began.wait(0.2)}")
+
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    device.reclaim()
+    assert "computed meanwhile: False" in card.calls
+    assert began.wait(20)
 
 
 def test_reclaiming_stops_waiting_for_a_driver_that_never_reports(card, device, monkeypatch):

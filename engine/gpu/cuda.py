@@ -32,6 +32,34 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for the contexts of all GPUs
 _LOCK = threading.Lock()
 
 
+class _Workspaces:
+    """cuBLAS's workspaces on all GPUs of this process, which can only be cleared together: so while none computes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep them while the block computes; waits while they are being cleared."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def clear(self) -> None:
+        """Give them back to the allocator, unless somebody computes: then they stay, and count as allocated."""
+        with self._lock:
+            if not self._users:
+                torch._C._cuda_clearCublasWorkspaces()
+
+
+_WORKSPACES = _Workspaces()
+
+
 class CudaDevice(Device):
     """GPU number `index` as torch counts them: it computes on its default stream and copies on one of its own."""
 
@@ -76,7 +104,8 @@ class CudaDevice(Device):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        with torch.cuda.device(self.torch), torch.cuda.stream(torch.cuda.default_stream(self.torch)):
+        default = torch.cuda.default_stream(self.torch)
+        with _WORKSPACES.used(), torch.cuda.device(self.torch), torch.cuda.stream(default):
             yield
 
     @contextmanager
@@ -109,7 +138,7 @@ class CudaDevice(Device):
             torch.cuda.empty_cache()
 
     def reclaim(self) -> None:
-        """Not while another GPU of this process computes: the workspaces of all of them go, and all caches."""
+        """Give back what no tensor uses, and cuBLAS's workspaces unless another GPU of this process computes now."""
         gc.collect()
         self._measured = -FRESH
         with suppress(RuntimeError):  # a lost GPU gives nothing back, and its lease ends all the same
@@ -242,5 +271,5 @@ def _first_product(place: torch.device) -> None:
 
 
 def _drop_caches() -> None:
-    torch._C._cuda_clearCublasWorkspaces()  # they lie in the allocator and outlive every model
+    _WORKSPACES.clear()  # they lie in the allocator and outlive every model
     torch.cuda.empty_cache()
