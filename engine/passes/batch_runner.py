@@ -136,7 +136,9 @@ class BatchRunner:
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
-        got = self._denied(piece) or piece.instance.attempt([self._rows[index] for index in piece.indices])
+        with piece.instance.lock:  # its own worker may have grown it back since this piece came to it
+            piece.instance.adopt(piece.effort.tried)
+            got = self._denied(piece) or piece.instance.attempt([self._rows[index] for index in piece.indices])
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
                 self._fallbacks.lose(piece.instance, got.message)  # at once: others would relocate pieces to it
@@ -201,14 +203,10 @@ class BatchRunner:
         """Do what the step says; the instance that computes from now on."""
         instance: ModelInstance | None = piece.instance
         match step.rung:
-            case Rung.STREAM:
-                piece.instance.stream()
-            case Rung.SLICE_MLP:
-                piece.instance.slice_mlp()
+            case Rung.STREAM | Rung.SLICE_MLP:
+                piece.instance.adopt(step.effort.tried)
             case Rung.RELOCATE:
                 instance = self._fallbacks.other(piece.instance)
-                if instance:
-                    instance.adopt(step.effort.tried)
             case Rung.CPU:
                 instance = self._fallbacks.host(self._lengths(piece))
         if instance is None:

@@ -84,11 +84,14 @@ class ModelInstance:
             self.mlp_sliced = True
 
     def adopt(self, tried: frozenset[Rung]) -> None:
-        """Start as sparing as the instance was where these rungs did not suffice."""
-        if Rung.STREAM in tried:
-            self.stream()
-        if Rung.SLICE_MLP in tried:
-            self.slice_mlp()
+        """Stream and slice as these rungs ask for; a piece that went to the CPU has left what it lacked behind."""
+        if Rung.CPU in tried:
+            return
+        with self.lock:
+            if Rung.STREAM in tried and not self.streamed:
+                self.stream()
+            if Rung.SLICE_MLP in tried and not self.mlp_sliced:
+                self.slice_mlp()
 
     def grow_back(self) -> None:
         """Undo `stream` and `slice_mlp` where the weights fit again."""

@@ -1,0 +1,78 @@
+"""What befalls a pass on two GPUs: pieces that move from one to the other, devices that are lost or full."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Calibration
+from interlock.engine.models.weights import Replica
+from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.grid import Queue
+from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.record import events as ev
+from tests.harness import grid_of
+from tests.weightless import T4, card_of, hydrate, ids_of, law, vectors_of
+
+GIB = 1 << 30
+CEILING = 12 * GIB
+PRIMARY, COMPANION = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of laws for these tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("INTERLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class Full:
+    """An encoder on a GPU where nothing fits."""
+
+    padded = False
+
+    def encode(self, rows):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+class Neighbour:
+    """An encoder that notes whether its model was streamed, and the other GPU of the lease for who asks."""
+
+    padded = False
+
+    def __init__(self):
+        self.streamed = []
+        self.instance = None
+
+    def encode(self, rows):
+        self.streamed.append(self.instance.streamed)
+        return vectors_of([len(row) for row in rows], COMPANION.dim)
+
+    def other(self, instance):
+        return self.instance
+
+    def host_possible(self):
+        return False
+
+
+def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_back():
+    gpus, neighbour = [T4(0), T4(1)], Neighbour()
+    lessor, (cells,) = Lessor(gpus, CEILING), grid_of([COMPANION], [64], ids_of)
+
+    def emit(event):
+        if isinstance(event, ev.Mitigated) and event.rung == "relocate":
+            neighbour.instance.grow_back()  # as its own worker does after a batch of its own
+
+    with ExitStack() as stack:
+        lease = stack.enter_context(lessor.lease("m", {gpu.name: GIB for gpu in gpus}, lambda _: None))
+        master, bytes_of = hydrate(COMPANION), law(COMPANION, "sim")
+        full, neighbour.instance = (
+            ModelInstance(gpu, Replica(master, gpu), encoder, "float16", bytes_of, Calibration(), lease, lessor)
+            for gpu, encoder in zip(gpus, (Full(), neighbour), strict=True)
+        )
+        result = BatchRunner(Queue(cells, [0]), full, neighbour, emit).compute(0)
+    assert neighbour.streamed == [True]
+    assert np.isfinite(result.vectors).all()
