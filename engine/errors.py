@@ -63,6 +63,10 @@ class UnavailableError(InterlockError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class DiskError(InterlockError):
+    """A file of the run cannot be written, so that nothing more can be recorded."""
+
+
 class Stopped(InterlockError):
     """The operator stopped the run; it can be resumed."""
 

@@ -1,5 +1,6 @@
 """Leases, schedules and the ladder on GPUs that are not there: the same vectors whatever happens, and all is told."""
 
+import errno
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,36 @@ def test_a_schedule_switched_during_a_run_does_every_cell_once(desk):
     assert said["schedule"] == "shared"
     cells = [(batch.model_pass, batch.batch_index) for batch in events_of(run.directory.path, ev.BatchCommitted)]
     assert len(cells) == len(set(cells))
+
+
+def test_a_disk_that_fills_up_under_a_mitigation_ends_the_run_and_costs_no_model_its_pass(desk):
+    settings = load(
+        {"out": str(desk.out), "roster": "one,two", "devices": "sim:T4", "faults": "oom:150"}, {}, desk.file
+    )
+    run = Run(desk.root, settings, Controls())
+
+    class Full:
+        """The journal's file on a disk that has no room for the first mitigation."""
+
+        def __init__(self, handle):
+            self._handle, self.refused = handle, False
+
+        def write(self, line):
+            if b'"mitigated"' in line and not self.refused:
+                self.refused = True
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self._handle.write(line)
+
+        def __getattr__(self, name):
+            return getattr(self._handle, name)
+
+    run._journal._handle = full = Full(run._journal._handle)
+    assert (run.go(), full.refused) == (ExitCode.FAILED, True)
+    assert "No space left on device; free space and --resume" in summary_of(run.directory.path)["reason"]
+    assert events_of(run.directory.path, ev.PassFailed) == []
+    code, again = desk.run(devices="sim:T4", resume="yes", run_id=run.directory.id)
+    assert code == ExitCode.COMPLETED
+    desk.check(again)
 
 
 def test_a_control_that_does_not_exist_names_those_that_do():

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from tests.harness import grid_of
-from tests.weightless import T4, card_of, hydrate, ids_of, law, vectors_of
+from tests.weightless import T4, Desk, card_of, hydrate, ids_of, law, vectors_of
 
 GIB = 1 << 30
 CEILING = 12 * GIB
@@ -76,3 +78,11 @@ def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_ba
         result = BatchRunner(Queue(cells, [0]), full, neighbour, emit).compute(0)
     assert neighbour.streamed == [True]
     assert np.isfinite(result.vectors).all()
+
+
+def test_each_of_two_lost_gpus_tells_only_the_rows_that_it_gave_back():
+    gpus = [T4(number, parse("lose:3")) for number in range(2)]
+    desk = Desk([COMPANION], [512] * 320, gpus, CEILING)
+    desk.compute(Schedule.EXCLUSIVE)
+    told = {step.device: step.rows for step in desk.of(ev.Mitigated) if " lost: " in step.cause}
+    assert told == {"cuda:0": 32, "cuda:1": 32}

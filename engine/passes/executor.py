@@ -17,7 +17,7 @@ from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.resident import ResidentModel, RunContext
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, next_placement
-from interlock.engine.passes.worker import Worker, run_all
+from interlock.engine.passes.worker import Worker, run_all, without_frames
 from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed
 from interlock.engine.record.facts import joined
 
@@ -109,12 +109,15 @@ class PassExecutor:
     def _place(self, now: Placement) -> None:
         """One placement, from the leases to the receipts."""
         with ExitStack() as stack:
-            queues = self._compute(now, stack)
+            queues, errors = self._compute(now, stack)
+        if errors:  # raised in the other frame, it would keep that and the models in it alive while their leases end
+            raise errors[0]
         for assignment, queue in zip(now.assignments, queues, strict=True):
             self._close(assignment.model_pass, queue)
 
-    def _compute(self, now: Placement, stack: ExitStack) -> list[Queue]:
-        """Load and compute. The models live in this frame only: when it returns, nothing refers to them any more."""
+    def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
+        """Load and compute; the queues, and what the run cannot survive. The models live in this frame only: when it
+        returns, nothing refers to them any more."""
         context = self._context
         residents: list[ResidentModel] = []
         for assignment, most in zip(now.assignments, self._split(now), strict=True):
@@ -125,7 +128,7 @@ class PassExecutor:
             except UnavailableError as error:
                 # Beside others it waits for their memory; alone it would wait for ever.
                 waits = any(each.instances for each in residents)
-                resident.queue.failed = None if waits else error.with_traceback(None)
+                resident.queue.failed = None if waits else without_frames(error)
             residents.append(resident)
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
@@ -145,9 +148,7 @@ class PassExecutor:
                 self.lose(worker.device, worker.lost)
                 for resident in residents:
                     resident.report_lost(worker.device, worker.lost)
-        if errors := [worker.error for worker in workers if worker.error]:
-            raise errors[0]
-        return self._queues
+        return self._queues, [worker.error for worker in workers if worker.error]
 
     def _split(self, now: Placement) -> list[Mapping[str, int] | None]:
         """The most bytes of each assignment by device: its need and a fair part of the rest; None where it is alone."""

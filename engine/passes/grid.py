@@ -3,7 +3,7 @@
 A cell is `(model_pass, batch_index)`; `batch_index` counts through the whole pass, and no batch mixes collections.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -111,8 +111,8 @@ class Queue:
         self.cells = cells
         self.failed: Exception | None = None
         self.committed: list[BatchCommitted] = []
-        self.returned = 0
-        """Rows of the batches that were put back."""
+        self.returned: Counter[str] = Counter()
+        """Rows of the batches that were put back, by the device that had taken them."""
         self._left = deque(batches)
 
     def __bool__(self) -> bool:
@@ -129,7 +129,7 @@ class Queue:
         """The batches that nobody has taken yet."""
         return list(self._left)
 
-    def put_back(self, index: int) -> None:
-        """What was taken is still to be done."""
+    def put_back(self, index: int, device: str) -> None:
+        """Return a batch that `device` took and did not compute."""
         self._left.appendleft(index)
-        self.returned += len(self.cells.batches[index].rows)
+        self.returned[device] += len(self.cells.batches[index].rows)

@@ -130,7 +130,8 @@ class ResidentModel:
         """A device of this assignment was lost in the middle of it."""
         if device.name in self._assignment.devices:
             action = "recomputing its uncommitted batches elsewhere"
-            self._mitigated(Rung.RELOCATE, f"{device.name} lost: {reason}", action, device, None, self.queue.returned)
+            rows = self.queue.returned[device.name]
+            self._mitigated(Rung.RELOCATE, f"{device.name} lost: {reason}", action, device, None, rows)
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
         """A device was lost under a piece that had come there from another one."""

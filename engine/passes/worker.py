@@ -4,6 +4,7 @@ Several devices of one assignment pull from one queue, longest batches first; a 
 takes from each in rotation. Between two batches a worker applies what the operator asked for.
 """
 
+import errno
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
 from interlock.engine.passes.controls import Controls
@@ -21,6 +23,7 @@ SYNC_SECONDS = 1.0
 PROBES = 3
 """Measured batches after which the calibration of the memory law is told for the first time."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 Emit = Callable[[AnyEvent], object]
 
 
@@ -52,7 +55,7 @@ class Worker:
         except DeviceGone as gone:
             self.lost = str(gone)
         except Exception as error:
-            self.error = error.with_traceback(None)  # its frames hold a model
+            self.error = without_frames(error)
 
     def _may_go_on(self) -> bool:
         self._controls.apply_pending(self._emit)
@@ -74,10 +77,12 @@ class Worker:
         try:
             result = runner.compute(index)
         except DeviceGone:
-            runner.queue.put_back(index)
+            runner.queue.put_back(index, self.device.name)
             raise
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
-            runner.queue.failed = error.with_traceback(None)
+            if isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FULL):
+                raise  # no model is to blame for a disk that takes nothing more
+            runner.queue.failed = without_frames(error)
             return
         self._commit(runner, index, result, time.monotonic() - began)
         if runner.instance.calibration.batches == PROBES:
@@ -139,3 +144,11 @@ def run_all(workers: Sequence[Worker]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def without_frames(error: Exception) -> Exception:
+    """Strip the tracebacks of an error and of those it came from: their frames would keep a model alive."""
+    each: BaseException | None = error
+    while each:
+        each.__traceback__, each = None, each.__cause__ or each.__context__
+    return error

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 
-from interlock.engine.errors import InterlockError, remedy
+from interlock.engine.errors import DiskError, InterlockError, remedy
 
 PARTIAL = ".*.partial"
 """What matches the names of files that were never finished."""
@@ -24,11 +24,11 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """Turn what the disk says of `path` into an InterlockError that names it and says what to do."""
+    """Turn what the disk says of `path` into a DiskError that names it and says what to do."""
     try:
         yield
     except OSError as error:
-        raise InterlockError(f"cannot write {path}: {error.strerror or error}; {remedy(error)}") from error
+        raise DiskError(f"cannot write {path}: {error.strerror or error}; {remedy(error)}") from error
 
 
 @contextmanager

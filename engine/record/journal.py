@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import DiskError, InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import DELETE, unarmed
@@ -109,7 +109,7 @@ class Journal:
     def append(self, entry: Entry) -> None:
         """Write one line; it survives the death of this process, though not yet a power cut (see `sync`).
 
-        Raises InterlockError when the disk refuses; the journal then ends with the line before.
+        Raises DiskError when the disk refuses; the journal then ends with the line before.
         """
         line = encode(entry)
         try:
@@ -117,7 +117,7 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._handle.truncate(self._end)
-            raise InterlockError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
+            raise DiskError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
         self._end += len(line)
 
     def sync(self) -> None:
