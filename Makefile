@@ -18,7 +18,7 @@ demo: install  ## embed the demo corpus with the demo roster, then search it
 
 test: install  ## all checks and tests: eight minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
-	$(BIN)/python -m pytest -m alone --durations=5
+	$(BIN)/python -m pytest -m alone --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
 together: install  ## the tests that do not watch the clock, with the longest of them told
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not alone" --durations=15

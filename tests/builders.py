@@ -244,6 +244,13 @@ def minilm_directory() -> Path | None:
     return next((Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"), None)
 
 
+def sentence_transformer(directory: Path) -> Any:
+    """The model as sentence-transformers has it; imported here, since it takes seconds that only comparing is worth."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(directory), device="cpu")
+
+
 def hub_snapshot(cache_directory: Path, repo: str, model: Path, commit: str, revision: str = "main") -> Path:
     """A snapshot of `model` in a hub cache, as the hub's own client lays it out; its directory."""
     home = cache_directory / ("models--" + repo.replace("/", "--"))

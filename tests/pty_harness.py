@@ -21,6 +21,9 @@ from pathlib import Path
 import psutil
 import pyte
 
+from tests.builders import environment
+from tests.warm import Fork
+
 ENVIRONMENT = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8"}
 NOT_OURS = ("CI", "NO_COLOR", "COLUMNS", "LINES", "JPY_PARENT_PID", "TMUX")
 # Sequences that pyte would paint as text: the keyboard protocol's and queries of modes.
@@ -67,8 +70,18 @@ class Screen:
         return self._tail + data.decode(errors="replace")
 
 
+def _spawned(command: list[str], terminal: int, env: dict[str, str], cwd: Path | None) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True, close_fds=True, cwd=cwd,
+        env=env, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+
+
 class OnTerminal:
-    """One process with a terminal of its own, leader of its session; a context manager that leaves nothing behind."""
+    """One process with a terminal of its own, leader of its session; a context manager that leaves nothing behind.
+
+    It is what `begin` makes of the command line, the open terminal, the environment and the directory.
+    """
 
     def __init__(
         self,
@@ -78,6 +91,7 @@ class OnTerminal:
         rows: int = 24,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        begin: Callable[[list[str], int, dict[str, str], Path | None], Fork | subprocess.Popen[bytes]] = _spawned,
     ) -> None:
         self.pieces: list[tuple[float, bytes]] = []
         """Everything that was read, each piece with the monotonic time at which it came."""
@@ -86,11 +100,7 @@ class OnTerminal:
         _set_size(slave, columns, rows)
         kept = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
         self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, close_fds=True, cwd=cwd,
-            env={**kept, **ENVIRONMENT, **_own(env or {})}, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        self.process = begin([str(part) for part in command], slave, {**kept, **ENVIRONMENT, **_own(env or {})}, cwd)
         os.close(slave)
         self._screen, self._fed = Screen(columns, rows), 0
         self._reading, self._stopped = threading.Event(), threading.Event()
@@ -104,6 +114,7 @@ class OnTerminal:
     def __exit__(self, *about: object) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         self.hang_up()
 
@@ -199,6 +210,15 @@ class OnTerminal:
             return False
         self.pieces.append((time.monotonic(), piece))
         return True
+
+
+def on_terminal(*args: object, cwd: Path, first: str = "", columns: int = 80, rows: int = 24) -> OnTerminal:
+    """The command on a terminal of its own, begun as `builders.start` begins it, after the statements of `first`."""
+
+    def forked(words: list[str], terminal: int, env: dict[str, str], _: Path | None) -> Fork:
+        return Fork(words, env, cwd, hub=True, terminal=terminal, first=first)
+
+    return OnTerminal(args, columns=columns, rows=rows, env=environment(), begin=forked)
 
 
 def _own(env: Mapping[str, str]) -> dict[str, str]:

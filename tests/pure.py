@@ -20,6 +20,7 @@ WORKING = (
     "tests.architectures",
     "tests.builders.command",
     "tests.builders.interlock",
+    "tests.builders.sentence_transformer",
     "tests.builders.start",
     "tests.builders.tiny_model",
     "tests.hub",

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from interlock.engine.record import summary
-from tests.builders import ROOT, interlock, summary_of
+from tests.builders import ROOT, interlock, sentence_transformer, summary_of
 
 CHUNKS = ROOT.parent / "shared" / "data" / "v5-chunks"
 COUNT = 262
@@ -36,11 +36,9 @@ def test_every_docling_chunk_is_delivered_and_the_summary_is_valid(place):
 
 
 def test_minilm_agrees_with_sentence_transformers_on_docling(place, minilm):
-    from sentence_transformers import SentenceTransformer
-
     exports = place / "runs" / "r" / "exports" / "Docling"
     texts = pq.read_table(exports / "points.parquet", columns=["text"])["text"].to_pylist()
-    model = SentenceTransformer(str(minilm), device="cpu")
+    model = sentence_transformer(minilm)
     model.max_seq_length = 256
     theirs = model.encode(texts[::SAMPLED], normalize_embeddings=True)
     ours = np.load(exports / f"{minilm.name}.npy")[::SAMPLED]

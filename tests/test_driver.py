@@ -26,8 +26,8 @@ from interlock.console.look import Leave
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.terminal.tty import quiet_descriptors
 from interlock.engine.errors import ExitCode
-from tests.builders import ROOT, environment
-from tests.pty_harness import OnTerminal
+from tests.builders import ROOT
+from tests.pty_harness import OnTerminal, on_terminal
 
 pytestmark = pytest.mark.alone
 
@@ -301,8 +301,7 @@ if __name__ == "__main__":
 
 
 def test_a_console_that_is_stopped_and_continued_has_one_reader_and_one_writer_as_before(tmp_path):
-    words = [sys.executable, "-m", "interlock", "demo", "--scripted", "--out", tmp_path / "runs"]
-    with OnTerminal(words, env=environment(), cwd=tmp_path) as console:
+    with on_terminal("demo", "--scripted", "--out", tmp_path / "runs", cwd=tmp_path) as console:
         console.wait_for("Passes", 60)
         counts = [_threads_after_a_stop(console) for _ in range(4)]
         assert counts[-1] == counts[0]

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Dense
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
@@ -24,7 +22,7 @@ from interlock.engine.models.roster import token_key
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.run import Run
-from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
+from tests.builders import SPECIALS, corpus, interlock, sentence_transformer, sentences, tiny_model
 
 TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\nlines"]
 SEP = SPECIALS.index("[SEP]")
@@ -40,7 +38,7 @@ def ours(directory, texts, prompt=""):
 
 
 def theirs(directory, texts, prompt=None):
-    model = SentenceTransformer(str(directory), device="cpu")
+    model = sentence_transformer(directory)
     return model.encode(texts, prompt=prompt, normalize_embeddings=True, batch_size=7)
 
 
@@ -207,6 +205,8 @@ def test_a_missing_model_file_is_named(tmp_path, missing):
 
 def with_dense(directory):
     """The model with a layer of its own behind the pooling, 16 numbers wide."""
+    from sentence_transformers.models import Dense
+
     torch.manual_seed(3)
     dense = Dense(32, 16)
     (directory / "2_Dense").mkdir()

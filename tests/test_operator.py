@@ -10,9 +10,7 @@ import pytest
 
 from interlock.engine.record import events as ev
 from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
-from tests.pty_harness import OnTerminal
-
-pytestmark = pytest.mark.alone
+from tests.pty_harness import OnTerminal, on_terminal
 
 PATIENCE = 90
 
@@ -20,16 +18,14 @@ PATIENCE = 90
 @pytest.fixture
 def place(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> Path:
     """A directory with chunks and two models, of which one batch takes a moment."""
-    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(500, 30)}})
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(300, 30)}})
     tables = {"one": {"source": str(tiny_a), "batch_tokens": 40}, "two": {"source": str(tiny_b), "batch_tokens": 40}}
     toml(tmp_path / "models.toml", tables)
     return tmp_path
 
 
-def console(place: Path, *args: object, columns: int = 100, rows: int = 30) -> OnTerminal:
-    command = [sys.executable, "-m", "interlock", *args]
-    env = {key: value for key, value in environment().items() if key.startswith(("INTERLOCK", "HF_", "PYTHONPATH"))}
-    return OnTerminal(command, columns=columns, rows=rows, cwd=place, env=env)
+def console(place: Path, *args: object) -> OnTerminal:
+    return on_terminal(*args, columns=100, rows=30, cwd=place)
 
 
 def run(place: Path, *flags: object) -> OnTerminal:

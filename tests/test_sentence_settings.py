@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, UnavailableError
@@ -21,7 +20,7 @@ from interlock.engine.models.registry import extended, find
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.run import Run
-from tests.builders import corpus, interlock, sentences, tiny_model
+from tests.builders import corpus, interlock, sentence_transformer, sentences, tiny_model
 
 TEXTS = [*sentences(6), "the of and to in is for " * 20 + "final word differs", "a"]
 BERT = "sentence_bert_config.json"
@@ -39,7 +38,7 @@ def card_of(directory, **row):
 def worst_cosine(directory, **row):
     """How far our vectors of `TEXTS` are from those of sentence-transformers at worst."""
     ours = encode_texts(card_of(directory, **row), TEXTS, "", Lessor([CpuDevice()], 1 << 30))
-    there = SentenceTransformer(str(directory), device="cpu")
+    there = sentence_transformer(directory)
     theirs = there.encode(TEXTS, normalize_embeddings=True, batch_size=1)  # padding on the left would move positions
     return float((ours.astype(np.float64) * theirs).sum(axis=1).min())
 
@@ -58,7 +57,7 @@ def model(tmp_path, tiny_a):
 def test_the_limit_in_a_settings_file_of_another_name_counts(model, name):
     (model / BERT).unlink()
     edit(model / name, max_seq_length=16)
-    assert card_of(model).max_tokens == SentenceTransformer(str(model), device="cpu").max_seq_length == 16
+    assert card_of(model).max_tokens == sentence_transformer(model).max_seq_length == 16
     assert worst_cosine(model) > 0.9999
 
 
@@ -78,7 +77,7 @@ def test_lowering_in_a_settings_file_of_another_name_counts(model):
     edit(model / "sentence_roberta_config.json", max_seq_length=64, do_lower_case=True)
     texts = ["The SIGNAL is Red", "PLAIN"]
     ours = encode_texts(card_of(model), texts, "", Lessor([CpuDevice()], 1 << 30))
-    theirs = SentenceTransformer(str(model), device="cpu").encode(texts, normalize_embeddings=True)
+    theirs = sentence_transformer(model).encode(texts, normalize_embeddings=True)
     assert (ours * theirs).sum(axis=1).min() > 0.9999
 
 
@@ -257,7 +256,7 @@ def test_settings_that_change_no_vector_are_no_reason_to_refuse(model):
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert"])
 def test_a_model_that_sentence_transformers_has_saved_is_taken(tmp_path, kind):
     made = tiny_model(tmp_path / "made", kind=kind, max_tokens=64)
-    saved = SentenceTransformer(str(made), device="cpu")
+    saved = sentence_transformer(made)
     saved.encode(TEXTS)
     saved.save(str(tmp_path / "saved"))
     assert worst_cosine(tmp_path / "saved") > 0.9999

@@ -20,22 +20,20 @@ from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
-from tests.pty_harness import OnTerminal
+from tests.pty_harness import OnTerminal, on_terminal
 from tools.recorded import Recorded
 
 SLOW = 1.5
 """Seconds until the first frame, in which a console of ten looks a second looks fifteen times."""
 PATIENCE = 60.0
 LATE = """
-import asyncio, sys
+import asyncio
 from interlock.console.screens.main import Main
 mounted = Main.on_mount
 async def late(self):
     await asyncio.sleep({seconds})
     mounted(self)
 Main.on_mount = late
-from interlock.console.main import main
-sys.exit(main())
 """
 
 
@@ -126,13 +124,11 @@ def busy() -> Iterator[None]:
         loop.wait()
 
 
-def rehearsed(place: Path, seconds: float) -> OnTerminal:
-    command = [sys.executable, "-c", LATE.format(seconds=seconds), "demo", "--scripted", "--refresh", "10"]
-    root = str(Path(__file__).parents[1])
-    return OnTerminal([*command, "--out", place, "--run-id", "r"], cwd=place, env={"PYTHONPATH": root})
+def rehearsed(place: Path, seconds: float, *flags: str) -> OnTerminal:
+    words = ["demo", "--scripted", *flags, "--refresh", "10", "--out", place, "--run-id", "r"]
+    return on_terminal(*words, cwd=place, first=LATE.format(seconds=seconds))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("seconds", [0.0, SLOW], ids=["beside busy loops", "beside busy loops and a late frame"])
 def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself(tmp_path, busy, seconds):
     with rehearsed(tmp_path, seconds) as terminal:
@@ -146,12 +142,8 @@ def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself
         assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
 
 
-@pytest.mark.alone
 def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_completes(tmp_path):
-    root = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", LATE.format(seconds=3), "demo", "--scripted", "--speed", "1000", "--refresh", "10"]
-    command += ["--roster", "sim-minilm-l6"]
-    with OnTerminal([*command, "--out", tmp_path, "--run-id", "r"], cwd=tmp_path, env={"PYTHONPATH": root}) as terminal:
+    with rehearsed(tmp_path, 3, "--speed", "1000", "--roster", "sim-minilm-l6") as terminal:
         terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.output, PATIENCE)
         terminal.hang_up()
         assert terminal.wait(PATIENCE) == ExitCode.FAILED  # as it ends

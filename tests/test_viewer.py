@@ -25,8 +25,8 @@ from interlock.widgets import table, tree
 from interlock.widgets.nodes import No, Node, children, differences, find, human, inside, walk
 from interlock.widgets.outline import Outline
 from interlock.widgets.text import plain as texts
-from tests.builders import command, environment, interlock
-from tests.pty_harness import OnTerminal
+from tests.builders import environment, interlock
+from tests.pty_harness import on_terminal
 
 HOSTILE = ["[/]", "\x1b[2J", "\x1b]52;c;AAAA\x07", "\u202egnp", "漢字", "👩‍👩‍👧", "\ud800", "a\nb", "x" * 10_000, ""]
 keys = st.one_of(st.sampled_from(HOSTILE), st.sampled_from(["a", "name", "model_pass", "bytes"]), st.text(max_size=4))
@@ -556,9 +556,8 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.alone
 def test_on_a_terminal_the_screen_opens_and_q_leaves_it(run):
-    with OnTerminal(command("view", run), env=environment()) as terminal:
+    with on_terminal("view", run, cwd=run) as terminal:
         terminal.wait_for("q Quit")
         assert "20261121-120431 completed" in terminal.screen().text
         terminal.press("q")
@@ -567,7 +566,7 @@ def test_on_a_terminal_the_screen_opens_and_q_leaves_it(run):
 
 
 def test_plain_on_a_terminal_is_text(run):
-    with OnTerminal(command("view", run, "--plain"), columns=200, rows=60, env=environment()) as terminal:
+    with on_terminal("view", run, "--plain", columns=200, rows=60, cwd=run) as terminal:
         assert terminal.wait() == 0
         terminal.wait_for("3 passes")
         assert b"\x1b" not in terminal.output

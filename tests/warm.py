@@ -5,6 +5,7 @@ are read by an import, which is left to the fork where they are not those of eve
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import os
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -25,15 +27,21 @@ MOST = 1 << 20
 
 
 class Fork:
-    """A command that was begun in a fork; of `subprocess.Popen` what tests ask of it, with both streams in files."""
+    """A command that was begun in a fork; of `subprocess.Popen` what tests ask of it, with both streams in files.
 
-    def __init__(self, args: list[str], env: Mapping[str, str], cwd: Path, *, hub: bool) -> None:
+    With a `terminal`, which is open here, the command leads a session on it instead; `first` is run before the command.
+    """
+
+    def __init__(
+        self, args: list[str], env: Mapping[str, str], cwd: Path, *, hub: bool, terminal: int = -1, first: str = ""
+    ) -> None:
         self.args = args
         self.returncode: int | None = None
         self._streams: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         self._end, end = os.pipe()
-        request = pickle.dumps((args, dict(env), str(cwd)))
-        socket.send_fds(_server(hub), [request], [end, *(each.fileno() for each in self._streams)])
+        request = pickle.dumps((args, dict(env), str(cwd), first))
+        handles = [each.fileno() for each in self._streams] if terminal < 0 else [terminal]
+        socket.send_fds(_server(hub), [request], [end, *handles])
         os.close(end)
         self.pid = int(self._told())
 
@@ -129,27 +137,39 @@ def _import(*modules: str) -> None:
     gc.freeze()
 
 
-def _keep(args: list[str], env: Mapping[str, str], cwd: str, end: int, out: int, err: int) -> None:
+def _keep(args: list[str], env: Mapping[str, str], cwd: str, first: str, end: int, *handles: int) -> None:
     """Fork the command, tell its process id and how it ended; does not come back, but in the command's process."""
     pid = os.fork()
     if pid == 0:
         os.close(end)
-        _become(args, env, cwd, out, err)
+        _take(*handles)
+        _become(args, env, cwd, first)
+    for handle in handles:
+        os.close(handle)
     os.write(end, b"%08d" % pid)
     os.write(end, b"%08d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
-def _become(args: list[str], env: Mapping[str, str], cwd: str, out: int, err: int) -> None:
+def _take(out: int, err: int = -1) -> None:
+    """Have these as stdout and stderr, or the first, a terminal, as all three and as this session's own."""
+    if err < 0:
+        os.setsid()
+        fcntl.ioctl(out, termios.TIOCSCTTY, 0)
+    for number, handle in enumerate((out, out, out) if err < 0 else (0, out, err)):
+        os.dup2(handle, number)
+    for handle in {out, err} - {-1}:
+        os.close(handle)
+
+
+def _become(args: list[str], env: Mapping[str, str], cwd: str, first: str) -> None:
     from interlock.console.main import main
 
-    for number, handle in enumerate((out, err), 1):
-        os.dup2(handle, number)
-        os.close(handle)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [str(Path(__file__).parents[1] / "src" / "interlock" / "__main__.py"), *args]
+    exec(first, {})
     sys.exit(main())
 
 
