@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,8 +190,16 @@ def search(options: argparse.Namespace) -> int:
     return ExitCode.COMPLETED
 
 
-def best_chunks(settings: Configuration, store: Path, collection: str | None, query: str, limit: int) -> "list[Hit]":
-    """The `limit` best chunks of a store for `query`, encoded on the CPU, best first."""
+def best_chunks(
+    settings: Configuration,
+    store: Path,
+    collection: str | None,
+    query: str,
+    limit: int,
+    given: Mapping[str, Mapping[str, object]] = {},
+) -> "list[Hit]":
+    """The `limit` best chunks of a store for `query`, encoded on the CPU, best first; `given` are rows of models that
+    the caller passes by value."""
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.models import assets
@@ -198,7 +207,7 @@ def best_chunks(settings: Configuration, store: Path, collection: str | None, qu
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
-    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor)
+    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor, given)
 
 
 def _print_search(

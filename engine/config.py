@@ -256,8 +256,10 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
         return item.metadata["parse"](value if isinstance(value, Iterable) else str(value))
     except (ValueError, RuntimeError) as error:
         wanted = "expected the home directory of a known user" if isinstance(error, RuntimeError) else str(error)
-        where = origin if flag_of(item.name) in origin or variable_of(item.name) in origin else f"{origin}: {item.name}"
-        raise UsageError(f"{where.removeprefix('flag ')}: {wanted}, got {str(repr(shown(value)))[:100]}") from None
+        said = (flag_of(item.name), variable_of(item.name), f"Settings.{item.name}")
+        where = origin.removeprefix("flag ").removeprefix("python ")
+        where = where if where.endswith(said) else f"{where}: {item.name}"
+        raise UsageError(f"{where}: {wanted}, got {shown(value)!r:.100}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from interlock.engine.models.registry import ModelSpec, extended, find
 from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
 from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
+from interlock.engine.opening import check
 from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
@@ -132,8 +133,13 @@ def _surveyed(spec: ModelSpec, found: Found, kind: str, ceiling: int) -> ModelFo
 
 
 def forecast(chunks: Path, configuration: Configuration) -> Forecast:
-    """Plan a run of `chunks`. Raises what the run itself would raise before it computes."""
+    """Plan a run of `chunks` by its files, models and devices; the run's directory and store are not looked at.
+
+    Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
+    there; a pass that fits nowhere says why itself.
+    """
     settings = configuration.settings
+    check(settings, chunks)
     specs = find(extended(configuration.models), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)

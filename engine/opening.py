@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, recorded
+from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.passes.schedule import Schedule
@@ -22,6 +23,17 @@ def schedule_of(settings: RunSettings) -> Schedule:
     if not settings.exclusive:
         return Schedule.SHARED
     return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
+
+
+def check(settings: RunSettings, chunks: Path) -> None:
+    """Raise UsageError for settings that no run of `chunks` can have."""
+    if settings.window and not settings.exclusive:
+        raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
+    for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
+        if path and path.resolve().is_relative_to(chunks.resolve()):
+            raise UsageError(
+                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            )
 
 
 def announce(

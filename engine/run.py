@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from interlock.engine.config import FROM_RUN, Configuration, RunSettings, continued
+from interlock.engine.config import FROM_RUN, Configuration, continued
 from interlock.engine.continuing import Continuation
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError, limit
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, limit
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
-from interlock.engine.intake.collections import discover
+from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
@@ -29,7 +29,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import as_input, delivered_dim, entry_of, token_key, tokenisings
-from interlock.engine.opening import announce, schedule_of
+from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
@@ -56,40 +56,30 @@ def _imports_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _refuse(settings: RunSettings, chunks: Path) -> None:
-    """Raises UsageError for settings that no run can have."""
-    if settings.window and not settings.exclusive:
-        raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
-    for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
-        if path and path.resolve().is_relative_to(chunks.resolve()):
-            raise UsageError(
-                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
-            )
-
-
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
     def __init__(self, chunks: Path, configuration: Configuration, controls: Controls, backend: Backend = REAL) -> None:
         """Find the run's directory, the collections and the devices. Raises before anything is computed."""
         asked = configuration.settings
-        _refuse(asked, chunks)
+        check(asked, chunks)
         self._chunks = chunks
         self.controls = controls
         self._working = False
         self._backend = backend
-        self._passed_over: list[str] = []
-        self.directory = rundir.choose(asked.out, asked.run_id, chunks, asked.resume, self._passed_over.append)
+        self._notes: list[str] = []
+        self.directory = rundir.choose(asked.out, asked.run_id, chunks, asked.resume, self._notes.append)
         with ExitStack() as undo:
             undo.callback(self.directory.unmake)
             begun = self.directory.begun()
             self._configuration = continued(begun.kept, configuration) if begun else configuration
             self.settings = self._configuration.settings
-            _refuse(self.settings, chunks)
+            check(self.settings, chunks)
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
             self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
             self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
             self._collections = discover(chunks, self.settings.collections)
+            self._notes += overlooked(chunks)
             self._devices = self._choose_devices()
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
@@ -145,6 +135,10 @@ class Run:
             self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
             if not lost:
                 summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+        except InterlockError as error:
+            if reason:
+                raise InterlockError(f"{reason}; this could not be recorded: {error}") from error
+            raise
         finally:
             self._journal.close()
         return code
@@ -173,7 +167,7 @@ class Run:
         settings = self.settings
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
-        announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._passed_over)
+        announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes)
         policy = Policy(settings.offline, settings.refresh_models)
         cards = self._backend.cards(self._specs, policy, self._devices[0].kind, self._emit)
         roster = self._roster(cards)

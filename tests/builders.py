@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
+from interlock.engine.record import journal, summary
 from tests.warm import Fork
 
 ROOT = Path(__file__).parents[1]
@@ -283,3 +283,8 @@ def unprivileged() -> Iterator[None]:
         yield
     finally:
         os.seteuid(before)
+
+
+def committed_schema() -> str:
+    """The schema of summaries that ships with the package."""
+    return resources.files("interlock.engine.record").joinpath(summary.SCHEMA_FILE).read_text()

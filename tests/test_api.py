@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import interlock
+from interlock import progress
 from interlock.console.sources.session import Session
 from interlock.engine.config import knobs
 from interlock.engine.gpu.devices import choose
@@ -114,7 +116,17 @@ def test_fused_vectors_are_wider_than_each_models_own(run):
         (lambda run: run.vectors("Docs, all", "other"), "by 'other': available tiny-a, tiny-b, fused"),
         (lambda run: interlock.open_run("other", out=run.path.parent), "runs in"),
         (lambda run: interlock.watch("no/such/run"), "does not exist"),
-        (lambda run: interlock.Settings(threads=-1).configuration(), "python Settings.threads"),
+        (lambda run: interlock.open_run(run.path / "run.json"), "is a file: name the run's directory"),
+        (lambda run: interlock.open_run(5), "run: expected a path, got 5"),
+        (lambda run: interlock.Settings(threads=-1).configuration(), "^Settings.threads: expected 0 or more"),
+        (lambda run: interlock.Settings(config=5).configuration(), "Settings.config: expected a path, got 5"),
+        (lambda run: interlock.Settings(models=[]).configuration(), r"Settings.models: expected a table .* got \[\]"),
+        (lambda run: interlock.plan(None), "chunks: expected a path, got None"),
+        (lambda run: interlock.plan(".", {"dim": 3}), "settings: expected interlock.Settings, got {'dim': 3}"),
+        (lambda run: interlock.embed(".", progress="bar"), "progress: expected one of auto, lines, none, got 'bar'"),
+        (lambda run: interlock.search(run, "a", limit="3"), "limit: expected a whole number of at least 1, got '3'"),
+        (lambda run: interlock.search(run, 5), "query: expected a text, got 5"),
+        (lambda run: interlock.search(run, "a", collection="other"), "no collection 'other' in .*: available docs_all"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_there_is(run, ask, told):
@@ -126,25 +138,83 @@ def test_a_file_cut_short_is_refused_when_its_vectors_are_asked_for(run, tmp_pat
     copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
     file = copy.path / "exports" / "Docs, all" / "fused.npy"
     file.write_bytes(file.read_bytes()[:500])
-    with pytest.raises(interlock.InterlockError, match=r"cannot read .*fused\.npy"):
+    with pytest.raises(interlock.InterlockError, match=r"fused\.npy has 500 bytes, delivered were"):
         copy.vectors("Docs, all")
 
 
-def test_ids_need_the_parquet_file(run, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "read"), [("fused.npy", lambda found: found.array), ("points.parquet", lambda found: found.ids)]
+)
+def test_a_file_that_was_changed_after_its_delivery_is_refused(run, tmp_path, name, read):
     copy = interlock.open_run(shutil.copytree(run.path, tmp_path / "copy"))
-    (copy.path / "exports" / "Docs, all" / "points.parquet").unlink()
-    with pytest.raises(interlock.UsageError, match=r"in the run.s exports"):
-        _ = copy.vectors("Docs, all").ids
+    read(copy.vectors("Docs, all"))
+    with (copy.path / "exports" / "Docs, all" / name).open("r+b") as handle:
+        handle.seek(-40, 2)
+        handle.write(b"\0" * 4)
+    with pytest.raises(interlock.InterlockError, match=f"{name} was changed after .*: restore it, or resume the run"):
+        read(copy.vectors("Docs, all"))
 
 
-def test_search_in_a_run_finds_the_point_of_a_text(run):
-    (hit,) = interlock.search(run, TEXTS[5], limit=1)
+def test_ids_need_the_parquet_file(place, tiny_a):
+    settings = interlock.Settings(roster=[tiny_a], export=["npy"], out=place / "runs")
+    run = interlock.embed(place / "in", settings, progress="none")
+    with pytest.raises(interlock.UsageError, match=r'ids need "parquet" in its exports'):
+        _ = run.vectors("Docs, all").ids
+
+
+def test_settings_that_are_equal_hash_alike(tiny_a):
+    roster = {tiny_a: 1}
+    assert hash(interlock.Settings(roster=roster, dim=3)) == hash(interlock.Settings(roster=dict(roster), dim=3))
+
+
+def test_a_home_directory_may_stand_for_the_chunks(place, settings, monkeypatch):
+    monkeypatch.setenv("HOME", str(place))
+    assert "Docs, all" in str(interlock.plan("~/in", settings))
+
+
+def test_a_plan_refuses_settings_that_the_run_would_refuse(place, tiny_a):
+    settings = interlock.Settings(roster=[tiny_a], out=place / "in" / "runs")
+    with pytest.raises(interlock.UsageError, match=r"^out='.*' is inside .*: choose another directory"):
+        interlock.plan(place / "in", settings)
+
+
+def test_what_an_error_advises_is_what_a_caller_from_python_passes(run, place, settings):
+    with pytest.raises(interlock.UsageError, match="add resume=True to continue it, or choose another run_id"):
+        interlock.embed(place / "in", replace(settings, run_id=run.id), progress="none")
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"query_prompt": "query: "}, "query_prompt is 'query: ', but the store was written with ''"),
+        ({"max_tokens": 16}, "max_tokens is 16, but the store was written with"),
+        ({"source": "tiny-b"}, "the store was written with another tiny-a"),
+    ],
+)
+def test_searching_with_a_row_that_contradicts_the_store_is_refused(run, tiny_a, tiny_b, row, told):
+    row = {"source": str(tiny_a)} | {key: str(tiny_b) if key == "source" else value for key, value in row.items()}
+    with pytest.raises(interlock.UsageError, match=told):
+        interlock.search(run, TEXTS[5], settings=interlock.Settings(models={"tiny-a": row}))
+
+
+def test_searching_with_a_row_finds_a_model_where_it_lies_now(run, tiny_a, tmp_path):
+    here = shutil.copytree(tiny_a, tmp_path / "moved")
+    models = {"tiny-a": {"source": str(here)}}
+    (hit,) = interlock.search(run, TEXTS[5], limit=1, settings=interlock.Settings(models=models))
+    assert hit.payload["text"] == TEXTS[5]
+
+
+@pytest.mark.parametrize("collection", [None, "Docs, all", "docs_all"])
+def test_search_in_a_run_finds_the_point_of_a_text(run, collection):
+    (hit,) = interlock.search(run, TEXTS[5], limit=1, collection=collection)
     assert hit.payload["text"] == TEXTS[5]
     assert hit.id == run.vectors("Docs, all").ids[5]
 
 
-def test_a_run_is_opened_by_its_directory_or_its_id(run):
+def test_a_run_is_opened_by_its_directory_its_id_or_itself(run):
     assert interlock.open_run(run.path) == interlock.open_run(run.id, out=run.path.parent) == run
+    assert interlock.open_run(run) is run
+    assert interlock.open_run(run.path / "journal.jsonl") == run
     assert "completed, 30 chunks in 1 collection" in repr(run)
 
 
@@ -269,6 +339,54 @@ def test_a_second_interrupt_returns_while_the_batch_is_computed():
     assert (session.waits, session.alive, session.controls.code) == (2, True, interlock.ExitCode.INTERRUPTED)
     session.goes_on.set()
     session.result()
+
+
+def test_an_interrupt_before_anything_is_shown_stops_the_session_too(monkeypatch):
+    session = Session(lambda controls: types.SimpleNamespace(go=lambda: while_not_asked(controls)))
+    monkeypatch.setattr(progress, "Headless", interrupting := Once(progress.Headless))
+    try:
+        follow(session, "lines")
+    except KeyboardInterrupt:  # which would end the tests
+        pytest.fail("the interrupt came through")
+    assert (interrupting.calls, session.alive, session.result()) == (2, False, interlock.ExitCode.INTERRUPTED)
+
+
+def while_not_asked(controls):
+    """The work of a session that ends when it is stopped, with the code that it was stopped with."""
+    while controls.code is None:
+        time.sleep(0.01)
+    return controls.code
+
+
+class Once:
+    """A front end whose making is interrupted the first time."""
+
+    def __init__(self, real):
+        self.real, self.calls = real, 0
+
+    def __call__(self, session, **how):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return types.SimpleNamespace(poll=lambda: None)
+
+
+IN_A_LOOP = (
+    INTERRUPTED.replace("try:\n    interlock.embed(", "async def main():\n    interlock.embed(")
+    .replace("except interlock.Stopped", "try:\n    asyncio.run(main())\nexcept interlock.Stopped")
+    .replace("import os", "import asyncio, os", 1)
+)
+
+
+def test_an_interrupt_stops_a_run_that_keeps_an_event_loop_waiting(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(100)}})
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_LOOP, root, tiny_a, tmp_path / "runs"],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    stopped, resumed = done.stdout.splitlines()
+    assert stopped.startswith("130 run r was stopped"), done.stderr
+    assert resumed == "completed 2"
 
 
 class TerminalText(io.StringIO):

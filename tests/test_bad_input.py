@@ -261,27 +261,32 @@ def test_metadata_as_deep_as_a_store_takes_is_delivered(tmp_path, tiny_a):
 
 
 def test_a_collection_of_bad_records_is_skipped_and_the_others_complete(tmp_path, tiny_a):
-    root = corpus(tmp_path / "in", {"Bad": {"a_chunks.json": [{"text": ""}]}, "Good": {"a_chunks.json": ["a"]}})
+    collections = {"Bad": [{"text": ""}], "Empty": [], "Good": ["a"]}
+    root = corpus(tmp_path / "in", {name: {"a_chunks.json": chunks} for name, chunks in collections.items()})
     code, run = embed(root, tmp_path / "out", roster=str(tiny_a))
     assert code == ExitCode.COMPLETED
     assert [(each["name"], each["status"], each["reason"]) for each in summary_of(run)["collections"]] == [
         ("Bad", "skipped", "no usable record"),
+        ("Empty", "skipped", "no record in 1 file"),
         ("Good", "completed", ""),
     ]
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "empty-collection", "no-good-chunk"])
+@pytest.mark.parametrize("kind", ["missing", "empty", "empty-collection", "empty-list", "no-good-chunk"])
 def test_nothing_to_embed_is_a_usage_error_and_leaves_no_run(tmp_path, tiny_a, kind):
     root = tmp_path / "in"
     if kind == "empty":
         root.mkdir()
     elif kind == "empty-collection":
         (root / "Docs").mkdir(parents=True)
+    elif kind == "empty-list":
+        corpus(root, {"Docs": {"a_chunks.json": []}})
     elif kind == "no-good-chunk":
         corpus(root, {"Docs": {"a_chunks.json": [{"text": " "}, 4]}})
     with pytest.raises(UsageError) as raised:
         embed(root, tmp_path / "out", roster=str(tiny_a))
     assert len(str(raised.value).splitlines()) == 1
+    assert not str(raised.value).endswith(": ")
     assert not list(tmp_path.glob("out/*"))
 
 

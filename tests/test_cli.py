@@ -12,8 +12,18 @@ from interlock.console.apps.setup import plan_of
 from interlock.console.cli import COMMANDS
 from interlock.console.main import main
 from interlock.engine.errors import ExitCode
-from interlock.engine.record import journal, summary
-from tests.builders import command, corpus, environment, interlock, sentences, summary_of, tiny_model, toml
+from interlock.engine.record import journal
+from tests.builders import (
+    command,
+    committed_schema,
+    corpus,
+    environment,
+    interlock,
+    sentences,
+    summary_of,
+    tiny_model,
+    toml,
+)
 
 ESC = "\x1b"
 HOSTILE = f"{ESC}[2J{ESC}]0;owned\x07\x9b31m\u202e"
@@ -322,7 +332,7 @@ def test_doctor_exits_0_on_a_machine_that_can_run_and_5_otherwise(call, tmp_path
 
 
 def test_the_printed_schema_is_the_committed_one(call):
-    assert call("schema") == (0, summary.committed_schema(), "")
+    assert call("schema") == (0, committed_schema(), "")
 
 
 @pytest.fixture(scope="module")

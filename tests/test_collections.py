@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock import Settings, embed
 from interlock.engine.errors import UsageError
 from interlock.engine.intake.collections import discover, qdrant_name
 from interlock.engine.record.facts import Refusal
@@ -61,6 +62,19 @@ def test_a_root_that_is_a_link_is_followed(root, tmp_path):
 def test_a_hidden_directory_is_no_collection(root):
     corpus(root, {".cache": {"a_chunks.json": ["a"]}})
     assert [found.name for found in discover(root)] == ["Docs"]
+
+
+def test_a_hidden_directory_with_chunk_files_is_warned_of(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}, ".drafts": {"below/a_chunks.json": ["b"]}})
+    (root / ".cache").mkdir()
+    run = embed(root, Settings(roster=[tiny_a], out=tmp_path / "runs"), progress="none")
+    assert run.summary.warnings == [f"skipped .drafts in {root}: names of collections do not begin with a dot"]
+
+
+def test_a_root_whose_only_chunk_files_are_hidden_is_refused_with_the_reason(tmp_path):
+    root = corpus(tmp_path / "in", {".drafts": {"a_chunks.json": ["b"]}})
+    with pytest.raises(UsageError, match=r"has no chunk files .*; skipped \.drafts"):
+        discover(root)
 
 
 def test_only_wanted_collections_are_chosen(root):

@@ -11,15 +11,16 @@ import pytest
 import qdrant_edge as edge
 
 from interlock.engine.config import load
-from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.intake.chunks import ChunkReader
 from interlock.engine.outlet import delivery, files, windows
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.record import atomic
-from interlock.engine.record.events import ArtefactWritten, StoreVerified
+from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVerified
 from interlock.engine.record.facts import Refusal
+from interlock.engine.record.journal import Journal
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of
 
@@ -136,6 +137,23 @@ def test_a_file_that_is_edited_in_place_while_it_is_delivered_is_not_delivered(t
     monkeypatch.setattr(pq.ParquetWriter, "write_table", editing)
     run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
     assert "Docs/a.jsonl changed during the run" in refused(run.go(), run.directory.path)
+
+
+def test_a_run_that_fails_and_cannot_record_it_says_why_it_failed(tmp_path, tiny_a, monkeypatch):
+    def failing(*_):
+        raise InterlockError("the network went away")
+
+    def full(self, entry, append=Journal.append):
+        if isinstance(entry.body, RunClosed):
+            raise InterlockError("the disk is full")
+        append(self, entry)
+
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
+    monkeypatch.setattr(PassExecutor, "run", failing)
+    monkeypatch.setattr(Journal, "append", full)
+    with pytest.raises(InterlockError, match="the network went away; this could not be recorded: the disk is full"):
+        run.go()
 
 
 def test_chunk_files_are_read_once_for_the_plan_and_once_for_files_and_store_together(embed, monkeypatch):

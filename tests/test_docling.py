@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from interlock.engine.record import summary
-from tests.builders import ROOT, interlock, sentence_transformer, summary_of
+from tests.builders import ROOT, committed_schema, interlock, sentence_transformer, summary_of
 
 CHUNKS = ROOT.parent / "shared" / "data" / "v5-chunks"
 COUNT = 262
@@ -28,7 +27,7 @@ def place(tmp_path_factory, minilm, tiny_b):
 
 def test_every_docling_chunk_is_delivered_and_the_summary_is_valid(place):
     said = summary_of(place / "runs" / "r")
-    Draft202012Validator(json.loads(summary.committed_schema())).validate(said)
+    Draft202012Validator(json.loads(committed_schema())).validate(said)
     (docling,) = said["collections"]
     assert (said["status"], docling["status"], docling["chunks"]) == ("completed", "completed", COUNT)
     assert docling["verification"]["ok"] and docling["verification"]["points"] == COUNT

@@ -140,7 +140,7 @@ def test_an_open_journal_is_refused_to_another_process_and_loses_nothing(path):
     kept.append(entry(0))
     done = subprocess.run([sys.executable, "-c", OPENER, path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "UsageError" in done.stderr and "is in use by another interlock process" in done.stderr
+    assert "UsageError" in done.stderr and "is in use by another session" in done.stderr
     kept.append(entry(1))
     kept.close()
     assert seqs(path) == [0, 1]

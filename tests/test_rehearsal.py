@@ -25,7 +25,7 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
-from tests.builders import ROOT
+from tests.builders import ROOT, committed_schema
 from tools.record import Take, taken
 from tools.recorded import RECORDED, Recorded
 
@@ -133,7 +133,7 @@ def test_each_lease_of_a_recording_has_one_receipt_a_device_and_one_left_somethi
 
 def test_the_summary_of_a_rehearsal_is_within_the_schema_and_claims_no_speed(told):
     said = json.loads(told.directory.summary.read_bytes())
-    Draft202012Validator(json.loads(summary.committed_schema())).validate(said)
+    Draft202012Validator(json.loads(committed_schema())).validate(said)
     assert (said["device_kind"], said["seconds"], said["status"]) == ("sim", None, "incomplete")
     for collection in said["collections"]:
         assert {share["seconds"] for share in collection["passes"]} == {None}

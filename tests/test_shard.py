@@ -112,7 +112,7 @@ def test_an_open_store_is_in_use_to_another_process(tmp_path):
     with open_store(tmp_path):
         refused = run_python(code, tmp_path)
     assert "UsageError" in refused.stderr
-    assert "in use by another process" in refused.stderr
+    assert "in use by another run or search" in refused.stderr
     assert run_python(code, tmp_path).returncode == 0
 
 
@@ -215,7 +215,7 @@ def test_checking_an_open_collection_says_in_use_until_it_is_closed(tmp_path):
     )
     with open_store(tmp_path):
         refused = run_python(code, tmp_path)
-    assert "in use by another process" in refused.stderr
+    assert "in use by another run or search" in refused.stderr
     assert run_python(code, tmp_path).returncode == 0
 
 
@@ -223,7 +223,7 @@ def test_a_collection_whose_files_the_engine_has_yet_to_make_is_in_use_too(tmp_p
     (tmp_path / "docs").mkdir()
     with shard.holding(tmp_path / "docs", fcntl.LOCK_EX):
         for asked in (check, open_store):
-            with pytest.raises(UsageError, match="in use by another process"):
+            with pytest.raises(UsageError, match="in use by another run or search"):
                 asked(tmp_path)
     assert not list((tmp_path / "docs").iterdir())
 
@@ -248,7 +248,7 @@ for line in sys.stdin:
             store.upsert([Point(str(uuid.uuid4()), {{}}, {{"small": numpy.ones(8, numpy.float32)}})])
         print("whole", flush=True)
     except InterlockError as error:
-        print("in use" if "in use by another process" in str(error) else error, flush=True)
+        print("in use" if "in use by another run or search" in str(error) else error, flush=True)
 """
 
 

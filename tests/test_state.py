@@ -20,11 +20,11 @@ def folded(*bodies, state=None, session=0):
     return state
 
 
-def read(name="Docs", chunks=4, refused=0):
+def read(name="Docs", chunks=4, refused=0, files=1):
     return ev.CollectionRead(
         collection=name,
         qdrant_collection=name.lower(),
-        files=1,
+        files=files,
         chunks=chunks,
         duplicates=0,
         refused=refused,
@@ -175,7 +175,8 @@ def test_folding_on_from_a_prefix_equals_folding_all_at_once():
             "1 text has no m0 vector: it is not finite",
         ),
         ([read(chunks=0, refused=2)], "skipped", "no usable record"),
-        ([read(chunks=0)], "skipped", "no chunk files"),
+        ([read(chunks=0)], "skipped", "no record in 1 file"),
+        ([read(chunks=0, files=0)], "skipped", "no chunk files"),
     ],
 )
 def test_a_collection_is_complete_only_if_every_model_saw_every_row(bodies, status, reason):

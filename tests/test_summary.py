@@ -13,7 +13,7 @@ from interlock.engine.record import journal, summary
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
 from interlock.engine.run import Run
-from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model
+from tests.builders import committed_schema, corpus, events_of, interlock, sentences, summary_of, tiny_model
 
 CANARIES = {"HF_TOKEN": "canary-of-hugging-face", "QDRANT_API_KEY": "canary-of-qdrant"}
 
@@ -31,7 +31,7 @@ def refolded(run):
 
 
 def validate(run):
-    Draft202012Validator(json.loads(summary.committed_schema())).validate(summary_of(run))
+    Draft202012Validator(json.loads(committed_schema())).validate(summary_of(run))
 
 
 class StopAfter(Controls):
@@ -90,16 +90,16 @@ def test_a_summary_from_before_the_optional_fields_loads_and_keeps_the_schema(fi
             del each["computed"]
         for each in collection["exports"]:
             del each["verified"]
-    Draft202012Validator(json.loads(summary.committed_schema())).validate(older)
+    Draft202012Validator(json.loads(committed_schema())).validate(older)
     assert [each.refused_by_reason for each in summary.load(json.dumps(older).encode()).collections] == [{}, {}, {}]
 
 
 def test_the_schema_made_from_the_models_is_the_committed_one():
-    assert summary.schema_text() == summary.committed_schema()
+    assert summary.schema_text() == committed_schema()
 
 
 def test_the_schema_is_valid_and_refuses_what_is_not_ours(finished):
-    schema = json.loads(summary.committed_schema())
+    schema = json.loads(committed_schema())
     Draft202012Validator.check_schema(schema)
     assert not Draft202012Validator(schema).is_valid(summary_of(finished) | {"surprise": 1})
     assert not Draft202012Validator(schema).is_valid(summary_of(finished) | {"status": "fine"})

@@ -26,7 +26,6 @@ RECORDED = Path(__file__).parent / "recorded"
 BEGAN = 1_788_249_600.0
 """When the run of two devices began: 2026-09-01 08:00:00 UTC."""
 HOME = "/home/operator"
-HOST_ROOM = 24 << 30
 
 
 class Recorded:
@@ -130,6 +129,8 @@ class Recorded:
 
     def _preview(self, schedule: Schedule) -> Placement | None:
         """What the engine would lease next, by its own rule and what leases took in the recording."""
+        from interlock.engine.models.weightless import HOST_ROOM
+
         seen = self.snapshot()
         left = [sorted(set(range(each.batches)) - set(each.cells)) for each in seen.passes]
         sizes = [(each.model, self._leases[each.model].predicted_bytes) for each in seen.passes]

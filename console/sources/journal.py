@@ -204,19 +204,12 @@ class Replayed(_Told):
         self._anchor = self._clock(), self.position
         self.speed = speed
 
-    def seek(self, position: float) -> None:
-        """Go to a moment, in seconds from the beginning."""
-        self._anchor = self._clock(), max(0.0, min(position, self.length))
-
     def _look(self) -> bool:
         try:
             loaded = self._load(CHUNK)
         except InterlockError as error:  # what stands before the damage is told all the same
             self.failure, self._unread, loaded = error, None, False
         due = bisect_right(self._times, self.position)
-        if due < self._folded:
-            self._forget()
-            self._folded = 0
         fresh = self._entries[self._folded : min(due, self._folded + CHUNK)]
         self._take(fresh)
         self._folded += len(fresh)

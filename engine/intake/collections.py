@@ -63,7 +63,8 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
-        raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth)")
+        skipped = "".join(f"; {each}" for each in overlooked(root))
+        raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
         raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
@@ -76,16 +77,26 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     return chosen
 
 
+def overlooked(root: Path) -> Iterator[str]:
+    """Tell of each directory that is no collection because its name begins with a dot, though it holds chunk files."""
+    directories = _directories(root)
+    for path in directories if directories != [root] else ():
+        if path.name.startswith(".") and any(found.name.endswith(SUFFIXES) for found in _walk(path, [])):
+            yield f"skipped {printable(path.name)} in {root}: names of collections do not begin with a dot"
+
+
 def _collections(root: Path) -> list[Collection]:
+    directories = _directories(root)
+    return [_collection(path, root) for path in directories if path == root or not path.name.startswith(".")]
+
+
+def _directories(root: Path) -> list[Path]:
+    """What may be collections, by name: the root itself where it holds chunk files, else the directories in it."""
     with os.scandir(root) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     if any(entry.name.endswith(SUFFIXES) and not _is_directory(entry) for entry in entries):
-        return [_collection(root, root)]
-    return [
-        _collection(Path(entry.path), root)
-        for entry in entries
-        if _is_directory(entry) and not entry.name.startswith(".")
-    ]
+        return [root]
+    return [Path(entry.path) for entry in entries if _is_directory(entry)]
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

@@ -98,4 +98,4 @@ def _refusals(corpus: Sequence[Rows]) -> str:
     reasons = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals.told]
     total = sum(len(rows.refusals) for rows in corpus)
     more = f" (and {total - 3} more)" if total > 3 else ""
-    return "; ".join(reasons[:3]) + more
+    return "; ".join(reasons[:3]) + more if reasons else "no chunk file has a record"

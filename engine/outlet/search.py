@@ -5,15 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
+from interlock.engine.intake.collections import qdrant_name
 from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.outlet import shard
 from interlock.engine.outlet.fusion import fuse, truncate
-from interlock.engine.outlet.manifest import Manifest, Member, read_manifest
+from interlock.engine.outlet.manifest import Member, Origin, read_manifest
 from interlock.engine.outlet.qdrant import Hit, Store
 from interlock.engine.passes.encoder import Vectors, encode_texts
 
@@ -26,17 +28,22 @@ def search(
     registry: Mapping[str, ModelSpec],
     policy: Policy,
     lessor: Lessor,
+    given: Mapping[str, Mapping[str, object]] = {},
 ) -> list[Hit]:
     """Return the `limit` best chunks for `query`, best first.
 
-    Raises UsageError for a store or collection that is not there, UnavailableError for a model that is not, and
-    UsageError where a model here is not the one that the store was written with.
+    `collection` is its own name or Qdrant's. The registry adds where the store's models may lie; rows that the caller
+    has `given` for them are the only place, and must not say something else than the store. Raises UsageError where
+    they do, for a store or collection that is not there, and where a model here is not the one that the store was
+    written with; UnavailableError for a model that is not there.
     """
-    with Store.open_for_read(directory, collection or _only(directory)) as store:
+    with Store.open_for_read(directory, _named(directory, collection)) as store:
         manifest = read_manifest(store.manifest, store.dims)
-        vectors = {
-            member.model: _encode(member, manifest, query, registry, policy, lessor) for member in manifest.models
-        }
+        for member in manifest.models:
+            _check_row(member, given.get(member.model, {}))
+        places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}
+        origin = structs.replace(manifest.run, sources={**manifest.run.sources, **places})
+        vectors = {each.model: _encode(each, origin, query, registry, policy, lessor) for each in manifest.models}
         weights = {member.model: member.weight for member in manifest.models}
         fused = fuse(manifest.fusion, list(vectors.values()), list(weights.values()))
         if fused is not None:
@@ -44,8 +51,11 @@ def search(
         return store.search_named({name: vector[0] for name, vector in vectors.items()}, weights, limit)
 
 
-def _only(directory: Path) -> str:
+def _named(directory: Path, collection: str | None) -> str:
+    """The name in Qdrant of the collection that is meant; that of the only one where none is named."""
     names = shard.collections(directory)
+    if collection is not None:
+        return collection if collection in names else qdrant_name(collection)
     if not names:
         raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
     if len(names) > 1:
@@ -53,26 +63,36 @@ def _only(directory: Path) -> str:
     return names[0]
 
 
+def _check_row(member: Member, row: Mapping[str, object]) -> None:
+    """Raise UsageError for a row that would have a model encode otherwise than the store's texts were."""
+    for name in ("max_tokens", "document_prompt", "query_prompt"):
+        if row.get(name) is not None and row[name] != getattr(member, name):
+            raise UsageError(
+                f"[models.{member.model}] {name} is {row[name]!r:.100}, but the store was written with "
+                f"{getattr(member, name)!r:.100}: drop it from the row, or deliver again"
+            )
+
+
 def _encode(
-    member: Member, manifest: Manifest, query: str, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
+    member: Member, origin: Origin, query: str, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
 ) -> Vectors:
     """The query's vector [1, dim] by one model of the store."""
     kind = lessor.devices[0].kind
-    spec = _spec(member, manifest, registry, kind)
+    spec = _spec(member, origin, registry, kind)
     card = read_card(spec, _snapshot(member, spec, registry, policy), kind)
     whole = encode_texts(card, [query], member.query_prompt, lessor)
     return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
 
 
-def _spec(member: Member, manifest: Manifest, registry: Mapping[str, ModelSpec], kind: str) -> ModelSpec:
+def _spec(member: Member, origin: Origin, registry: Mapping[str, ModelSpec], kind: str) -> ModelSpec:
     """The model as the store's vectors were encoded; the registry only adds where else its files may lie."""
     known = registry.get(member.model)
-    written_from = manifest.run.sources[member.model]
+    written_from = origin.sources[member.model]
     others = known.sources if known else ()
     return ModelSpec(
         member.model,
         tuple(dict.fromkeys((written_from, *others))),
-        revision=manifest.run.commits[member.model] or (known.revision if known else "main"),
+        revision=origin.commits[member.model] or (known.revision if known else "main"),
         max_tokens=member.max_tokens,
         document_prompt=member.document_prompt,
         query_prompt=member.query_prompt,

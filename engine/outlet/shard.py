@@ -77,8 +77,8 @@ def check_names(collection: str, dims: Iterable[str]) -> None:
 def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: Mapping[str, object]) -> None:
     """Raise now, and write nothing, what opening this collection for write would raise later.
 
-    UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that another
-    process has open, and a place where no directory can be made; InterlockError for a disk without room.
+    UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that is in
+    use, and a place where no directory can be made; InterlockError for a disk without room.
     """
     check_names(collection, dims)
     path = directory / collection
@@ -101,7 +101,7 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
 
 @contextmanager
 def holding(path: Path, how: int) -> Iterator[None]:
-    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError if another process does."""
+    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError while anybody else does."""
     with opening(path):
         handle = _locked(path, how)
     try:
@@ -161,7 +161,7 @@ def require_room(path: Path, size: int) -> None:
 
 
 def opening(path: Path) -> AbstractContextManager[None]:
-    """Explain failures to open, which are the user's to resolve: another process, a damaged directory."""
+    """Explain failures to open, which are the user's to resolve: somebody else at work there, a damaged directory."""
     return _translated(partial(_unopenable, path))
 
 
@@ -190,7 +190,7 @@ def _there(path: Path) -> Path:
 
 
 def _locked(directory: Path, how: int) -> int:
-    """The open directory, locked; BlockingIOError if another process has it for longer than a check takes."""
+    """The open directory, locked; BlockingIOError if somebody else has it for longer than a check takes."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(TRIES):
@@ -219,7 +219,7 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
 
 def _unopenable(path: Path, cause: BaseException) -> InterlockError:
     if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
-        return UsageError(f"{path} is in use by another process: wait for it, or {ELSEWHERE}")
+        return UsageError(f"{path} is in use by another run or search: wait for its end, or {ELSEWHERE}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening", cause)
     return UsageError(

@@ -76,7 +76,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open or create `path` and lock it; a link in its place is not followed.
 
-        Raises UsageError when another process holds it, InterlockError when it cannot be written.
+        Raises UsageError while another session holds it, InterlockError when it cannot be written.
         """
         self.path = path
         self._begin = self._end = 0
@@ -87,7 +87,7 @@ class Journal:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"{path.parent} is in use by another interlock process: wait for it, or choose another --run-id"
+                    f"{path.parent} is in use by another session: wait for its end, or choose another --run-id"
                 ) from None
 
     def replay(self) -> Iterator[Entry]:

@@ -7,7 +7,6 @@ What it tells of events are the events' own types. The schema is versioned: vers
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -240,11 +239,6 @@ def schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the schema as it is committed."""
     return json.dumps(schema(), indent=2) + "\n"
-
-
-def committed_schema() -> str:
-    """Return the schema file that ships with the package."""
-    return resources.files("interlock.engine.record").joinpath(SCHEMA_FILE).read_text()
 
 
 def _iso(at: float) -> str:

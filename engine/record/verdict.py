@@ -22,7 +22,8 @@ def of_collection(state: RunState, name: str) -> tuple[Status, str]:
     """Tell where a collection stands, before and after it is delivered."""
     collection = state.collections[name]
     if not collection.read.chunks:
-        return "skipped", "no usable record" if collection.read.refused else "no chunk files"
+        found = f"no record in {several(collection.read.files, 'file')}" if collection.read.files else "no chunk files"
+        return "skipped", "no usable record" if collection.read.refused else found
     missing = unfinished(state, name)
     failed = [failure for failure in state.failures.values() if failure.model in missing]
     if failed:

@@ -18,19 +18,19 @@ from interlock.engine import __version__
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from interlock.api import DeliveredVectors as DeliveredVectors
     from interlock.api import Plan as Plan
-    from interlock.api import RecordedRun as RecordedRun
     from interlock.api import Settings as Settings
     from interlock.api import embed as embed
-    from interlock.api import open_run as open_run
     from interlock.api import plan as plan
     from interlock.api import search as search
-    from interlock.api import watch as watch
     from interlock.engine.outlet.qdrant import Hit as Hit
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
     from interlock.engine.record.summary import Summary as Summary
+    from interlock.recorded import DeliveredVectors as DeliveredVectors
+    from interlock.recorded import RecordedRun as RecordedRun
+    from interlock.recorded import open_run as open_run
+    from interlock.recorded import watch as watch
 
 __all__ = [
     "DeliveredVectors",
@@ -54,7 +54,12 @@ __all__ = [
     "watch",
 ]
 
-_ELSEWHERE = {"Hit": "interlock.engine.outlet.qdrant", "Summary": "interlock.engine.record.summary"}
+_ELSEWHERE = {
+    **dict.fromkeys(("DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
+    "Entry": "interlock.engine.record.events",
+    "Hit": "interlock.engine.outlet.qdrant",
+    "Summary": "interlock.engine.record.summary",
+}
 
 if not TYPE_CHECKING:  # a type checker is to know exactly what there is
 

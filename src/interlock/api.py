@@ -1,47 +1,31 @@
-"""What `import interlock` offers a notebook or a script: plan, embed, open a run, search, watch.
+"""What `import interlock` offers a notebook or a script to do: plan, embed, search.
 
 Each function does what the command of its name does, with the same engine, and raises an InterlockError where the
 command would end with an exit code other than 0. None needs the main thread, and none touches signals or event loops.
 """
 
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from interlock.console.commands import best_chunks, limit_threads
 from interlock.console.crash import told
 from interlock.console.sources.session import Session, Work
-from interlock.console.sources.tail import Tail, held, journal_at
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, knobs, load
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, remedy
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as events
-from interlock.engine.record import journal
-from interlock.engine.record.counting import several
-from interlock.engine.record.events import Entry, RunClosed
-from interlock.engine.record.fold import fold, uncollected
-from interlock.engine.record.rundir import JOURNAL, RunDirectory
-from interlock.engine.record.state import RunState
 from interlock.progress import follow
+from interlock.recorded import AnyPath, RecordedRun
+from interlock.wording import in_python, path_of, telling
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from interlock.engine.forecast import Forecast
     from interlock.engine.outlet.qdrant import Hit
-    from interlock.engine.record.summary import CollectionSummary, Summary
 
-AnyPath = str | os.PathLike[str]
-FUSED = "fused"
-POLL_SECONDS = 0.1
-QUIET_SECONDS = 4.0
-"""A run that writes nothing for so long is asked whether its process is still there."""
+SHOWN = ("auto", "lines", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +36,19 @@ class Settings:
     to those of its [models.*] tables: `{"mine": {"source": "hf:org/name", "query_prompt": "query: "}}`.
     """
 
-    roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = None
-    collections: Sequence[str] | None = None
-    devices: str | Sequence[str] | None = None
+    roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = field(default=None, hash=False)
+    collections: Sequence[str] | None = field(default=None, hash=False)
+    devices: str | Sequence[str] | None = field(default=None, hash=False)
     exclusive: bool | None = None
     window: int | None = None
     cpu_fallback: bool | None = None
     warm: int | str | None = None
     threads: int | None = None
     ceiling: int | str | None = None
-    faults: Sequence[str] | None = None
+    faults: Sequence[str] | None = field(default=None, hash=False)
     fusion: Literal["concat", "named", "mean"] | None = None
     dim: int | None = None
-    export: Sequence[Literal["npy", "parquet"]] | None = None
+    export: Sequence[Literal["npy", "parquet"]] | None = field(default=None, hash=False)
     qdrant: AnyPath | None = None
     out: AnyPath | None = None
     run_id: str | None = None
@@ -74,14 +58,17 @@ class Settings:
     refresh_models: bool | None = None
     strict: bool | None = None
     config: AnyPath | None = None
-    models: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
 
     def configuration(self) -> Configuration:
         """Every setting with where it came from. Raises UsageError naming the one that cannot be used."""
         names = {item.name for item in knobs()} & {item.name for item in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        file = Path(self.config).expanduser() if self.config else None
-        found = load(given, file=file, origin_of="python Settings.{}".format)
+        file = None if self.config in (None, "") else path_of(self.config, "Settings.config")
+        if not isinstance(self.models, Mapping) or not all(isinstance(row, Mapping) for row in self.models.values()):
+            raise UsageError(f"Settings.models: expected a table of rows by model, got {self.models!r:.100}")
+        with telling():
+            found = load(given, file=file, origin_of="python Settings.{}".format)
         return replace(found, models={**found.models, **self.models})
 
 
@@ -106,125 +93,17 @@ class Plan:
     __repr__ = __str__
 
 
-@dataclass(frozen=True)
-class DeliveredVectors:
-    """One model's vectors of one collection, in the order of its chunks."""
-
-    collection: str
-    model: str
-    array: "npt.NDArray[np.float32]"
-    """[chunks, dim], memory-mapped and read-only; a chunk that was parked has NaN."""
-    points: Path
-    """The run's `points.parquet` of this collection: id, chunk_id, source, text, payload and the vectors again."""
-
-    @cached_property
-    def ids(self) -> list[str]:
-        """The id of each row's point, as in the store. Raises UsageError where the run wrote no parquet file."""
-        return self._column("id")
-
-    @cached_property
-    def chunk_ids(self) -> list[str]:
-        """Each row's own id, as its chunk file has it. Raises UsageError where the run wrote no parquet file."""
-        return self._column("chunk_id")
-
-    def _column(self, name: str) -> list[str]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            column: list[str] = pq.read_table(self.points, columns=[name])[name].to_pylist()
-        except FileNotFoundError:
-            raise UsageError(f'{self.points} does not exist: ids need "parquet" in the run\'s exports') from None
-        except (OSError, pa.ArrowException) as error:
-            raise InterlockError(f"cannot read {self.points} ({error})") from error
-        if len(column) != len(self.array):
-            raise InterlockError(f"{self.points} has {len(column):,} rows, the vectors {len(self.array):,}")
-        return column
-
-
-@dataclass(frozen=True, repr=False)
-class RecordedRun:
-    """A run as its directory has it, whether it is over or goes on; nothing of it is changed."""
-
-    path: Path
-
-    @property
-    def id(self) -> str:
-        return self.path.name
-
-    @property
-    def summary(self) -> "Summary":
-        """What became of it so far, folded from the journal each time it is asked for.
-
-        Raises InterlockError for a journal that is damaged, UsageError for one in which no run has begun.
-        """
-        from interlock.engine.record.summary import summarise
-
-        state = RunState()
-        with uncollected():
-            for entry in self.events():
-                fold(state, entry)
-        if state.started is None:
-            raise UsageError(f"{self.path / JOURNAL} has no entry yet: the run has not started")
-        return summarise(state)
-
-    def events(self) -> Iterator[Entry]:
-        """Each event that the journal holds now, in order. Raises InterlockError at damage, or where it is gone."""
-        try:
-            yield from journal.read(self.path / JOURNAL)
-        except OSError as error:
-            reason = error.strerror or error
-            raise InterlockError(f"cannot read {self.path / JOURNAL}: {reason}; {remedy(error)}") from error
-
-    def vectors(self, collection: str, model: str = FUSED) -> DeliveredVectors:
-        """The delivered vectors of `collection` by `model`, or the fused ones.
-
-        Raises UsageError naming what there is where this was not delivered, InterlockError for a damaged file.
-        """
-        import numpy as np
-
-        found = self._collection(collection)
-        made = {Path(each.path).stem: each for each in found.exports if each.path.endswith(".npy")}
-        if model not in made:
-            there = f"available {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
-            raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}: {there}")
-        directory = RunDirectory(self.path).exports(collection)
-        path = directory / f"{model}.npy"
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
-        if array.ndim != 2 or len(array) != made[model].rows or array.dtype != np.float32:
-            raise InterlockError(f"{path} has {array.dtype} {array.shape}, expected {made[model].rows:,} vectors")
-        return DeliveredVectors(collection, model, array, directory / "points.parquet")
-
-    def _collection(self, name: str) -> "CollectionSummary":
-        collections = {each.name: each for each in self.summary.collections}
-        if name not in collections:
-            there = ", ".join(collections) or "none yet"
-            raise UsageError(f"run {self.id} has no collection {name!r}: available {there}")
-        return collections[name]
-
-    def __repr__(self) -> str:
-        try:
-            summary = self.summary
-        except InterlockError as error:
-            return f"<run {self.path}: {error}>"
-        chunks = sum(each.chunks for each in summary.collections)
-        held = f"{several(chunks, 'chunk')} in {several(len(summary.collections), 'collection')}"
-        return f"<run {self.path}: {summary.status}, {held}>"
-
-
 def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
     """Plan a run of the directory `chunks`: passes, batches, tokens, memory. Loads no weights and writes nothing.
 
-    Raises what the run itself would raise before it computes.
+    Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
+    there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
-    configuration = settings.configuration()
-    limit_threads(configuration)
+    path, configuration = path_of(chunks, "chunks"), _configured(settings)
     from interlock.engine.forecast import forecast
 
-    return Plan(forecast(Path(chunks), configuration))
+    with telling():
+        return Plan(forecast(path, configuration))
 
 
 def embed(
@@ -239,13 +118,14 @@ def embed(
     Raises Stopped for a run that was interrupted, which `Settings(run_id=..., resume=True)` continues, and another
     InterlockError for one that failed, is incomplete, or was refused; its `exit_code` is that of the command.
     """
-    configuration = settings.configuration()
-    limit_threads(configuration)
+    path, configuration = path_of(chunks, "chunks"), _configured(settings)
+    if progress not in SHOWN:
+        raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
 
     def make(controls: Controls) -> Work:
         from interlock.engine.run import Run
 
-        return Run(Path(chunks), configuration, controls)
+        return Run(path, configuration, controls)
 
     session = Session(make)
     follow(session, progress)
@@ -253,7 +133,8 @@ def embed(
         code = session.result()
     except Exception as error:
         failure = told(error, session.work.directory.path if session.work else None)
-        raise failure from (None if failure is error else error)
+        with telling():
+            raise failure from (None if failure is error else error)
     assert session.work, "a run that has a result was made"
     run = RecordedRun(session.work.directory.path.absolute())
     if code != ExitCode.COMPLETED:
@@ -261,11 +142,20 @@ def embed(
     return run
 
 
+def _configured(settings: Settings) -> Configuration:
+    """The settings of a call, once the libraries' threads are limited to them."""
+    if not isinstance(settings, Settings):
+        raise UsageError(f"settings: expected interlock.Settings, got {settings!r:.100}")
+    configuration = settings.configuration()
+    limit_threads(configuration)
+    return configuration
+
+
 def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     """Why a run that came to work is not what its caller asked for."""
     summary, kind = run.summary, InterlockError
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
-    why = f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}"
+    why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
     if code == ExitCode.MITIGATED:
         why = f"run {run.id} needed mitigations, a failure under Settings(strict=True)"
     if summary.status == "stopped":
@@ -273,45 +163,6 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     error = kind(f"{why}: open_run({str(run.path)!r}) has what was done")
     error.exit_code = code
     return error
-
-
-def open_run(run: AnyPath, out: AnyPath | None = None) -> RecordedRun:
-    """Open a run by its directory, or by its id in the directory of runs `out` (default: the setting's).
-
-    Raises UsageError where there is none, naming those there are.
-    """
-    path = Path(run).expanduser()
-    if out is not None or (path.name == str(run) and not path.exists()):
-        path = Settings(out=out).configuration().settings.out / path
-    return RecordedRun(journal_at(path).parent.absolute())
-
-
-def watch(run: RecordedRun | AnyPath) -> Iterator[Entry]:
-    """Yield each event of a run from its first, waiting for more until the run is closed or its process is gone.
-
-    A session that is refused takes back what it wrote; the run is then told from its beginning again. Raises UsageError
-    where there is no run, InterlockError for a journal that is damaged.
-    """
-    path = (run if isinstance(run, RecordedRun) else open_run(run)).path / JOURNAL
-    return _watched(path)
-
-
-def _watched(path: Path) -> Iterator[Entry]:
-    tail, closed, idle = Tail(path), False, False
-    alive, asked = held(path), time.monotonic()
-    while True:
-        if time.monotonic() - asked > QUIET_SECONDS:
-            alive, asked = held(path), time.monotonic()
-        over = closed or not alive  # known before reading: what was written last is read still
-        _, entries = tail.more()
-        for entry in entries:
-            closed = isinstance(entry.body, RunClosed)
-            yield entry
-        if over and idle and not entries:
-            return
-        idle = not entries
-        if idle:  # a line that may be damaged is looked at twice
-            time.sleep(POLL_SECONDS)
 
 
 def search(
@@ -322,20 +173,23 @@ def search(
     limit: int = 5,
     settings: Settings = DEFAULTS,
 ) -> "list[Hit]":
-    """The `limit` best chunks for `query` in a store, or in the store that a run wrote, best first.
+    """Return the `limit` best chunks for `query` in a store, or in the store that a run wrote, best first.
 
-    `collection` is its name in Qdrant, needed where the store holds several. Raises UsageError for a store or
-    collection that is not there, UnavailableError for a model that is not.
+    `collection` is needed where the store holds several: its name, or the one that Qdrant has of it. The query is
+    encoded as the store's texts were; rows of `settings.models` say where models are. Raises UsageError for a store or
+    collection that is not there and for a row that says something else than the store, UnavailableError for a model
+    that is not there.
     """
-    configuration = settings.configuration()
-    limit_threads(configuration)
-    return best_chunks(configuration, _store_of(store), collection, query, limit)
-
-
-def _store_of(store: RecordedRun | AnyPath) -> Path:
+    configuration = _configured(settings)
+    if not isinstance(query, str):
+        raise UsageError(f"query: expected a text, got {query!r:.100}")
+    if not isinstance(limit, int) or limit < 1:
+        raise UsageError(f"limit: expected a whole number of at least 1, got {limit!r:.100}")
     if not isinstance(store, RecordedRun):
-        return Path(store).expanduser()
-    written = store.summary.configuration["qdrant"].value
-    if not written:
+        directory = path_of(store, "store")
+    elif written := store.summary.configuration["qdrant"].value:
+        directory = Path(str(written))
+    else:
         raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
-    return Path(str(written))
+    with telling():
+        return best_chunks(configuration, directory, collection, query, limit, settings.models)

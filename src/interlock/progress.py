@@ -3,11 +3,12 @@
 Draws in the caller's thread and owns no state of the run. An interrupt of the caller stops the run after its batch.
 """
 
+import asyncio
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from interlock.console.front_ends.headless import POLL_SECONDS, Headless
@@ -35,23 +36,38 @@ Show = Callable[[], None]
 def follow(session: Session, how: Literal["auto", "lines", "none"]) -> None:
     """Begin the session and show it to its end; what it raised stays in the session.
 
-    Raises KeyboardInterrupt for a second interrupt, while the batch in flight is still computed.
+    The first interrupt stops the session, whenever it comes. Raises KeyboardInterrupt for a second one, while the batch
+    in flight is still computed.
     """
+    cancelled = _cancellations()
     session.start()
     try:
-        with _display(session, how) as show:
-            while session.alive:
+        with ExitStack() as screen:
+            show, over = None, False
+            while not over:
                 try:
+                    show = show or screen.enter_context(_display(session, how))
+                    over = not session.alive  # asked first: what is shown then is how it ended
                     session.wait(POLL_SECONDS)
                     show()
+                    if _cancellations() > cancelled:
+                        session.stop(ExitCode.INTERRUPTED)
                 except KeyboardInterrupt:
                     if session.controls.code is not None:
                         raise
                     session.stop(ExitCode.INTERRUPTED)
-            show()
     finally:
         if session.alive:  # nobody looks any more
             session.stop(ExitCode.INTERRUPTED)
+
+
+def _cancellations() -> int:
+    """How many of this thread's tasks were asked to end: all that a first Ctrl-C does where an event loop runs, which
+    `embed` keeps from going on."""
+    try:
+        return sum(task.cancelling() for task in asyncio.all_tasks())
+    except RuntimeError:  # no loop runs here
+        return 0
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""Tells errors of the engine in Python's words: `--run-id` of the command line is the setting `run_id`."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from interlock.engine.config import flag_of, knobs
+from interlock.engine.errors import InterlockError, UsageError
+
+_SETTINGS = {flag_of(item.name): item.name + "=True" * (not item.metadata["metavar"]) for item in knobs()}
+_SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection"}
+_FLAG = re.compile(
+    rf"(?<![\w-])({'|'.join(_SETTINGS)})(?![\w-])(?: (DIR|\d+|cpu|named|mean|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
+)
+
+
+def in_python(text: str) -> str:
+    """Write the flags in a message, and the values that follow them, as a caller from Python passes them."""
+
+    def written(found: re.Match[str]) -> str:
+        name, value = _SETTINGS[found[1]], found[2]
+        if value in (None, "DIR"):
+            return name
+        return f"{name}={value}" if value.isdigit() else f"{name}={value!r}"
+
+    return _FLAG.sub(written, text)
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """Let errors of ours out in Python's words."""
+    try:
+        yield
+    except InterlockError as error:
+        error.args = (in_python(str(error)),)
+        raise
+
+
+def path_of(value: object, what: str) -> Path:
+    """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
+    try:
+        return Path(value).expanduser()  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):
+        raise UsageError(f"{what}: expected a path, got {value!r:.100}") from None
