@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.engine.passes.schedule import Assignment, DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
+from interlock.engine.passes.schedule import (
+    Assignment,
+    DeviceRoom,
+    MemoryNeed,
+    Placement,
+    Schedule,
+    budgets,
+    next_placement,
+)
 
 EXCLUSIVE, ROTATING, SHARED = Schedule
 MIB = 1 << 20
@@ -338,3 +346,18 @@ def test_a_single_model_of_a_shared_schedule_has_every_gpu():
 def test_a_shared_round_gives_each_model_all_that_is_left_of_its_pass():
     found = round_of(SHARED, [[0, 2], [], [5]], window=1)
     assert found.assignments == (Assignment(0, (0, 2), ("cuda:0",)), Assignment(2, (5,), ("cuda:1",)))
+
+
+def test_models_side_by_side_have_what_they_need_and_equal_parts_of_the_rest():
+    places = [DeviceRoom("cuda:0", "cuda", 100), DeviceRoom("cuda:1", "cuda", 50)]
+    assert budgets([{"cuda:0": 30, "cuda:1": 20}, {"cuda:0": 40}], places) == [
+        {"cuda:0": 45, "cuda:1": 50},
+        {"cuda:0": 55},
+    ]
+
+
+def test_a_device_that_has_less_than_models_need_takes_nothing_from_them():
+    assert budgets([{"cuda:0": 30}, {"cuda:0": 40}], [DeviceRoom("cuda:0", "cuda", 10)]) == [
+        {"cuda:0": 30},
+        {"cuda:0": 40},
+    ]

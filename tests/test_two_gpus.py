@@ -1,26 +1,30 @@
-"""What befalls a pass on two GPUs: pieces that move from one to the other, devices that are lost or full."""
+"""What befalls passes on two GPUs: pieces that move from one to the other, devices that are lost or full, turns."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 import torch
 
+from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration
+from interlock.engine.models.masters import Masters
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
+from tests import weightless
 from tests.harness import grid_of
 from tests.weightless import T4, Desk, card_of, hydrate, ids_of, law, vectors_of
 
 GIB = 1 << 30
 CEILING = 12 * GIB
 PRIMARY, COMPANION = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
+SMALL = card_of("MiniLM-L6", packed=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,3 +90,66 @@ def test_each_of_two_lost_gpus_tells_only_the_rows_that_it_gave_back():
     desk.compute(Schedule.EXCLUSIVE)
     told = {step.device: step.rows for step in desk.of(ev.Mitigated) if " lost: " in step.cause}
     assert told == {"cuda:0": 32, "cuda:1": 32}
+
+
+class Crowded(T4):
+    """A GPU that another process fills up now and then."""
+
+    full = False
+
+    def room(self, ceiling):
+        return 0 if self.full else super().room(ceiling)
+
+    @contextmanager
+    def computing(self):
+        with super().computing():
+            if self.full:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield
+
+
+@pytest.mark.parametrize(("stays_full", "devices"), [(False, ["cuda:0", "cuda:1"]), (True, ["cuda:1"])])
+def test_a_shared_primary_whose_only_gpu_is_full_is_computed_later_or_elsewhere(monkeypatch, stays_full, devices):
+    crowded = Crowded(0)
+    desk = Desk([PRIMARY, COMPANION], [512] * 64, [crowded, T4(1)], CEILING)
+
+    def fill(card):
+        crowded.full = crowded.full or (card == PRIMARY and not desk.of(ev.ModelAttached))
+        return hydrate(card)
+
+    def clear(event):
+        crowded.full = crowded.full and (stays_full or not isinstance(event, ev.ModelAttached))
+
+    monkeypatch.setattr(weightless, "hydrate", fill)
+    desk.hears = clear
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    assert desk.of(ev.PassFailed) == []
+    assert [lease.devices for lease in desk.of(ev.LeaseGranted) if lease.model == PRIMARY.key][1:] == [devices]
+    assert all(file.puts == dict.fromkeys(range(64), 1) for file in desk.files)
+
+
+def test_a_primary_that_can_never_be_loaded_fails_in_the_end(monkeypatch):
+    desk = Desk([PRIMARY, COMPANION], [512] * 64, [T4(0), T4(1)], CEILING)
+
+    def broken(card):
+        if card == PRIMARY:
+            raise UnavailableError("no weights")
+        return hydrate(card)
+
+    monkeypatch.setattr(weightless, "hydrate", broken)
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    assert [(failed.model, failed.reason) for failed in desk.of(ev.PassFailed)] == [(PRIMARY.key, "no weights")]
+    assert [end.model for end in desk.of(ev.EnsemblePassCompleted)] == [COMPANION.key]
+
+
+def test_what_is_read_ahead_is_the_model_whose_turn_is_next(monkeypatch):
+    desk, ahead = Desk([COMPANION, PRIMARY, SMALL], [512] * 128, [T4(0), T4(1)], CEILING), []
+
+    def note(masters, card, size):
+        ahead.append((len(desk.of(ev.LeaseGranted)), card.key))
+
+    monkeypatch.setattr(Masters, "prefetch", note)
+    desk.compute(Schedule.ROTATING, window=1)
+    turns = [lease.model for lease in desk.of(ev.LeaseGranted)]
+    assert len(turns) > 2 * len(desk.cards)
+    assert ahead == list(enumerate(turns[1:], 1))

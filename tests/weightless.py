@@ -138,11 +138,11 @@ class Desk(Told):
     def told(self, event: ev.AnyEvent) -> None:
         self.hears(event)
 
-    def compute(self, schedule: Schedule) -> Summary:
+    def compute(self, schedule: Schedule, *, window: int = 0, cpu_fallback: bool = True) -> Summary:
         """All passes by the engine's executor; the folded summary."""
         host, controls, cells = WeightlessHost(), Controls(), grid_of(self.cards, self.lengths, ids_of)
         self.files = [each.file for each in cells]
-        controls.begin(schedule, 0, cpu_fallback=True)
+        controls.begin(schedule, window, cpu_fallback=cpu_fallback)
         self.begin(cells, self.gpus, self.ceiling, schedule, "T4")
         context = RunContext(
             devices=self.gpus,

@@ -62,23 +62,26 @@ class Masters:
         """Begin to read the master of `card`, of about `size` bytes, if it fits the budget beside what is kept."""
         known = card.key in self._kept or card.key in self._ahead
         if not known and self.bytes + size <= self._allowed():
-            self._ahead[card.key] = _Ahead(lambda: self._hydrate(card))
+            self._ahead[card.key] = _Ahead(lambda: self._hydrate(card), size)
             self._ahead[card.key].start()
 
     @property
     def bytes(self) -> int:
-        """Bytes of host memory that the kept ones take."""
-        return sum(master.bytes for master in self._kept.values())
+        """Bytes of host memory that the kept ones take, and those that are read ahead."""
+        kept = sum(master.bytes for master in self._kept.values())
+        return kept + sum(ahead.bytes for ahead in self._ahead.values())
 
     def _allowed(self) -> int:
         return min(self._budget, self.bytes + int(psutil.virtual_memory().available) // 2)
 
 
 class _Ahead(threading.Thread):
-    """Reads a master; `master` stays None where it fails, for who asks in earnest to read it again and say why."""
+    """Reads a master of about so many bytes; `master` stays None where it fails, for who asks in earnest to read it
+    again and say why."""
 
-    def __init__(self, read: Callable[[], Master]) -> None:
+    def __init__(self, read: Callable[[], Master], size: int) -> None:
         super().__init__(name="prefetch", daemon=True)
+        self.bytes = size
         self._read = read
         self.master: Master | None = None
 

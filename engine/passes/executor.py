@@ -5,7 +5,6 @@ end on every way out. A lost device is in no further placement, a failed pass co
 left undone is in the next placement.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
@@ -16,7 +15,7 @@ from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.resident import ResidentModel, RunContext
-from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, next_placement
+from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.passes.worker import Worker, run_all, without_frames
 from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed
 from interlock.engine.record.facts import joined
@@ -39,6 +38,8 @@ class PassExecutor:
         self._weights = weights
         self._context = context
         self._lost: set[str] = set()
+        self._waited: set[int] = set()
+        """Passes that found no room when they were due, and have not computed since."""
         self._lock = RLock()
         self._last: int | None = None
         self._assignments: Sequence[Assignment] = ()
@@ -65,12 +66,8 @@ class PassExecutor:
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
-        taken = {queue.cells.model_pass: {batch.batch_index for batch in queue.committed} for queue in self._queues}
-        left = [
-            [index for index in batches if index not in taken.get(number, ())]
-            for number, batches in enumerate(self._left)
-        ]
-        return self._next(schedule, left, self._free)
+        taken = {queue.cells.model_pass: [batch.batch_index for batch in queue.committed] for queue in self._queues}
+        return self._next(schedule, self._left_without(taken), self._free)
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
@@ -96,6 +93,10 @@ class PassExecutor:
             if found and found.refused:
                 raise UnavailableError(next(iter(found.refused.values())))
 
+    def _left_without(self, taken: Mapping[int, Iterable[int]]) -> list[list[int]]:
+        """The batches that each pass has left beside those `taken` of it."""
+        return [sorted({*batches} - {*taken.get(number, ())}) for number, batches in enumerate(self._left)]
+
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[DeviceRoom]) -> Placement | None:
         controls = self._context.controls
         needs = [self._planner.of(cells.layout) for cells in self._grid]
@@ -108,6 +109,7 @@ class PassExecutor:
 
     def _place(self, now: Placement) -> None:
         """One placement, from the leases to the receipts."""
+        self._last = now.assignments[-1].model_pass
         with ExitStack() as stack:
             queues, errors = self._compute(now, stack)
         if errors:  # raised in the other frame, it would keep that and the models in it alive while their leases end
@@ -120,16 +122,15 @@ class PassExecutor:
         returns, nothing refers to them any more."""
         context = self._context
         residents: list[ResidentModel] = []
-        for assignment, most in zip(now.assignments, self._split(now), strict=True):
+        for assignment, most in zip(now.assignments, self._budgets(now), strict=True):
             cells = self._grid[assignment.model_pass]
             resident = ResidentModel(context, self._planner, cells, assignment, stack, most, self.lose)
+            residents.append(resident)
             try:
                 resident.load()
             except UnavailableError as error:
-                # Beside others it waits for their memory; alone it would wait for ever.
-                waits = any(each.instances for each in residents)
-                resident.queue.failed = None if waits else without_frames(error)
-            residents.append(resident)
+                resident.queue.failed = without_frames(error)
+        self._put_off(residents)
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
         runners: dict[str, list[BatchRunner]] = {}
@@ -150,35 +151,38 @@ class PassExecutor:
                     resident.report_lost(worker.device, worker.lost)
         return self._queues, [worker.error for worker in workers if worker.error]
 
-    def _split(self, now: Placement) -> list[Mapping[str, int] | None]:
-        """The most bytes of each assignment by device: its need and a fair part of the rest; None where it is alone."""
+    def _budgets(self, now: Placement) -> Sequence[Mapping[str, int] | None]:
+        """The most bytes of each assignment by device; None where it is alone."""
         if len(now.assignments) == 1:
             return [None]
-        room = {place.name: place.room for place in self._rooms()}
         needs = [
-            {
-                name: self._planner.least(self._grid[assignment.model_pass].layout, assignment, name)
-                for name in assignment.devices
-            }
-            for assignment in now.assignments
+            {name: self._planner.least(self._grid[each.model_pass].layout, each, name) for name in each.devices}
+            for each in now.assignments
         ]
-        taken: Counter[str] = Counter()
-        for need in needs:
-            taken.update(need)
-        users = Counter(name for need in needs for name in need)
-        return [
-            {name: size + (room[name] - taken[name]) // users[name] for name, size in need.items()} for need in needs
-        ]
+        return budgets(needs, self._free)
+
+    def _put_off(self, residents: Sequence[ResidentModel]) -> None:
+        """Let what found no room wait while others compute, or once where a GPU was not asked: alone and everywhere
+        refused it would wait for ever."""
+        others_compute = any(resident.instances for resident in residents)
+        for resident in residents:
+            model_pass, devices = resident.assignment.model_pass, resident.assignment.devices
+            elsewhere = any(place.kind != "cpu" and place.name not in devices for place in self._free)
+            if resident.instances:
+                self._waited.discard(model_pass)
+            elif others_compute or (elsewhere and model_pass not in self._waited):
+                self._waited.add(model_pass)
+                resident.queue.failed = None
 
     def _prefetch(self, now: Placement) -> None:
-        """Read the next model's weights while this placement computes; only GPUs are loaded from host masters."""
-        following = [number for number, left in enumerate(self._left) if left]
-        after = [
-            number for number in following if number not in {assignment.model_pass for assignment in now.assignments}
-        ]
-        if after and self._context.devices[0] is not self._context.host:
-            cells = self._grid[after[0]]
-            self._context.masters.prefetch(cells.card, self._planner.law(cells.card, self._context.devices[0]).weights)
+        """Read the weights of the model that comes next while this placement computes, if it goes to a GPU."""
+        taken = {assignment.model_pass: assignment.batches for assignment in now.assignments}
+        then = self._next(self._context.controls.schedule, self._left_without(taken), self._free)
+        for assignment in then.assignments if then else ():
+            if assignment.model_pass not in taken and assignment.devices != (self._context.host.name,):
+                card = self._grid[assignment.model_pass].card
+                self._context.masters.prefetch(card, self._planner.law(card, self._context.devices[0]).weights)
+                return
 
     def lose(self, device: Device, reason: str) -> None:
         """Leave a lost device out of all further placements, and out of the receipts; called from any worker."""
@@ -190,7 +194,6 @@ class PassExecutor:
             self._context.emit(DeviceLost(device=device.name, reason=reason))
 
     def _close(self, model_pass: int, queue: Queue) -> None:
-        self._last = model_pass
         self._done[model_pass] += queue.committed
         self._left[model_pass] = _left(self._grid[model_pass], self._done[model_pass])
         if queue.failed:

@@ -91,7 +91,7 @@ class ResidentModel:
         self._planner = planner
         self._lost = lost
         self._cells = cells
-        self._assignment = assignment
+        self.assignment = assignment
         self._stack = stack
         self._most = most
         self._host: ModelInstance | None = None
@@ -100,13 +100,13 @@ class ResidentModel:
     def load(self) -> None:
         """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
         context, cells = self._context, self._cells
-        devices = [device for device in (*context.devices, context.host) if device.name in self._assignment.devices]
+        devices = [device for device in (*context.devices, context.host) if device.name in self.assignment.devices]
         devices = list({device.name: device for device in devices}.values())
         devices = self._still_roomy(devices)
         if not devices:
-            self._load_on_host(f"does not fit on {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"does not fit on {', '.join(self.assignment.devices)}")
             return
-        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self._assignment.streamed)
+        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self.assignment.streamed)
         if devices[0] is context.host:
             self.instances = [self._instance_on_host(self.lease)]
             return
@@ -114,7 +114,7 @@ class ResidentModel:
         self._stack.callback(context.masters.give_back, cells.card, master)
         self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
         if not self.instances:
-            self._load_on_host(f"could not be attached to {', '.join(self._assignment.devices)}")
+            self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
 
     def runners(self) -> list[BatchRunner]:
         """What computes the queue, on each device where the model is loaded."""
@@ -128,7 +128,7 @@ class ResidentModel:
 
     def report_lost(self, device: Device, reason: str) -> None:
         """A device of this assignment was lost in the middle of it."""
-        if device.name in self._assignment.devices:
+        if device.name in self.assignment.devices:
             action = "recomputing its uncommitted batches elsewhere"
             rows = self.queue.returned[device.name]
             self._mitigated(Rung.RELOCATE, f"{device.name} lost: {reason}", action, device, None, rows)
@@ -185,7 +185,7 @@ class ResidentModel:
 
     def _whole(self, device: Device) -> _Work:
         """All that the assignment was made of."""
-        cells, batches = self._cells, self._assignment.batches
+        cells, batches = self._cells, self.assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
         return _Work(len(batches), rows, self._planner.widest(cells.layout, device))
 
@@ -198,7 +198,7 @@ class ResidentModel:
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
         layout = self._cells.layout
-        return {device.name: self._planner.least(layout, self._assignment, device.name) for device in devices}
+        return {device.name: self._planner.least(layout, self.assignment, device.name) for device in devices}
 
     def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
         context, cells = self._context, self._cells
@@ -250,14 +250,14 @@ class ResidentModel:
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
         """Attach to a GPU, streamed where the whole does not go; None, and told, where nothing goes."""
         began, message = time.monotonic(), ""
-        for streamed in [self._assignment.streamed] * TRIES + [True]:
+        for streamed in [self.assignment.streamed] * TRIES + [True]:
             if streamed and not self._may_stream(device):
                 message = message or f"no memory left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
             if attached:
                 if message:
-                    rung = Rung.REPLAN if streamed == self._assignment.streamed else Rung.STREAM
+                    rung = Rung.REPLAN if streamed == self.assignment.streamed else Rung.STREAM
                     action = "attached on retry" if rung is Rung.REPLAN else "streaming its layers instead"
                     self._mitigated(rung, message, action, device, began)
                 return self._ready(device, attached, self.lease, time.monotonic() - began, warm)

@@ -13,6 +13,7 @@ Pure and deterministic: no devices, no clock. Sizes are bytes.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -92,6 +93,14 @@ def next_placement(
         refused[due] = _refusal(needs[due], usable)
         del waiting[due]
     return Placement((), refused) if refused else None
+
+
+def budgets(needs: Sequence[Mapping[str, int]], places: Sequence[DeviceRoom]) -> list[dict[str, int]]:
+    """Divide devices among models side by side: to each what it needs there, and an equal part of what is left over."""
+    needed = Counter(name for need in needs for name in need)
+    taken = {name: sum(need.get(name, 0) for need in needs) for name in needed}
+    over = {place.name: max(0, place.room - taken.get(place.name, 0)) for place in places}
+    return [{name: size + over[name] // needed[name] for name, size in need.items()} for need in needs]
 
 
 def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) -> tuple[int, Sequence[int]]:

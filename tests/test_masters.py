@@ -1,0 +1,44 @@
+"""What host memory keeps of weights between leases."""
+
+import threading
+
+import pytest
+import torch
+
+from interlock.engine.models.masters import Masters
+from interlock.engine.models.weights import Master
+from tests.weightless import card_of
+
+SIZE = 4096
+ONE, OTHER = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
+
+
+def master(card) -> Master:
+    return Master(torch.nn.Linear(32, 32, bias=False))
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(SIZE, False), (2 * SIZE, True)])
+def test_what_is_read_ahead_takes_its_part_of_the_budget(budget, kept):
+    masters = Masters(budget, master)
+    held, _ = masters.take(ONE)
+    masters.prefetch(OTHER, SIZE)
+    masters.give_back(ONE, held)
+    assert masters.bytes <= budget
+    assert masters.take(ONE)[1] is kept
+    assert masters.take(OTHER)[1]
+
+
+def test_a_second_model_is_not_read_ahead_beyond_the_budget():
+    go_on, reading = threading.Event(), []
+
+    def slow(card):
+        reading.append(card.key)
+        go_on.wait(20)
+        return master(card)
+
+    masters = Masters(SIZE + SIZE // 2, slow)
+    masters.prefetch(ONE, SIZE)
+    masters.prefetch(OTHER, SIZE)
+    go_on.set()
+    assert masters.take(ONE)[1]
+    assert reading == [ONE.key]
