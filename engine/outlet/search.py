@@ -55,7 +55,8 @@ def _named(directory: Path, collection: str | None) -> str:
     """The name in Qdrant of the collection that is meant; that of the only one where none is named."""
     names = shard.collections(directory)
     if collection is not None:
-        return collection if collection in names else qdrant_name(collection)
+        own = "/" not in collection and collection not in names and qdrant_name(collection) in names
+        return qdrant_name(collection) if own else collection
     if not names:
         raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
     if len(names) > 1:
