@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks."""
-    from interlock.console.front_ends import headless
-
-    headless.check_outputs(options.events, options.summary)
-    settings = _settings(options, options.chunks)
-    limit_threads(settings)
     from interlock.console.front_ends.dispatch import run_with_front_end
+
+    settings = _settings(options, options.chunks)
 
     def make(controls: "Controls") -> "Work":
         from interlock.engine.run import Run
@@ -47,27 +44,30 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
-    """The settings of a run; where they cannot be, the summary that was asked for says so."""
-    try:
-        return configuration(options)
-    except UsageError as error:
-        from interlock.console.front_ends.dispatch import summarise_failure
+    """The settings of a run of `chunks`, or a UsageError that the summary says too where one was asked for."""
+    from interlock.console.front_ends import dispatch, headless
 
-        summarise_failure(chunks, None, error, _outputs(options))
+    headless.check_outputs(options.events, options.summary)
+    try:
+        settings = configuration(options)
+    except UsageError as error:
+        dispatch.summarise_failure(chunks, None, error, _outputs(options))
         raise
+    limit_threads(settings)
+    return settings
 
 
 def _outputs(options: argparse.Namespace) -> "Outputs":
     from interlock.console.front_ends.dispatch import Outputs
 
-    return Outputs(options.no_ui, options.events == "-", options.summary, options.quiet)
+    return Outputs(no_ui=options.no_ui, events=options.events == "-", summary=options.summary, quiet=options.quiet)
 
 
 def setup(options: argparse.Namespace) -> int:
     """Without a command: the form on a terminal, else the help."""
     from interlock.console.terminal.tty import why_headless
 
-    if why_headless(no_ui=False, events=False, summary=None):
+    if why_headless():
         parser().error("name a command: without one the set-up form opens, and it needs a terminal")
     from interlock.console.front_ends.dispatch import set_up
 
@@ -150,36 +150,25 @@ def plan(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
     from interlock.console import demo as corpus
-    from interlock.console.front_ends import headless
+    from interlock.console import rehearsal
     from interlock.console.front_ends.dispatch import run_with_front_end
 
-    headless.check_outputs(options.events, options.summary)
     chunks = Path("rehearsal" if options.scripted else "demo")
-    if options.scripted:
-        return _rehearsed(_settings(options, chunks), options)
-    settings = corpus.with_store(_settings(options, chunks))
-    limit_threads(settings)
+    settings = _settings(options, chunks)
+    if not options.scripted:
+        settings = corpus.with_store(settings)
 
     def make(controls: "Controls") -> "Work":
+        if options.scripted:
+            return rehearsal.run(settings, controls, options.speed)
         return corpus.run(settings, controls, everything=options.all)
 
     code = run_with_front_end(make, chunks, settings, _outputs(options))
-    if code == ExitCode.COMPLETED and settings.settings.qdrant:
+    store = settings.settings.qdrant
+    if code == ExitCode.COMPLETED and store and not options.scripted:
         print()
-        _print_search(settings, settings.settings.qdrant, None, options.query, 3, as_json=False)
+        _print_search(settings, store, None, options.query, 3, as_json=False)
     return code
-
-
-def _rehearsed(settings: Configuration, options: argparse.Namespace) -> int:
-    """The real engine over models without weights on simulated GPUs."""
-    from interlock.console.front_ends.dispatch import run_with_front_end
-
-    def make(controls: "Controls") -> "Work":
-        from interlock.console import rehearsal
-
-        return rehearsal.run(settings, controls, options.speed)
-
-    return run_with_front_end(make, Path("rehearsal"), settings, _outputs(options))
 
 
 def search(options: argparse.Namespace) -> int:
@@ -257,10 +246,10 @@ def models(options: argparse.Namespace) -> int:
 def config(options: argparse.Namespace) -> int:
     """Print every setting with its origin."""
     settings = configuration(options)
-    rows = []
-    for name in (item.name for item in knobs()):
-        value = safe(json.dumps(shown(getattr(settings.settings, name))))
-        rows.append([name, value, settings.origins[name], flag_of(name)])
+    rows = [
+        [name, safe(json.dumps(shown(getattr(settings.settings, name)))), settings.origins[name], flag_of(name)]
+        for name in (item.name for item in knobs())
+    ]
     print(render(["setting", "value", "from", "flag"], rows))
     return ExitCode.COMPLETED
 

@@ -3,7 +3,6 @@
 Nothing heavy is imported before the command is known: `--help` loads neither torch nor a terminal library.
 """
 
-import argparse
 import atexit
 import gc
 import os
@@ -33,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # the interpreter looks for garbage before it ends: what torch left takes 0.4 s
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        return _call(options)
+        from interlock.console import commands
+
+        return int(getattr(commands, options.command)(options))
     except InterlockError as error:
         return _refuse(error)
     except BrokenPipeError:
@@ -55,13 +56,6 @@ def _refuse(error: InterlockError) -> int:
         with suppress(OSError, ValueError):
             print(f"interlock: {safe(line)}", file=sys.stderr)
     return error.exit_code
-
-
-def _call(options: argparse.Namespace) -> int:
-    """Run the command, importing what it needs only now."""
-    from interlock.console import commands
-
-    return int(getattr(commands, options.command)(options))
 
 
 if __name__ == "__main__":

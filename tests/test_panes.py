@@ -352,15 +352,15 @@ async def test_a_pane_redraws_only_what_changed(kind: type[Any], size: tuple[int
     app = _Screen(kind())
     async with app.run_test(size=size) as pilot:
         pane: Any = app.pane
-        pane.tell(sample())
+        pane.draw(sample())
         await pilot.pause()
         first = "".join(segment.text for segment in pane.render_line(0))
         assert first.strip() and width_of(first) == pane.inner_width
         drawn: list[Any] = []
         pane.refresh = lambda *regions, **options: drawn.extend(regions)
-        pane.tell(sample())
+        pane.draw(sample())
         assert not drawn
-        pane.tell(sample(at=1.9, seconds=300.0))
+        pane.draw(sample(at=1.9, seconds=300.0))
         assert all(region.height == 1 for region in drawn)
 
 

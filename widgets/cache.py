@@ -17,7 +17,7 @@ LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 
 
 class Cache(Pane):
-    def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
         self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
 
 

@@ -14,8 +14,6 @@ from typing import ClassVar, Literal
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.geometry import Region
 
 from interlock.engine.record.safe import safe
 from interlock.widgets.pane import Pane
@@ -78,8 +76,7 @@ def rows(
     if width < 1:
         return []
     find = finder(pattern)
-    window = list(enumerate(lines))[top : top + height]
-    shown = [_row(line, place == chosen, width, find, ascii) for place, line in window]
+    shown = [_row(line, at == chosen, width, find, ascii) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
         shown = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
@@ -164,7 +161,6 @@ class EventsPane(Pane):
         self.following = True
         """Whether the view goes with the end."""
         self._known = -1  # `seq` of the latest line that was on the screen
-        self._title = ""
 
     @property
     def chosen(self) -> Line | None:
@@ -198,7 +194,7 @@ class EventsPane(Pane):
         return self.level
 
     def find(self, pattern: str) -> int:
-        """Mark `pattern` and go to the latest line at or above the cursor that has it; how many lines have it."""
+        """Mark `pattern` and go to the latest line at or above the cursor that has it; return how many have it."""
         self._pattern = pattern
         if places := self._found():
             self._go(next((place for place in reversed(places) if place <= self._place), places[-1]))
@@ -207,13 +203,13 @@ class EventsPane(Pane):
         return len(places)
 
     def find_next(self) -> bool:
-        """Go to the next line that has the pattern, after the last to the first; whether there is one."""
+        """Go to the next line that has the pattern, after the last to the first; False where none has it."""
         if places := self._found():
             self._go(next((place for place in places if place > self._place), places[0]))
         return bool(places)
 
     def find_previous(self) -> bool:
-        """Go to the line before that has the pattern, from the first to the last; whether there is one."""
+        """Go to the line before that has the pattern, from the first to the last; False where none has it."""
         if places := self._found():
             self._go(next((place for place in reversed(places) if place < self._place), places[-1]))
         return bool(places)
@@ -287,8 +283,4 @@ class EventsPane(Pane):
         cursor = None if self.following and not self.has_focus else self._place
         lines, width, level, pattern = self._kept, self.inner_width, self.level, self._pattern
         self.show(rows(lines, cursor, self._top, width, height, pattern=pattern, level=level, ascii=self._ascii))
-        text = title(self._heading, level, following=self.following, fresh=self.fresh, pattern=pattern)
-        if text != self._title:  # the title alone is painted: setting `border_title` would paint all lines with it
-            self._title = text
-            self._border_title = Content(text)
-            self.refresh(Region(0, -1, width, 1))
+        self.entitle(above=title(self._heading, level, following=self.following, fresh=self.fresh, pattern=pattern))

@@ -30,7 +30,7 @@ class LeaseColumn(NamedTuple):
 class Leases(Pane):
     _drawn: object = None
 
-    def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
         """Show this moment of the run; times are told by the second, so nothing is drawn up more often than that."""
         size = (self.inner_width, self.inner_height, ascii)
         key = (size, int(snapshot.latest_at), snapshot.phase, snapshot.leases_in_all, snapshot.leases)

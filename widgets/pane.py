@@ -47,7 +47,7 @@ class Pane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or None
         self._rows: list[Row] = []
-        self._titles = title, ""
+        self._above, self._below = title, ""
 
     @property
     def inner_width(self) -> int:
@@ -59,11 +59,14 @@ class Pane(ScrollView, can_focus=True):
         """Lines that are visible at once."""
         return self.scrollable_content_region.height
 
-    def entitle(self, above: str = "", below: str = "") -> None:
-        """Write on the border, above and below; it is painted again, and all inside it, only where that changes."""
-        if (above, below) != self._titles:
-            self._titles = above, below
-            self.border_title, self.border_subtitle = Content(above), Content(below)
+    def entitle(self, *, above: str | None = None, below: str | None = None) -> None:
+        """Write on the border, and paint nothing else: to set `border_title` would paint every line with it."""
+        if above is not None and above != self._above:
+            self._above, self._border_title = above, Content(above)
+            self.refresh(Region(0, -1, self.inner_width, 1))
+        if below is not None and below != self._below:
+            self._below, self._border_subtitle = below, Content(below)
+            self.refresh(Region(0, self.inner_height, self.inner_width, 1))
 
     def show(self, rows: Sequence[Row]) -> None:
         """Draw these rows; lines that are as they were cost nothing."""
@@ -82,12 +85,12 @@ class Pane(ScrollView, can_focus=True):
         base = self.rich_style
         if line >= len(self._rows):
             return Strip.blank(width, base)
-        segments = [Segment(safe(span.text, LONGEST), base + self._style(span.style)) for span in self._rows[line]]
+        segments = []
+        for text, name in self._rows[line]:
+            # Blended with what is behind it: a partial style would lose the alpha of its colour.
+            style = self.get_component_rich_style(f"pane--{name}") if name else Style.null()
+            segments.append(Segment(safe(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
-
-    def _style(self, name: str) -> Style:
-        """Blended with what is behind it: a partial style would lose the alpha of its colour."""
-        return self.get_component_rich_style(f"pane--{name}") if name else Style.null()
 
 
 class Key(NamedTuple):

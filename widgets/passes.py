@@ -30,7 +30,7 @@ class PassColumn(NamedTuple):
 
 
 class Passes(Pane):
-    def tell(self, snapshot: Snapshot, *, with_cache: bool = False, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot, *, with_cache: bool = False, ascii: bool = False) -> None:
         """Show this moment of the run; `with_cache` where the pane of the cache is not on the screen."""
         self.show(rows(snapshot, self.inner_width, self.inner_height, with_cache=with_cache, ascii=ascii))
 

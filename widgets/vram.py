@@ -17,11 +17,9 @@ FULL, NEARLY_FULL = 0.97, 0.90
 
 
 class Vram(Pane):
-    _legend = ""
-
-    def tell(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
-        if (told := legend(self.inner_width, ascii=ascii)) != self._legend:
-            self.border_subtitle, self._legend = told or None, told  # setting it draws the whole pane again
+    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+        """Show how full the devices are at this moment of the run."""
+        self.entitle(below=legend(self.inner_width, ascii=ascii))
         self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
 
 

@@ -53,7 +53,6 @@ class Console(Frame[Leave]):
         self.seen_seq = -1
         """The last entry that the main screen has told of."""
         self._over = False
-        self._focused = True
 
     def open(self) -> None:
         self.push_screen(Main(self.source, self.look, self))
@@ -74,7 +73,7 @@ class Console(Frame[Leave]):
             if self._session and self._session.work is None:  # a run that never was has nothing to show
                 self.exit(Leave.OVER)
                 return
-            if not self._focused:
+            if not self.app_focus:
                 ended(self, snapshot)
             self.main.finish()
 
@@ -83,26 +82,29 @@ class Console(Frame[Leave]):
             self._session.stop(ExitCode.STOPPED)
 
     def show_summary(self) -> None:
-        """The summary as it is on disk now, in the viewer."""
-        path = (self._session.summary if self._session else None) or self._summary
+        """Open the summary as it is on disk now."""
         from interlock.console.screens.summary import SummaryScreen
         from interlock.console.summary.document import load
 
         try:
-            if path is None:
+            if self._summary_path is None:
                 raise InterlockError("no summary yet: the run has not started work")
-            self.push_screen(SummaryScreen(load(path), None, self.look))
+            self.push_screen(SummaryScreen(load(self._summary_path), None, self.look))
         except InterlockError as error:
             self.main.say(str(error))
 
     def export(self, lines: Sequence[str]) -> str:
-        path = (self._session.summary if self._session else None) or self._summary
-        target = (path.parent if path else Path()) / f"events-{time.strftime('%H%M%S')}.txt"
+        directory = self._summary_path.parent if self._summary_path else Path()
+        target = directory / f"events-{time.strftime('%H%M%S')}.txt"
         try:
             atomic.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
         except (InterlockError, OSError) as error:
             return f"not saved: {error}"
         return f"saved {several(len(lines), 'event')} to {target}"
+
+    @property
+    def _summary_path(self) -> Path | None:
+        return (self._session.summary if self._session else None) or self._summary
 
     @property
     def skipped(self) -> int:
@@ -127,12 +129,6 @@ class Console(Frame[Leave]):
     @property
     def main(self) -> Main:
         return next(screen for screen in self.screen_stack if isinstance(screen, Main))
-
-    def on_app_blur(self) -> None:
-        self._focused = False
-
-    def on_app_focus(self) -> None:
-        self._focused = True
 
     def change_rate(self, step: int) -> float:
         nearest = min(range(len(RATES)), key=lambda place: abs(RATES[place] - self._rate))

@@ -61,12 +61,9 @@ def run_with_front_end(
 
 
 def summarise_failure(
-    chunks: Path,
-    configuration: Configuration | None,
-    failure: InterlockError,
-    outputs: Outputs,
+    chunks: Path, configuration: Configuration | None, failure: InterlockError, outputs: Outputs,
     work: Work | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write the summary of a run that came to nothing, where one was asked for; what hinders that is told."""
     if not outputs.summary:
         return
@@ -133,7 +130,7 @@ def _heeding(session: Session) -> Iterator[None]:
 
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
     """Show a run by its journal until the console is left; nothing of the run is changed."""
-    if reason := why_headless(no_ui=False, events=False, summary=None):
+    if reason := why_headless():
         raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of

@@ -6,7 +6,6 @@ It is told how the run stands (`update`) and draws; it never looks by itself, so
 import time
 from typing import ClassVar
 
-from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 
@@ -14,7 +13,6 @@ from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.help import Help
 from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
 from interlock.console.screens.steering import Steering
@@ -63,7 +61,6 @@ class Main(Steering):
         self._zoomed = False
         self._frozen_at: int | None = None
         self._notice = ""
-        self._about = ""
         self._header = Bar(id="header")
         self._vram = Vram("1 VRAM", id="vram")
         self._passes = Passes("2 Passes", id="passes")
@@ -133,21 +130,14 @@ class Main(Steering):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        self._draw_about()
+        pace = self.source.pace if isinstance(self.source, Reel) else ""
+        self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
         ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
             if pane.display:
-                pane.tell(self.snapshot, ascii=ascii)
+                pane.draw(self.snapshot, ascii=ascii)
         if self._passes.display:
-            self._passes.tell(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
-
-    def _draw_about(self) -> None:
-        """What is to be known of the source, and how a replay goes, under the events."""
-        pace = self.source.pace if isinstance(self.source, Reel) else ""
-        about = safe("  ".join(filter(None, [self.source.note, pace])))
-        if about != self._about:
-            self._about = about
-            self._events.border_subtitle = Text(about)
+            self._passes.draw(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
 
     def _draw_header(self) -> None:
         width, ascii = self.size.width, self._look.ascii
@@ -192,9 +182,6 @@ class Main(Steering):
 
     def _pane(self, name: str) -> Pane:
         return self.query_one(f"#{name}", Pane)
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help(MAIN, self._look))
 
     def action_freeze(self) -> None:
         """Nothing is written to the terminal until it goes on; what came meanwhile is shown then."""
@@ -270,14 +257,8 @@ class Main(Steering):
         else:
             self.say(f"{self.host.change_rate(step):g} refreshes per second")
 
-    def action_theme(self) -> None:
-        self.say(f"theme {self.host.next_theme()}")
-
     def action_redraw(self) -> None:
         self.host.redraw()
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
 
     def on_key(self, event: events.Key) -> None:
         if self._notice and not self.stopping:

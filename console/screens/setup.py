@@ -12,13 +12,12 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal
-from textual.screen import Screen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Label, Select, Static
 
 from interlock.console.actions import SETUP, bindings_of
 from interlock.console.look import Look
-from interlock.console.screens.help import Help
+from interlock.console.screens.base import Keyed
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.safe import safe
 from interlock.widgets.pane import Bar, Key, Pane, keys
@@ -40,9 +39,10 @@ def command_of(form: Mapping[str, str]) -> list[str]:
     return words
 
 
-class Setup(Screen[None]):
+class Setup(Keyed):
     """A form over a plan."""
 
+    ACTIONS = SETUP
     BINDINGS: ClassVar = bindings_of(SETUP)
     DEFAULT_CSS = """
     Setup { layout: vertical; }
@@ -116,9 +116,6 @@ class Setup(Screen[None]):
             self._say([f"{chunks} is not a directory: name the one that holds your collections"])
             return
         self.app.exit(command_of(self.form))
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help(SETUP, self._look))
 
     def action_quit(self) -> None:
         self.app.exit(None)

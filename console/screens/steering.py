@@ -5,11 +5,10 @@ What costs time is shown before it is asked for, as the engine foresees it.
 
 from collections.abc import Mapping, Sequence
 
-from textual.screen import Screen
-
 from interlock.console.actions import Action, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.base import Keyed
 from interlock.console.screens.host import Host
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
@@ -22,7 +21,7 @@ CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause
 """The control that an action changes."""
 
 
-class Steering(Screen[None]):
+class Steering(Keyed):
     """A screen that knows how the run stands and where to ask."""
 
     source: Source
@@ -32,11 +31,8 @@ class Steering(Screen[None]):
     summary_due = False
     """Whether the run has ended and its summary was not shown yet."""
 
-    def say(self, text: str) -> None:
-        """One line for the operator."""
-
     def asked(self) -> None:
-        """Something is pending now."""
+        """Show that something is pending now."""
 
     @property
     def readonly(self) -> bool:

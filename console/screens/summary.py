@@ -4,18 +4,16 @@ It is given documents that were read, and asks for nothing but the second file t
 """
 
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Container
-from textual.screen import Screen
 
-from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
+from interlock.console.actions import VIEW, actions_of, bindings_of, first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.help import Help
-from interlock.console.screens.host import Themed
+from interlock.console.screens.base import Keyed
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, top
@@ -33,7 +31,7 @@ CLIPBOARD = 100_000
 NOTE_LINES = 4
 
 
-class SummaryScreen(Screen[None]):
+class SummaryScreen(Keyed):
     """What a run did, or how two runs differ."""
 
     ACTIONS = VIEW
@@ -144,7 +142,7 @@ class SummaryScreen(Screen[None]):
         shown = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
         # The end of a path says more than its beginning.
         path, width, cut = node.path, pane.inner_width - 4, CUT if self._ascii else ELLIPSIS
-        pane.entitle(path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])
+        pane.entitle(above=path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])
         pane.show(shown)
         pane.scroll_to(0, 0, animate=False)
         self._tree.entitle(below=self._status())
@@ -255,16 +253,7 @@ class SummaryScreen(Screen[None]):
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
-            self.say(f"{first_key(QUIT, self._look.keys)} leaves")
-
-    def action_help(self) -> None:
-        self.app.push_screen(Help(VIEW, self._look))
-
-    def action_theme(self) -> None:
-        self.say(f"theme {cast(Themed, self.app).next_theme()}")
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
+            self.say(f"{first_key(named('quit'), self._look.keys)} leaves")
 
     async def action_quit(self) -> None:
         """The way out is the app's: while a run is live it asks."""
@@ -279,7 +268,6 @@ SCROLLS = {
     "down": "scroll_down", "up": "scroll_up", "page_down": "scroll_page_down", "page_up": "scroll_page_up",
     "first": "scroll_home", "last": "scroll_end",
 }  # fmt: skip
-QUIT = next(action for action in actions_of(VIEW) if action.name == "quit")
 
 
 def _first_opened(node: Node) -> list[Steps]:

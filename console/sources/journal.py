@@ -23,6 +23,7 @@ from interlock.engine.record.fold import fold, uncollected
 from interlock.engine.record.ring import Ring
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.units import duration
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""
@@ -194,7 +195,7 @@ class Replayed(_Told):
     def pace(self) -> str:
         """How fast, and how far: `x8 3:10/5:02`."""
         pace = "paused" if self.paused else f"x{self.speed:g}"
-        return f"{pace} {_minutes(self.position)}/{_minutes(self.length)}"
+        return f"{pace} {duration(self.position)}/{duration(self.length)}"
 
     def pause(self, yes: bool) -> None:
         self._anchor = self._clock(), self.position
@@ -227,7 +228,3 @@ class Replayed(_Told):
             self._times.append(self._before + entry.elapsed)
             self._entries.append(entry)
         return self._unread is not None
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

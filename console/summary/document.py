@@ -17,7 +17,7 @@ from interlock.console.summary.tables import listed, objects, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
 from interlock.engine.record.counting import several
-from interlock.engine.record.rundir import beside
+from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import No, Node, Step, differences, title, written
@@ -25,13 +25,12 @@ from interlock.widgets.nodes import No, Node, Step, differences, title, written
 VERSION = "1"
 FILE = "summary.json"
 LARGEST = 256 * 2**20
-DEEPEST = 200
 ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """A summary, and what it is called on the screen."""
+    """A summary, its name on the screen, and the size of its file."""
 
     data: Mapping[str, object]
     name: str = FILE
@@ -69,7 +68,7 @@ def parse(data: bytes, name: str) -> Mapping[str, object]:
     if not data.strip():
         raise UsageError(f"{name}: empty file: copy it again from the run")
     try:
-        found = json.loads(data, parse_constant=_no_number)
+        found = json.loads(data, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{name} line {error.lineno} column {error.colno}: not JSON ({error.msg}): copy it again from the run"
@@ -94,7 +93,7 @@ def _checked(found: object, name: str) -> Mapping[str, object]:
     return found
 
 
-def _no_number(text: str) -> NoReturn:
+def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"it contains {text}, which is not JSON: replace it with null")
 
 
@@ -112,7 +111,7 @@ def _file(path: Path) -> Path:
 def _of_directory(path: Path) -> Path:
     if (path / FILE).exists():
         return path / FILE
-    if (path / "journal.jsonl").exists():
+    if (path / JOURNAL).exists():
         raise UsageError(f"{path}: no {FILE} yet: watch it with `interlock watch`, or finish it with `run --resume`")
     if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
         raise UsageError(f"{path} has {several(len(runs), 'run')}: name one, such as {runs[-1].parent}")

@@ -71,7 +71,7 @@ class Feed:
         return True
 
     def _tell(self, entry: Entry) -> bool:
-        severity, word, _, text, more = describe(entry.body, entry.device_kind)
+        severity, word, text, more, _ = describe(entry.body, entry.device_kind)
         if severity is None:
             return False
         self._in_row = self._in_row + 1 if more and more == self._row else 1

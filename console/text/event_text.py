@@ -27,10 +27,10 @@ class Description(NamedTuple):
     severity: "Severity | None"
     """None: there are too many of them for the events pane."""
     word: str
-    printed: bool
-    """Whether plain output prints it, too."""
     text: str
     more: str = ""
+    printed: bool = True
+    """Whether plain output prints it, too."""
 
 
 def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
@@ -46,109 +46,110 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
     real = timed(device_kind)
     match event:
         case ev.RunStarted():
-            return Description("notice", "run", True, f"run {event.run_id} started: chunks from {event.chunks}")
+            return Description("notice", "run", f"run {event.run_id} started: chunks from {event.chunks}")
         case ev.RunResumed():
             committed = f"{several(event.committed or 0, 'batch', 'batches')} already committed"
             chunks = f"run resumed: chunks from {event.chunks}"
             text = chunks if event.committed is None else f"run {event.run_id} resumed: {committed}"
-            return Description("notice", "run", True, text)
+            return Description("notice", "run", text)
         case ev.DevicesFound():
-            return Description("note", "device", True, _devices(event))
+            return Description("note", "device", _devices(event))
         case ev.DeviceSampled():
             held, ours = human_bytes(event.memory.occupied), human_bytes(event.memory.allocated)
-            return Description(None, "device", False, f"{event.device}: {held} occupied, {ours} in tensors")
+            return Description(None, "device", f"{event.device}: {held} occupied, {ours} in tensors", printed=False)
         case ev.DeviceLost():
-            return Description("error", "device", True, f"{event.device} lost: {event.reason}")
+            return Description("error", "device", f"{event.device} lost: {event.reason}")
         case ev.ControlApplied():
-            return Description("notice", "control", True, f"{event.who} set {event.control} to {event.value}")
+            return Description("notice", "control", f"{event.who} set {event.control} to {event.value}")
         case ev.ControlRefused():
             text = f"{event.control} stays as it is: {event.reason} ({event.who} asked for {event.value})"
-            return Description("warning", "control", True, text)
+            return Description("warning", "control", text)
         case ev.ModelResolved():
             verb = {"hit": "found on this machine", "download": "downloaded", "refresh": "refreshed"}[event.outcome]
             commit = f" @ {event.commit[:12]}" if event.commit else ""
             text = f"model {event.model}: {verb} ({label(event.source)}{commit}, {human_bytes(event.bytes)})"
-            return Description("note" if event.outcome == "hit" else "notice", "cache", True, text)
+            return Description("note" if event.outcome == "hit" else "notice", "cache", text)
         case ev.DownloadRetried():
             text = f"download attempt {event.attempt} failed ({event.reason}), retrying in {event.wait_seconds:g} s"
-            return Description("warning", "cache", True, f"model {event.model}: {text}")
+            return Description("warning", "cache", f"model {event.model}: {text}")
         case ev.RosterResolved():
             models = ", ".join(f"{entry.model} (weight {entry.weight:g})" for entry in event.roster)
             order = ", primary first" * (len(event.roster) > 1)
-            return Description("note", "roster", True, f"{several(len(event.roster), 'model')}{order}: {models}")
+            return Description("note", "roster", f"{several(len(event.roster), 'model')}{order}: {models}")
         case ev.RecordRefused():
             record = "" if event.record is None else f" record {event.record}"
             text = f"{event.collection}/{event.file}{record} refused: {event.reason}"
-            return Description("warning", "refused", True, text, f"refused in {event.collection}")
+            return Description("warning", "refused", text, f"refused in {event.collection}")
         case ev.CollectionRead():
-            return Description("note", "collection", True, _collection(event))
+            return Description("note", "collection", _collection(event))
         case ev.CorpusTokenised():
             text = f"tokenised {several(event.texts, 'text')} for {', '.join(event.models)}"
             tokens = f"{several(event.tokens, 'token')} before truncation"
-            return Description("note", "tokens", False, f"{text}: {tokens}")
+            return Description("note", "tokens", f"{text}: {tokens}", printed=False)
         case ev.PassPlanned():
             reused = f", {event.reused:,} reused" if event.reused else ""
             text = f"{pass_of(event.model_pass)} {event.model}, {event.collection}: {_work(event)}{reused}"
-            return Description("note" if event.reused else None, "cache", False, text)
+            return Description("note" if event.reused else None, "cache", text, printed=False)
         case ev.RowsReused():
             text = f"{several(event.rows, 'vector')} reused from {event.source}"
-            return Description("note", "cache", False, f"{pass_of(event.model_pass)} {event.model}: {text}")
+            return Description("note", "cache", f"{pass_of(event.model_pass)} {event.model}: {text}", printed=False)
         case ev.BatchesLost():
-            return Description("warning", "pass", True, _lost(event))
+            return Description("warning", "pass", _lost(event))
         case ev.LeaseGranted():
-            return Description("notice", "lease", True, _granted(event))
+            return Description("notice", "lease", _granted(event))
         case ev.ModelAttached():
             how = "layers streamed from the host" if event.streamed else human_bytes(event.bytes)
             warm = ", weights already in host memory" if event.warm else ""
             where = f" to {event.device}" if event.device else ""
             text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
-            return Description("note", "lease", False, text)
+            return Description("note", "lease", text, printed=False)
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
             text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
-            return Description("note", "memory", False, f"{pass_of(event.model_pass)} on {event.device}: {text}")
+            text = f"{pass_of(event.model_pass)} on {event.device}: {text}"
+            return Description("note", "memory", text, printed=False)
         case ev.BatchCommitted():
             text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, real)}"
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
-            return Description(None, "batch", False, f"{place}: {text}")
+            return Description(None, "batch", f"{place}: {text}", printed=False)
         case ev.Mitigated():
-            return Description("warning", "mitigation", True, _mitigated(event, real))
+            return Description("warning", "mitigation", _mitigated(event, real))
         case ev.PressurePassed():
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
-            return Description("notice", "mitigation", True, text)
+            return Description("notice", "mitigation", text)
         case ev.RowParked():
             text = f"text {event.row} of {event.collection} has no {event.model} vector: {event.reason}"
-            return Description("error", "parked", True, text, f"in {event.collection} without a {event.model} vector")
+            return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
             held = f" after {duration(event.held_seconds)}" if real else ""
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
             text = f"lease {event.lease}: released {event.model}{held}{receipts}"
-            return Description("warning" if lost else "notice", "lease", True, text)
+            return Description("warning" if lost else "notice", "lease", text)
         case ev.ResidueFound():
             size, left = distinct_sizes(event.bytes, event.left_bytes)
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
-            return Description("warning", "lease", True, f"lease {event.lease}: {text}")
+            return Description("warning", "lease", f"lease {event.lease}: {text}")
         case ev.EnsemblePassCompleted():
-            return Description("notice", "pass", True, _completed(event, real))
+            return Description("notice", "pass", _completed(event, real))
         case ev.PassFailed():
             text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
-            return Description("error", "pass", True, text)
+            return Description("error", "pass", text)
         case ev.ArtefactWritten():
             verb = "wrote and verified" if event.verified else "wrote"
             text = f"{verb} {event.path} ({several(event.rows, 'row')}, {human_bytes(event.bytes)})"
-            return Description("note", "export", True, text)
+            return Description("note", "export", text)
         case ev.StoreVerified():
             word = "verified" if event.ok else "differs from what was written"
             text = f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"
-            return Description("notice" if event.ok else "error", "export", True, text)
+            return Description("notice" if event.ok else "error", "export", text)
         case ev.CollectionClosed():
             text = f"collection {event.collection} {event.status}{_because(event.reason)}"
-            return Description(BY_STATUS[event.status], "collection", True, text)
+            return Description(BY_STATUS[event.status], "collection", text)
         case ev.Warned():
-            return Description("warning", "warning", True, event.message or "(no message)")
+            return Description("warning", "warning", event.message or "(no message)")
         case ev.RunClosed():
-            return Description(BY_STATUS[event.status], "run", True, f"run {event.status}{_because(event.reason)}")
+            return Description(BY_STATUS[event.status], "run", f"run {event.status}{_because(event.reason)}")
     assert_never(event)
 
 

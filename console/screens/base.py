@@ -1,0 +1,28 @@
+"""What the screens under the registry's keys have in common: help, theme and palette."""
+
+from typing import ClassVar, cast
+
+from textual.screen import Screen
+
+from interlock.console.look import Look
+from interlock.console.screens.help import Help
+from interlock.console.screens.host import Themed
+
+
+class Keyed(Screen[None]):
+    """A screen whose keys are those of the registry for `ACTIONS`."""
+
+    ACTIONS: ClassVar[str]
+    _look: Look
+
+    def say(self, text: str) -> None:
+        """Tell the operator something."""
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.ACTIONS, self._look))
+
+    def action_theme(self) -> None:
+        self.say(f"theme {cast(Themed, self.app).next_theme()}")
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
