@@ -226,7 +226,9 @@ def _forecast(
 ) -> PassForecast:
     law = needs.law(layout.card, device)
     predicted = needs.widest(layout, device)
-    found = next_placement(Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, settings.cpu_fallback)
+    found = next_placement(
+        Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, cpu_fallback=settings.cpu_fallback
+    )
     assert found is not None, "one batch is left"
     assignment = found.assignments[0] if found.assignments else Assignment(0, (), ())
     return PassForecast(

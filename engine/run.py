@@ -33,11 +33,10 @@ from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
-from interlock.engine.passes.backend import REAL, Backend
+from interlock.engine.passes.backend import REAL, Backend, RunContext
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.resident import RunContext
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
@@ -229,9 +228,7 @@ class Run:
             controls=self.controls,
             emit=self._emit,
             sync=self._journal.sync,
-            laws=self._backend.laws,
-            encoders=self._backend.encoders,
-            load=self._backend.load,
+            backend=self._backend,
         )
 
     def _sampled(self, device: str, memory: Memory, readings: Readings | None) -> None:

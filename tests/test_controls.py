@@ -20,6 +20,16 @@ class Told(list):
         self.append(event)
 
 
+class Nothing:
+    """What is steered, where nothing is left."""
+
+    def preview(self, schedule):
+        return None
+
+    def unaffected_by(self, schedule):
+        return False
+
+
 def test_a_control_is_pending_until_obeyed_and_then_told_with_who_asked():
     controls, told = Controls(), Told()
     assert controls.ask("schedule", "shared", "ada") == ""
@@ -46,7 +56,7 @@ def test_pending_controls_are_refused_when_no_cells_are_left(control):
     controls.end(told)
     assert [event.reason for event in told] == ["nothing is left to compute"]
     assert controls.pending() == []
-    assert controls.preview is None
+    assert controls.preview(Schedule.SHARED) is None
 
 
 @pytest.mark.parametrize("control", VALUES)
@@ -163,7 +173,7 @@ def test_a_refusal_is_journalled_while_nobody_else_waits_for_the_controls():
         worker.join(5)
         waited.append(worker.is_alive())
 
-    controls.tell = slow_journal
+    controls.attend(Nothing(), slow_journal)
     assert controls.ask("cpu_fallback", "no", "ada") == "there is no GPU"
     assert waited == [False]
 

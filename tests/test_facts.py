@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from interlock.console.text.event_text import describe
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
+from interlock.engine.passes.backend import Backend
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.record import events as ev
@@ -89,8 +90,8 @@ class Desk:
     def run(self, *, stop_after: int = 0, **flags: str) -> tuple[ExitCode, Path]:
         """One session; with `stop_after`, it is stopped when so many batches are committed."""
         settings = load({"out": str(self.out), "roster": "one,two", "offline": "yes", **flags}, {}, self.file)
-        run = Run(self.root, settings, Controls())
-        emit, context, left = run._emit, run._context, [stop_after]
+        run = Run(self.root, settings, Controls(), Backend(encoders=self.witness.encoders))
+        emit, left = run._emit, [stop_after]
 
         def watching(event):
             if isinstance(event, ev.BatchCommitted) and stop_after:
@@ -99,7 +100,6 @@ class Desk:
             return emit(event)
 
         run._emit = watching
-        run._context = lambda: replace(context(), encoders=self.witness.encoders)
         return run.go(), run.directory.path
 
 

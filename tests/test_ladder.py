@@ -52,7 +52,7 @@ def lineages(draw):
         possible = draw(any_means)
         step = next_step(effort, evidence, possible)
         steps.append((possible, evidence, step))
-        lengths = lengths[draw(st.sampled_from(step.pieces(lengths, padded)))]
+        lengths = lengths[draw(st.sampled_from(step.pieces(lengths, padded=padded)))]
         effort = step.effort
     return steps
 
@@ -138,7 +138,7 @@ def test_the_same_forward_is_repeated_once_for_each_cause(steps):
 @given(lengths_of_rows, st.booleans(), st.sampled_from([Cause.MEMORY, Cause.NOT_FINITE]), st.integers(0, 40_000))
 def test_cutting_a_piece_keeps_every_row_in_order(lengths, padded, cause, allowed):
     step = next_step(Effort(), seen(cause, lengths, padded, allowed), ALL)
-    pieces = step.pieces(lengths, padded)
+    pieces = step.pieces(lengths, padded=padded)
     assert [row for piece in pieces for row in range(len(lengths))[piece]] == list(range(len(lengths)))
     assert all(lengths[piece] for piece in pieces)
 
@@ -149,7 +149,7 @@ def test_a_replanned_piece_keeps_to_the_tokens_that_the_law_allows(lengths, padd
     allowed = data.draw(st.integers(whole.longest, whole.tokens))
     step = next_step(Effort(), replace(whole, allowed_tokens=allowed), ALL)
     assert step.rung is Rung.REPLAN
-    for piece in step.pieces(lengths, padded):
+    for piece in step.pieces(lengths, padded=padded):
         assert seen(Cause.MEMORY, lengths[piece], padded).tokens <= allowed
 
 
@@ -158,7 +158,7 @@ def test_a_slice_is_over_the_limit_only_as_one_row_and_takes_what_fits(lengths, 
     def tokens(rows):
         return rows[0] * len(rows) if padded else sum(rows)
 
-    cut = slices(lengths, most, padded)
+    cut = slices(lengths, most, padded=padded)
     assert [row for piece in cut for row in range(len(lengths))[piece]] == list(range(len(lengths)))
     for piece in cut:
         assert tokens(lengths[piece]) <= most or piece.stop - piece.start == 1
@@ -182,7 +182,7 @@ def test_halving_loses_no_row_and_the_longer_half_is_not_larger(rows):
     [(True, [slice(0, 2), slice(2, 4), slice(4, 5)]), (False, [slice(0, 2), slice(2, 5)])],
 )
 def test_padding_counts_when_rows_are_sliced_by_length(padded, cut):
-    assert slices([50, 40, 40, 30, 10], 100, padded) == cut
+    assert slices([50, 40, 40, 30, 10], 100, padded=padded) == cut
 
 
 def test_a_row_that_never_fits_climbs_all_rungs_in_order():

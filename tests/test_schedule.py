@@ -35,7 +35,7 @@ def need(whole=10, streamed=0, host=10):
 def round_of(schedule, left, needs=None, places=None, window=2, last=None, cpu_fallback=False):
     needs = needs or [need()] * len(left)
     places = [gpu(0), gpu(1)] if places is None else places
-    return next_placement(schedule, left, needs, places, window, last, cpu_fallback)
+    return next_placement(schedule, left, needs, places, window, last, cpu_fallback=cpu_fallback)
 
 
 def placed(found):
@@ -88,7 +88,7 @@ def walks(draw):
     while True:
         schedule, window = draw(st.sampled_from(Schedule)), draw(st.integers(0, 8))
         places, fallback = draw(machines()), draw(st.booleans())
-        found = next_placement(schedule, left, needs, places, window, last, fallback)
+        found = next_placement(schedule, left, needs, places, window, last, cpu_fallback=fallback)
         if found is None:
             return first, needs, rounds
         assert len(rounds) < 500, "the walk has no end"

@@ -1,7 +1,5 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +10,7 @@ from tokenizers import Tokenizer
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes.backend import REAL, Backend
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.passes.vectors import VectorFile, gate, lost
@@ -36,8 +35,8 @@ def poisoned(directory, seed=1):
     return model
 
 
-def embed(chunks, out, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}), Controls())
+def embed(chunks, out, backend=REAL, **flags):
+    run = Run(chunks, load({"out": str(out), **flags}, {}), Controls(), backend)
     return run.go(), run.directory.path
 
 
@@ -145,14 +144,10 @@ class Flaky:
 
 
 @pytest.mark.parametrize(("strict", "code"), [("no", ExitCode.COMPLETED), ("yes", ExitCode.MITIGATED)])
-def test_a_row_that_fails_only_in_company_is_encoded_alone_and_strict_says_so(
-    tmp_path, monkeypatch, tiny_a, clean, strict, code
-):
-    context = Run._context
-    flaky = {"encoders": lambda *given: Flaky(encoder_for(*given))}
-    monkeypatch.setattr(Run, "_context", lambda run: replace(context(run), **flaky))
+def test_a_row_that_fails_only_in_company_is_encoded_alone_and_strict_says_so(tmp_path, tiny_a, clean, strict, code):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
-    ended, run = embed(root, tmp_path / "out", roster=str(tiny_a), strict=strict)
+    flaky = Backend(encoders=lambda *given: Flaky(encoder_for(*given)))
+    ended, run = embed(root, tmp_path / "out", flaky, roster=str(tiny_a), strict=strict)
     assert ended == code
     assert summary_of(run)["status"] == "completed"
     assert events_of(run, ev.RowParked) == []

@@ -28,9 +28,9 @@ from interlock.engine.models.weightless import (
     WeightlessRows,
 )
 from interlock.engine.models.weights import DTYPES, Master
+from interlock.engine.passes.backend import Backend, RunContext
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
@@ -152,9 +152,7 @@ class Desk(Told):
             controls=controls,
             emit=self,
             sync=lambda: None,
-            laws=law,
-            encoders=lambda card, network, _: WeightlessRows(card, network),
-            load=load,
+            backend=Backend(laws=law, encoders=lambda card, network, _: WeightlessRows(card, network), load=load),
         )
         PassExecutor(cells, [[] for _ in cells], [1.0] * len(cells), context).run()
         return summarise(self.state)

@@ -57,7 +57,7 @@ class Recorded:
         self._at = self._left[0].at
         bodies = [entry.body for entry in entries]
         self._leases = {each.model: each for each in bodies if isinstance(each, ev.LeaseGranted) and each.batches > 1}
-        self._box.preview = self._preview
+        self._box.attend(self, self.recorder.emit)
         if self.recorder.first:
             began = self.recorder.look(lambda state: state.started)
             assert began
@@ -127,7 +127,11 @@ class Recorded:
             self._journal.close()
             self.code = ExitCode(body.exit_code)
 
-    def _preview(self, schedule: Schedule) -> Placement | None:
+    def unaffected_by(self, schedule: Schedule) -> bool:
+        """Never: what follows in the recording stays as it was."""
+        return False
+
+    def preview(self, schedule: Schedule) -> Placement | None:
         """What the engine would lease next, by its own rule and what leases took in the recording."""
         from interlock.engine.models.weightless import HOST_ROOM
 
@@ -138,4 +142,4 @@ class Recorded:
         room = next(iter(self._leases.values())).budget_bytes
         healthy = [device.facts.name for device in seen.devices if not device.lost]
         places = [*(DeviceRoom(name, "sim", room) for name in healthy), DeviceRoom("cpu", "cpu", HOST_ROOM)]
-        return next_placement(schedule, left, needs, places, 0, None, seen.cpu_fallback)
+        return next_placement(schedule, left, needs, places, 0, None, cpu_fallback=seen.cpu_fallback)

@@ -11,12 +11,12 @@ from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
+from interlock.engine.passes.backend import Backend, RunContext
 from interlock.engine.passes.batches import plan
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Vectors
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, Layout
-from interlock.engine.passes.resident import RunContext
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.passes.vectors import VectorFile
 from interlock.engine.record import events as ev
@@ -57,7 +57,7 @@ def compute(
     controls.begin(schedule, WINDOW, cpu_fallback=cpu_fallback)
     grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
     lessor = Lessor([bench.device, bench.host], ceiling)
-    context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, laws)
+    context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, Backend(laws=laws))
     PassExecutor(grid, [[] for _ in grid], [1.0] * len(grid), context).run()
     vectors = [np.array(cells.file.array) for cells in grid]
     for cells in grid:

@@ -21,10 +21,10 @@ from interlock.engine.gpu.faults import DeviceFaults, parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.models.masters import Masters
+from interlock.engine.passes.backend import Backend, RunContext
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import first_calibration
-from interlock.engine.passes.resident import RunContext
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.harness import grid_of
@@ -153,9 +153,7 @@ def _rounds(
         controls=heard.controls,
         emit=heard,
         sync=lambda: None,
-        laws=shop.law,
-        encoders=heard.encoders,
-        load=shop.network,
+        backend=Backend(laws=shop.law, encoders=heard.encoders, load=shop.network),
     )
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]

@@ -67,7 +67,7 @@ class Steering(Keyed):
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
-        then = controls.preview(wanted) if controls.preview else None
+        then = controls.preview(wanted)
         unaffected_by = then is not None and controls.unaffected_by(wanted)
         lines = wording.staying(self.snapshot) if unaffected_by else wording.foreseen(wanted, then, self.snapshot)
         title = "Keep models resident side by side?" if exclusive else "Run one model at a time?"

@@ -85,7 +85,7 @@ class Lessor:
         self._by_name = {device.name: device for device in devices}
         self._open: list[Lease] = []
         self._lock = threading.RLock()
-        self._assignments = {device.name: threading.RLock() for device in devices}
+        self._forward_locks = {device.name: threading.RLock() for device in devices}
         self._granted = granted
 
     @contextmanager
@@ -152,7 +152,7 @@ class Lessor:
 
         The measure is complete when the block has ended without an exception.
         """
-        with self._assignments[device.name]:
+        with self._forward_locks[device.name]:
             measure = Measure()
             if not device.metered:
                 yield measure

@@ -1,4 +1,4 @@
-"""What a run computes with: the devices and models of this machine, or others in their place."""
+"""What a run computes with: devices and models of this machine, or others in their place; and what it shares."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from torch import nn
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.masters import Hydrate, hydrated_for
+from interlock.engine.models.masters import Hydrate, Masters, hydrated_for
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import cards_of
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import load
+from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, encoder_for
 from interlock.engine.passes.memory_needs import Laws
 from interlock.engine.record.events import AnyEvent
@@ -38,3 +40,18 @@ class Backend:
 
 
 REAL = Backend()
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every placement of a run shares. `host` is the CPU, which is among `devices` only where there is no GPU."""
+
+    devices: Sequence[Device]
+    host: Device
+    lessor: Lessor
+    masters: Masters
+    controls: Controls
+    emit: Callable[[AnyEvent], object]
+    sync: Callable[[], None]
+    """Makes the journal durable."""
+    backend: Backend = REAL

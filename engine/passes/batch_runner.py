@@ -6,7 +6,7 @@ cause, what was done and what it cost; a row that nothing helps is parked with i
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -104,11 +104,13 @@ class BatchRunner:
             pieces.extendleft(reversed(again))
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
-        self._grow_back(calm)
-        parts = [
-            Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items() if rows
-        ]
-        return Result(vectors, forwards, parts)
+        self.instance.grow_back()
+        if self._pressed and calm and not self.instance.streamed:
+            self._pressed = False
+            passed = PressurePassed(model_pass=cells.model_pass, batch_index=index, device=self.instance.device.name)
+            self._emit(passed)
+        parts = [Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items()]
+        return Result(vectors, forwards, [part for part in parts if part.rows])
 
     def _planned(self) -> list[_Piece]:
         """The whole batch, or as many pieces of it as fit one after the other."""
@@ -119,11 +121,11 @@ class BatchRunner:
             return [_Piece(indices, Effort(), self.instance)]
         pieces = [
             _Piece(indices[cut], Effort(), self.instance)
-            for cut in slices(lengths, allowed, self.instance.encoder.padded)
+            for cut in slices(lengths, allowed, padded=self.instance.encoder.padded)
         ]
         if len(pieces) > 1 and not self._pressed:
             self._pressed = True
-            predicted, room = self._foreseen(tokens, max(lengths)), max(0, self.instance.room())
+            predicted, room = self.instance.predicted(lengths), max(0, self.instance.room())
             needs, free = distinct_sizes(predicted, room)
             cause = (
                 f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs "
@@ -136,9 +138,7 @@ class BatchRunner:
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
-        with piece.instance.lock:  # its own worker may have grown it back since this piece came to it
-            piece.instance.adopt(piece.effort.tried)
-            got = self._denied(piece) or piece.instance.attempt([self._rows[index] for index in piece.indices])
+        got = piece.instance.attempt([self._rows[index] for index in piece.indices], piece.effort.tried)
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
                 self._fallbacks.lose(piece.instance, got.message)  # at once: others would relocate pieces to it
@@ -150,16 +150,11 @@ class BatchRunner:
         refused = piece.indices[sorted(bad)]
         self._computed[piece.instance.device.name, piece.instance.dtype] += len(got) - len(bad)
         vectors[refused] = np.nan
-        return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, _refusal(bad)) if bad else []
-
-    def _denied(self, piece: _Piece) -> Shortfall | None:
-        """What the law says cannot fit is not tried: an allocator is not asked to find out."""
-        instance = piece.instance
-        if not instance.device.metered or Rung.SLICE_MLP in piece.effort.tried:
-            return None
-        lengths = self._lengths(piece)
-        predicted, room = self._foreseen(instance.tokens(lengths), max(lengths), instance), max(0, instance.room())
-        return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True) if predicted > room else None
+        if not bad:
+            return []
+        reasons = "; ".join(sorted(set(bad.values())))
+        short = Shortfall(Trouble.MEMORY, reasons, 0, 0, 0.0)  # no bytes: memory has no part in it
+        return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, short)
 
     def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
         """Take the next rung; the pieces that come of it."""
@@ -174,30 +169,26 @@ class BatchRunner:
             allowed_tokens=instance.most_tokens(max(lengths)),
             foreseen=short.foreseen,
         )
-        step = next_step(piece.effort, evidence, self._means(instance))
-        if step.rung is Rung.PARK:
-            self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
-            return []
-        target = self._taken(step, piece)
-        self._pressed = self._pressed or cause is Cause.MEMORY
-        what, _, action = step.reason.partition("; ")
-        if cause is Cause.NOT_FINITE:
-            what = f"invalid vector ({short.message})"
-        self._mitigated(step.rung, what, action, instance, len(lengths), short, time.monotonic() - began)
-        cuts = step.pieces(lengths, instance.encoder.padded)
-        return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
-
-    def _lengths(self, piece: _Piece) -> list[int]:
-        return [len(self._rows[index]) for index in piece.indices]
-
-    def _means(self, instance: ModelInstance) -> Means:
         on_host = instance.device.kind == "cpu"
-        return Means(
+        means = Means(
             streams=instance.attached.streams,
             slices_mlp=instance.attached.slices_mlp,
             others=not on_host and self._fallbacks.other(instance) is not None,
             cpu=not on_host and self._fallbacks.host_possible(),
         )
+        step = next_step(piece.effort, evidence, means)
+        if step.rung is Rung.PARK:
+            self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
+            return []
+        target = self._taken(step, piece)
+        self._pressed = self._pressed or cause is Cause.MEMORY
+        happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
+        self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
+        cuts = step.pieces(lengths, padded=instance.encoder.padded)
+        return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
+
+    def _lengths(self, piece: _Piece) -> list[int]:
+        return [len(self._rows[index]) for index in piece.indices]
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance:
         """Do what the step says; the instance that computes from now on."""
@@ -212,21 +203,6 @@ class BatchRunner:
         if instance is None:
             raise InterlockError(f"{self._cells.card.key} has no device left after {piece.instance.device.name}")
         return instance
-
-    def _grow_back(self, calm: bool) -> None:
-        """After a batch: hold the weights again, and say so once whole batches fit again."""
-        self.instance.grow_back()
-        if self._pressed and calm and not self.instance.streamed:
-            self._pressed = False
-            self._emit(
-                PressurePassed(
-                    model_pass=self._cells.model_pass, batch_index=self._index, device=self.instance.device.name
-                )
-            )
-
-    def _foreseen(self, tokens: int, longest: int, instance: ModelInstance | None = None) -> int:
-        instance = instance or self.instance
-        return instance.calibration.activations(instance.law, tokens, longest)
 
     def _mitigated(
         self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float
@@ -261,8 +237,3 @@ class BatchRunner:
             )
             for row in cells.batches[self._index].rows[piece.indices].tolist()
         ]
-
-
-def _refusal(bad: Mapping[int, str]) -> Shortfall:
-    """That vectors were refused, as a shortfall of another kind: nothing was foreseen."""
-    return Shortfall(Trouble.MEMORY, "; ".join(sorted(set(bad.values()))), 0, 0, 0.0)

@@ -1,12 +1,12 @@
 """What an operator asks of a run while it goes on: written by a front end, applied by the workers between two batches.
 
-What was asked is pending until it is applied; then it counts, or it is refused with a reason, and an event says which,
-with who asked.
+A request is pending until it is applied or refused; an event says which, with the reason and with who asked.
 """
 
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.passes.schedule import Placement, Schedule
@@ -22,8 +22,21 @@ VALUES: dict[str, tuple[str, ...]] = {
 """Every control and the values that it may have."""
 
 
+Emit = Callable[[AnyEvent], object]
+
+
+class Steered(Protocol):
+    """The passes that a schedule steers; asked from a front end's thread."""
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next; None: nothing is left to compute."""
+
+    def unaffected_by(self, schedule: Schedule) -> bool:
+        """Whether what is leased now serves another schedule just as it is."""
+
+
 class Controls:
-    """The box between a front end and the engine."""
+    """Holds what a front end asks for until the engine applies it, and what is in force."""
 
     def __init__(self) -> None:
         self.code: ExitCode | None = None
@@ -34,12 +47,8 @@ class Controls:
         self.paused = False
         self.reorders = 0
         """How often the order of the remaining cells was changed: what is leased is given back then."""
-        self.preview: Callable[[Schedule], Placement | None] | None = None
-        """What another schedule would lease next, while there are cells left to walk."""
-        self.unaffected_by: Callable[[Schedule], bool] = lambda _: False
-        """Whether what is leased now serves another schedule just as it is."""
-        self.tell: Callable[[AnyEvent], object] | None = None
-        """Where refusals go that are known when something is asked; None: they wait until it is applied."""
+        self._steered: Steered | None = None
+        self._emit: Emit | None = None
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
         self._over = False
@@ -51,62 +60,74 @@ class Controls:
         return self.code is not None
 
     def begin(self, schedule: Schedule, window: int, *, cpu_fallback: bool) -> None:
-        """What counts when a run begins."""
+        """Set what is in force when a run begins."""
         self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback
 
+    def attend(self, steered: Steered, emit: Emit) -> None:
+        """Answer questions about `steered` from now on, and emit refusals at once; before, they wait with the rest."""
+        self._steered, self._emit = steered, emit
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next; None: nothing is left to compute, or not yet known."""
+        return self._steered.preview(schedule) if self._steered else None
+
+    def unaffected_by(self, schedule: Schedule) -> bool:
+        """Whether what is leased now serves another schedule just as it is."""
+        return self._steered is not None and self._steered.unaffected_by(schedule)
+
     def refuse(self, control: str, reason: str) -> None:
-        """From now on `control` cannot be changed."""
+        """Refuse every change of `control` from now on."""
         self._refused[control] = reason
 
     def refusal(self, control: str) -> str:
-        """Why `control` cannot be changed, whoever asks; empty where it can."""
+        """Say why `control` cannot be changed, whoever asks; empty where it can."""
         return self._refused.get(control, "")
 
-    def end(self, tell: Callable[[AnyEvent], object]) -> None:
-        """Nothing is left that a control could change."""
-        self.preview = None
+    def end(self, emit: Emit) -> None:
+        """Refuse what is pending and whatever is asked later: nothing is left that a control could change."""
+        self._steered = None
         for control in VALUES:
             self.refuse(control, "nothing is left to compute")
         with self._lock:
-            self.tell, self._over = None, True
-        self.settle(tell)
+            self._emit, self._over = None, True
+        self.settle(emit)
 
     def ask(self, control: str, value: str, who: str) -> str:
-        """Ask for `control` to become `value`; empty, or why that cannot be, which is told at once."""
+        """Ask for `control` to become `value`; returns why that cannot be, empty where it can."""
         if value not in VALUES.get(control, ()):
             return f"{control} cannot be {value!r}: use one of {', '.join(VALUES.get(control, ('nothing',)))}"
         asked = ControlApplied(control=control, value=value, who=who)
         with self._lock:
-            tell, reason = self.tell, self.refusal(control)
-            if not reason or (tell is None and not self._over):
+            emit, reason = self._emit, self.refusal(control)
+            if not reason or (emit is None and not self._over):
                 self._asked.append(asked)
                 return ""
         # A journal that cannot be written ends the run where it is written next; one that is closed wants no answer.
         with suppress(InterlockError, ValueError):
-            if tell:
-                tell(ControlRefused(control=control, value=value, who=who, reason=reason))
+            if emit:
+                emit(ControlRefused(control=control, value=value, who=who, reason=reason))
         return reason
 
     def pending(self) -> list[ControlApplied]:
-        """What was asked and does not count yet."""
+        """List what was asked and is not answered yet."""
         with self._lock:
             return list(self._asked)
 
-    def apply_pending(self, tell: Callable[[AnyEvent], object]) -> None:
-        """Let everything count that was asked; waits here while the run is paused and not to stop."""
+    def apply_pending(self, emit: Emit) -> None:
+        """Apply or refuse everything that was asked; waits here while the run is paused and not to stop."""
         while True:
-            self.settle(tell)
+            self.settle(emit)
             if not self.paused or self.stop_requested:
                 return
             threading.Event().wait(PAUSE_SECONDS)
 
-    def settle(self, tell: Callable[[AnyEvent], object]) -> None:
-        """Let everything count that was asked, or refuse it; waits for nothing."""
+    def settle(self, emit: Emit) -> None:
+        """Apply or refuse everything that was asked; waits for nothing."""
         with self._lock:
             asked, self._asked = self._asked, []
             answers = [self._answer(each) for each in asked]
         for answer in answers:
-            tell(answer)
+            emit(answer)
 
     def _answer(self, asked: ControlApplied) -> ControlApplied | ControlRefused:
         """Apply one request, or say why it cannot be."""

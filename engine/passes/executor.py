@@ -11,10 +11,11 @@ from threading import RLock
 
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
+from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
-from interlock.engine.passes.resident import ResidentModel, RunContext
+from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.passes.worker import Worker, run_all, without_frames
 from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed
@@ -45,12 +46,12 @@ class PassExecutor:
         self._assignments: Sequence[Assignment] = ()
         self._queues: list[Queue] = []
         self._free: Sequence[DeviceRoom] = ()
-        self._planner = MemoryPlanner(context.devices, context.host, context.laws)
+        self._planner = MemoryPlanner(context.devices, context.host, context.backend.laws)
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         emit, controls = self._context.emit, self._context.controls
-        controls.preview, controls.unaffected_by, controls.tell = self.preview, self.unaffected_by, emit
+        controls.attend(self, emit)
         while any(self._left):
             controls.apply_pending(emit)
             if controls.stop_requested:
@@ -89,7 +90,9 @@ class PassExecutor:
         needs, controls = [self._planner.of(cells.layout) for cells in self._grid], self._context.controls
         for model_pass, batches in enumerate(self._left):
             alone = [batches if number == model_pass else [] for number in range(len(self._left))]
-            found = next_placement(Schedule.EXCLUSIVE, alone, needs, self._rooms(), 0, None, controls.cpu_fallback)
+            found = next_placement(
+                Schedule.EXCLUSIVE, alone, needs, self._rooms(), 0, None, cpu_fallback=controls.cpu_fallback
+            )
             if found and found.refused:
                 raise UnavailableError(next(iter(found.refused.values())))
 
@@ -100,7 +103,9 @@ class PassExecutor:
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[DeviceRoom]) -> Placement | None:
         controls = self._context.controls
         needs = [self._planner.of(cells.layout) for cells in self._grid]
-        return next_placement(schedule, left, needs, free, controls.window, self._last, controls.cpu_fallback)
+        return next_placement(
+            schedule, left, needs, free, controls.window, self._last, cpu_fallback=controls.cpu_fallback
+        )
 
     def _rooms(self) -> list[DeviceRoom]:
         context = self._context

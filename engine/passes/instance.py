@@ -127,14 +127,24 @@ class ModelInstance:
         """Tokens that a forward of rows of these lengths computes."""
         return computed_tokens(lengths, padded=self.encoder.padded)
 
-    def attempt(self, rows: Sequence[Ids]) -> Vectors | Shortfall:
-        """Unit vectors of the rows, or why not. The room that a shortfall tells was measured after clearing."""
-        lengths = [len(row) for row in rows]
-        tokens, longest = self.tokens(lengths), max(lengths)
-        predicted = self.calibration.activations(self.law, tokens, longest)
-        began = time.monotonic()
+    def predicted(self, lengths: Sequence[int]) -> int:
+        """Bytes beside the weights that a forward of rows of these lengths must be given."""
+        return self.calibration.activations(self.law, self.tokens(lengths), max(lengths))
+
+    def attempt(self, rows: Sequence[Ids], tried: frozenset[Rung] = frozenset()) -> Vectors | Shortfall:
+        """Compute unit vectors of the rows, as sparingly as the rungs that were `tried` ask for, or say why not.
+
+        What cannot fit by the law is not tried: an allocator is not asked to find out. The room in a shortfall is
+        what was free after clearing.
+        """
+        lengths, began = [len(row) for row in rows], time.monotonic()
         with self.lock:
-            done = self._forward(rows, self.law.for_rows(lengths).activations(tokens, longest))
+            self.adopt(tried)  # the device's own worker may have grown the model back since the rows came here
+            predicted, room = self.predicted(lengths), max(0, self.room())
+            # The law counts whole feed-forwards: of sliced ones it does not say that they cannot fit.
+            if self.device.metered and Rung.SLICE_MLP not in tried and predicted > room:
+                return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
+            done = self._forward(rows, self.law.for_rows(lengths).activations(self.tokens(lengths), max(lengths)))
             if not isinstance(done, tuple):
                 return done
             trouble, message = done  # here the error and its traceback, which hold activations, are gone

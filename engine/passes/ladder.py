@@ -104,18 +104,24 @@ class Effort:
 
 @dataclass(frozen=True)
 class Step:
-    """What to do now; `effort` goes with every piece of it, and `reason` is a sentence for an operator."""
+    """What to do now, and for an operator what happened and what is done about it; `effort` goes with every piece."""
 
     rung: Rung
     tokens: int | None
     """The most tokens of one forward from now on; None: as they come."""
     effort: Effort
-    reason: str
+    happened: str
+    action: str
 
-    def pieces(self, lengths: Sequence[int], padded: bool) -> list[slice]:
+    @property
+    def reason(self) -> str:
+        """Both in one sentence."""
+        return f"{self.happened}; {self.action}"
+
+    def pieces(self, lengths: Sequence[int], *, padded: bool) -> list[slice]:
         """The forwards that the rows of the failed piece (`lengths` in tokens, longest first) are now computed in."""
         if self.tokens is not None:
-            return slices(lengths, self.tokens, padded)
+            return slices(lengths, self.tokens, padded=padded)
         return halves(len(lengths)) if self.rung is Rung.SPLIT else [slice(0, len(lengths))]
 
 
@@ -136,7 +142,7 @@ def halves(rows: int) -> list[slice]:
     return [slice(0, rows // 2), slice(rows // 2, rows)]
 
 
-def slices(lengths: Sequence[int], most_tokens: int, padded: bool) -> list[slice]:
+def slices(lengths: Sequence[int], most_tokens: int, *, padded: bool) -> list[slice]:
     """Rows, longest first, cut into runs of at most `most_tokens` tokens, and of at least one row each.
 
     `padded` rows count as many tokens as the longest of their run.
@@ -216,7 +222,7 @@ def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: i
         again=effort.again,
         moves=effort.moves | ({rung} & MOVES),
     )
-    return Step(rung, tokens, after, f"{_what_happened(evidence)}; {action}")
+    return Step(rung, tokens, after, _what_happened(evidence), action)
 
 
 def _what_happened(evidence: Evidence) -> str:

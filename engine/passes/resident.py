@@ -10,26 +10,21 @@ from dataclasses import dataclass
 from threading import RLock
 
 from msgspec.structs import asdict
-from torch import nn
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
-from interlock.engine.gpu.lease import Lease, Lessor
-from interlock.engine.models.card import ModelCard
-from interlock.engine.models.masters import Masters
-from interlock.engine.models.trace import law_for
-from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
+from interlock.engine.gpu.lease import Lease
+from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
+from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import Encoder, computed_tokens, encoder_for
+from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.memory_needs import Laws, MemoryPlanner
+from interlock.engine.passes.memory_needs import MemoryPlanner
 from interlock.engine.passes.schedule import Assignment
 from interlock.engine.record.events import (
-    AnyEvent,
     LeaseGranted,
     LeaseReleased,
     Mitigated,
@@ -41,22 +36,6 @@ from interlock.engine.record.units import distinct_sizes
 
 TRIES = 2
 """How often a model is attached to a device before the device is left out."""
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What every placement is computed with. `host` is the CPU, which is among `devices` only where there is no GPU."""
-
-    devices: Sequence[Device]
-    host: Device
-    lessor: Lessor
-    masters: Masters
-    controls: Controls
-    emit: Callable[[AnyEvent], object]
-    sync: Callable[[], None]
-    laws: Laws = law_for
-    encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
-    load: Callable[[ModelCard], nn.Module] = load
 
 
 @dataclass(frozen=True)
@@ -244,7 +223,7 @@ class ResidentModel:
     def _instance_on_host(self, lease: Lease) -> ModelInstance:
         host, card = self._context.host, self._planner.card_on(self._cells.card, self._context.host)
         began = time.monotonic()
-        attached = attach_to_host(card, host, self._context.load)
+        attached = attach_to_host(card, host, self._context.backend.load)
         return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
@@ -296,7 +275,7 @@ class ResidentModel:
                 streamed=streamed,
             )
         )
-        encoder = context.encoders(cells.card, attached.network, device)
+        encoder = context.backend.encoders(cells.card, attached.network, device)
         dtype = self._planner.card_on(cells.card, device).dtype
         calibration = self._planner.calibration(cells.model_pass, device)
         return ModelInstance(device, attached, encoder, dtype, law, calibration, lease, context.lessor)

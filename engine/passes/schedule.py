@@ -73,6 +73,7 @@ def next_placement(
     places: Sequence[DeviceRoom],
     window: int,
     last: int | None,
+    *,
     cpu_fallback: bool,
 ) -> Placement | None:
     """What to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing is left.

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
-from interlock.engine.passes.controls import Controls
-from interlock.engine.record.events import AnyEvent, BatchCommitted, MemoryCalibrated
+from interlock.engine.passes.controls import Controls, Emit
+from interlock.engine.record.events import BatchCommitted, MemoryCalibrated
 from interlock.engine.record.facts import Computed, joined
 
 SYNC_SECONDS = 1.0
@@ -24,7 +24,6 @@ PROBES = 3
 """Measured batches after which the calibration of the memory law is told for the first time."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-Emit = Callable[[AnyEvent], object]
 
 
 class Worker:
