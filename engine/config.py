@@ -159,7 +159,11 @@ def load(
     `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from.
     Raises UsageError naming the origin of a value that cannot be used.
     """
-    _check_environment(environment)
+    known = {variable_of(item.name) for item in knobs()} | RESERVED
+    if unknown := sorted(name for name in environment if name.startswith("INTERLOCK_") and name not in known):
+        raise UsageError(
+            f"{unknown[0]} is not a setting: `interlock config show` lists all settings and their variables"
+        )
     file = file or (Path(environment["INTERLOCK_CONFIG"]) if environment.get("INTERLOCK_CONFIG") else None)
     table = _read(file) if file else {}
     models, keys = table.pop("models", {}), table.pop("keys", {})
@@ -229,24 +233,17 @@ def _placed(value: Any) -> Any:
     """A setting that means the same place in whatever directory the run is continued."""
     if isinstance(value, Path):
         return value.absolute()
-    if isinstance(value, tuple):
-        return tuple((_directory(item[0]), *item[1:]) if isinstance(item, tuple) else item for item in value)
-    return value
-
-
-def _directory(name: str) -> str:
-    """A model's directory by its absolute path; one with a comma, which parts a roster's entries, as it was given."""
-    path = str(Path(name).absolute()) if name.startswith(("./", "../")) else name
-    return name if "," in path else path
+    if isinstance(value, str) and value.startswith(("./", "../")):  # a model's directory
+        path = str(Path(value).absolute())
+        return value if "," in path else path  # a comma parts the entries of a roster
+    return tuple(map(_placed, value)) if isinstance(value, tuple) else value
 
 
 def shown(value: Any) -> Any:
     """A value as the summary and `config show` give it: plain JSON."""
     if isinstance(value, Path):
         return str(value).encode(errors="backslashreplace").decode()
-    if isinstance(value, tuple):
-        return [list(item) if isinstance(item, tuple) else item for item in value]
-    return value
+    return list(map(shown, value)) if isinstance(value, tuple) else value
 
 
 def _parsed(item: Field[Any], value: object, origin: str) -> Any:
@@ -269,11 +266,3 @@ def _read(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
-
-
-def _check_environment(environment: Mapping[str, str]) -> None:
-    known = {variable_of(item.name) for item in knobs()} | RESERVED
-    if unknown := sorted(name for name in environment if name.startswith("INTERLOCK_") and name not in known):
-        raise UsageError(
-            f"{unknown[0]} is not a setting: `interlock config show` lists all settings and their variables"
-        )

@@ -67,9 +67,10 @@ class Continuation:
         reuse.keep_order(path, layout.batches)
         for share in layout.shares:
             emit(share)
-            message, name = _truncation(share, card), share.collection
+            name = share.collection
             said = self._recorder.look(lambda state: state.collections[name].warnings)  # noqa: B023
-            if message and message not in said:  # by an earlier session
+            message = _truncation(share, card)
+            if share.truncated and message not in said:  # by an earlier session
                 emit(ev.Warned(message=message, collection=name))
         return Cells(model_pass, layout, tokens, file)
 
@@ -80,8 +81,7 @@ class Continuation:
     def survived(self, cells: Cells) -> list[ev.BatchCommitted]:
         """The committed batches whose vectors are still what was committed; tells of the others."""
         committed = self.committed(cells)
-        gone = _lost(cells, committed)
-        if gone:
+        if gone := _lost(cells, committed):
             self._recorder.emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
         missing = set(gone)
         return [batch for batch in committed if batch.batch_index not in missing]
@@ -116,9 +116,7 @@ class Continuation:
 
 
 def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
-    """What a model does not see of a collection; empty where it sees everything."""
-    if not share.truncated:
-        return ""
+    """What a model does not see of a collection."""
     exceed, are = ("exceeds", "is") if share.truncated == 1 else ("exceed", "are")
     return (
         f"{card.key}: {share.truncated:,} of {several(share.rows + share.reused, 'text')} of "

@@ -1,7 +1,7 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
-from interlock.engine.passes.reuse import Mask
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
 
 RUNS_ASKED = 20
@@ -112,7 +111,7 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
     specs = list(extended(configuration.models).values())
     found = configurations(specs, Policy(offline=settings.offline))
-    surveyed = [_surveyed(spec, each, kind, settings.ceiling) for spec, each in zip(specs, found, strict=True)]
+    surveyed = [_surveyed(*each, kind, settings.ceiling) for each in zip(specs, found, strict=True)]
     return surveyed, settings.ceiling, kind
 
 
@@ -127,9 +126,8 @@ def _surveyed(spec: ModelSpec, found: Found, kind: str, ceiling: int) -> ModelFo
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
     row = min(longest, tokens)
     batch = law.weights + known.activations(law, tokens, row)
-    return ModelForecast(
-        spec.key, found.source, dtype, longest, law, tokens, batch, known.most_tokens(law, longest, room)
-    )
+    most = known.most_tokens(law, longest, room)
+    return ModelForecast(spec.key, found.source, dtype, longest, law, tokens, batch, most)
 
 
 def forecast(chunks: Path, configuration: Configuration) -> Forecast:
@@ -145,12 +143,13 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     devices = choose_devices(settings.devices, settings.faults)
     cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
+    source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
         corpus, stores = read_and_tokenise(
             collections, tokenisings(cards), Path(scratch), lambda _: None, lambda: False
         )
         layouts = [
-            lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(settings.reuse, card, corpus))
+            lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(source, card, corpus))
             for number, card in enumerate(cards)
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
@@ -158,10 +157,9 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     return Forecast(corpus.rows, passes, budget, fused)
 
 
-def _reusable(run: Path | None, card: ModelCard, corpus: Corpus) -> Mask:
+def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> reuse.Mask:
     mask = np.zeros(len(corpus.digests), np.bool_)
-    earlier = reuse.check(run) if run else None
-    for rows, _ in reuse.available(earlier, as_input(entry_of(card, 1.0, card.dim)), corpus.digests, lambda _: None):
+    for rows, _ in reuse.available(source, as_input(entry_of(card, 1.0, card.dim)), corpus.digests, lambda _: None):
         mask[rows] = True
     return mask
 
@@ -173,9 +171,11 @@ def _forecasts(
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
     lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
     planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
-    known = paces(settings.out, devices[0].kind)
-    found = [_forecast(layout, devices[0], planner, free, settings) for layout in layouts]
-    return [replace(each, seconds=_seconds(each, known)) for each in found], free[0].room
+    known, found = paces(settings.out, devices[0].kind), []
+    for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):
+        pace = known.get((each.layout.card.key, each.layout.card.dtype))
+        found.append(replace(each, seconds=each.tokens / pace / max(1, len(each.devices)) if pace else None))
+    return found, free[0].room
 
 
 class _Pass(msgspec.Struct):
@@ -216,11 +216,6 @@ def _written(path: Path) -> float:
     return 0.0
 
 
-def _seconds(found: PassForecast, known: Mapping[tuple[str, str], float]) -> float | None:
-    pace = known.get((found.layout.card.key, found.layout.card.dtype))
-    return found.tokens / pace / max(1, len(found.devices)) if pace else None
-
-
 def _forecast(
     layout: Layout, device: Device, needs: MemoryPlanner, rooms: Sequence[DeviceRoom], settings: RunSettings
 ) -> PassForecast:
@@ -230,7 +225,5 @@ def _forecast(
         Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, cpu_fallback=settings.cpu_fallback
     )
     assert found is not None, "one batch is left"
-    assignment = found.assignments[0] if found.assignments else Assignment(0, (), ())
-    return PassForecast(
-        layout, law.weights, predicted, assignment.devices, assignment.streamed, found.refused.get(0, "")
-    )
+    placed, refused = found.assignments[0] if found.assignments else Assignment(0, (), ()), found.refused.get(0, "")
+    return PassForecast(layout, law.weights, predicted, placed.devices, placed.streamed, refused)

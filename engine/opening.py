@@ -72,20 +72,20 @@ def announce(
                 committed=recorder.look(lambda state: sum(len(done) for done in state.committed.values())),
             )
         )
-    recorder.emit(ev.DevicesFound(devices=[_facts(device, settings.ceiling) for device in devices]))
+    facts = [
+        DeviceFacts(
+            name=device.name,
+            kind=device.kind,
+            label=device.label,
+            total_bytes=device.total,
+            ceiling_bytes=min(device.total, settings.ceiling),
+        )
+        for device in devices
+    ]
+    recorder.emit(ev.DevicesFound(devices=facts))
     changes = () if before is None else _changes(had, versions, before.config, started.config)
     for message in (*notes, *changes):
         recorder.emit(ev.Warned(message=message))
-
-
-def _facts(device: Device, ceiling: int) -> DeviceFacts:
-    return DeviceFacts(
-        name=device.name,
-        kind=device.kind,
-        label=device.label,
-        total_bytes=device.total,
-        ceiling_bytes=min(device.total, ceiling),
-    )
 
 
 def _changes(

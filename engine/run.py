@@ -179,14 +179,22 @@ class Run:
         done = [self._earlier.survived(cells) for cells in grid]
         executor = PassExecutor(grid, done, self._weights, self._context())
         executor.check()
-        self._check_store(roster)
+        if settings.qdrant:  # what the store would refuse after all the work, it refuses now
+            for name in (each.qdrant_collection for each in self._collections if each.files):
+                check_store(name, roster, Fusion(settings.fusion), settings.qdrant, self.directory.id)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-        with Sampler(self._devices, self._sampled), _imports_left_alone():
+
+        def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
+            self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
+
+        with Sampler(self._devices, sampled), _imports_left_alone():
             executor.run()
+        closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
         for cells in grid:
             self._earlier.check(cells)
-        self._complete_without_a_turn(grid)
+            if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
+                self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
         for rows in corpus.rows:
             self._close_collection(rows, corpus, grid, roster)
         return self.recorder.look(verdict.of_run)
@@ -198,11 +206,8 @@ class Run:
         roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
         self._emit(ev.RosterResolved(roster=roster))
         if self.settings.dim and not any(spec.matryoshka for spec in self._specs):
-            self._emit(
-                ev.Warned(
-                    message=f"--dim {self.settings.dim}: no model of the roster supports it, so nothing is truncated"
-                )
-            )
+            ignored = f"--dim {self.settings.dim}: no model of the roster supports it, so nothing is truncated"
+            self._emit(ev.Warned(message=ignored))
         if self.settings.fusion == Fusion.MEAN:
             message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
             self._emit(ev.Warned(message=message))
@@ -231,16 +236,6 @@ class Run:
             backend=self._backend,
         )
 
-    def _sampled(self, device: str, memory: Memory, readings: Readings | None) -> None:
-        self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
-
-    def _complete_without_a_turn(self, grid: list[Cells]) -> None:
-        """A pass whose last batch an earlier session committed, or whose rows were all reused, is complete too."""
-        closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
-        for cells in grid:
-            if cells.model_pass not in closed:
-                self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
-
     def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[RosterEntry]) -> None:
         """Deliver a collection that every model has seen; say what became of it."""
         name = rows.collection.name
@@ -251,22 +246,13 @@ class Run:
         status: Status = "failed"
         try:
             if len(rows.texts) and seen_by_all:
-                self._deliver(rows, corpus, grid, roster)
+                vectors = [cells.file.array for cells in grid]
+                fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
+                deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
             status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         except InterlockError as error:
             reason = str(error)
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
-
-    def _deliver(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[RosterEntry]) -> None:
-        vectors = [cells.file.array for cells in grid]
-        fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-        deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
-
-    def _check_store(self, roster: list[RosterEntry]) -> None:
-        """What a store would refuse after all the work, it refuses now."""
-        if self.settings.qdrant:
-            for name in (each.qdrant_collection for each in self._collections if each.files):
-                check_store(name, roster, Fusion(self.settings.fusion), self.settings.qdrant, self.directory.id)
 
     def _park_shared(self, rows: Rows) -> None:
         """A text that was parked where it first stood is missing in every collection that shares it."""

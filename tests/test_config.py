@@ -326,7 +326,7 @@ def test_a_python_value_is_taken_as_it_is_and_says_where_it_came_from(name, valu
     ("name", "value"), [("threads", True), ("threads", 1.5), ("threads", [1]), ("ceiling", -1), ("cpu_fallback", 2)]
 )
 def test_a_python_value_of_another_kind_is_refused_with_its_name(name, value):
-    with pytest.raises(UsageError, match=f"^python Settings.{name}: "):
+    with pytest.raises(UsageError, match=rf"^Settings\.{name}: expected"):
         by_value(**{name: value})
 
 

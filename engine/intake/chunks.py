@@ -52,6 +52,9 @@ class _Record(Struct):
     metadata: Raw | UnsetType = UNSET
 
 
+_OWN = _Record.__struct_fields__
+
+
 class _Plain(_Record, forbid_unknown_fields=True):
     """A record without other fields, as most are."""
 
@@ -93,7 +96,14 @@ class ChunkReader:
             return Refusal(file, number, str(refused))
 
     def _chunk(self, file: str, data: bytes) -> Chunk:
-        record, others = _record(data)
+        """The chunk with its payload and identity; `others` are its fields beside text and metadata, as an object."""
+        record: _Record
+        try:
+            record, others = msgspec.json.decode(data, type=_Plain), b""
+        except (ValueError, RecursionError):
+            record = _decode(data, _Record)
+            fields = {key: value for key, value in _decode(data, dict[str, Raw]).items() if key not in _OWN}
+            others = msgspec.json.encode(fields) if fields else b""
         if not record.text.strip():
             raise _Refused("the text is empty")
         payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
@@ -146,14 +156,3 @@ def _decode(data: bytes, kind: type[T]) -> T:
         raise _Refused(TOO_DEEP) from None
     except ValueError as error:  # msgspec's own errors, and what Python says of bytes and of endless numbers
         raise _Refused(str(error).split(";")[0]) from None
-
-
-def _record(data: bytes) -> tuple[_Record, bytes]:
-    """The record, and its fields other than text and metadata as a JSON object; nothing where there are none."""
-    try:
-        return msgspec.json.decode(data, type=_Plain), b""
-    except (ValueError, RecursionError):
-        record = _decode(data, _Record)
-    fields = _decode(data, dict[str, Raw])
-    others = {key: value for key, value in fields.items() if key not in _Record.__struct_fields__}
-    return record, msgspec.json.encode(others) if others else b""

@@ -73,7 +73,14 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
         for collection in found
         if not wanted or collection.name in wanted
     ]
-    _check_collisions(chosen)
+    owners: dict[str, str] = {}
+    for collection in (each for each in chosen if each.files):
+        other = owners.setdefault(collection.qdrant_collection, collection.name)
+        if other != collection.name:
+            raise UsageError(
+                f"collections {other!r} and {collection.name!r} both map to the Qdrant collection "
+                f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
+            )
     return chosen
 
 
@@ -166,14 +173,3 @@ def _refuse_link(path: Path, root: Path) -> str | None:
 def printable(name: str) -> str:
     """Escape everything in `name` that a terminal or a UTF-8 file could not take."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in name)
-
-
-def _check_collisions(collections: Sequence[Collection]) -> None:
-    owners: dict[str, str] = {}
-    for collection in (each for each in collections if each.files):
-        other = owners.setdefault(collection.qdrant_collection, collection.name)
-        if other != collection.name:
-            raise UsageError(
-                f"collections {other!r} and {collection.name!r} both map to the Qdrant collection "
-                f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
-            )

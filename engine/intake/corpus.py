@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -63,13 +62,9 @@ class Corpus:
 
     def owners(self, rows: Rows) -> list[str]:
         """List the earlier collections in which texts of `rows` stood first."""
-        earlier = np.unique(rows.texts[rows.texts < rows.first_text])
-        places = np.unique(np.searchsorted(self._starts, earlier, side="right") - 1)
+        earlier, starts = np.unique(rows.texts[rows.texts < rows.first_text]), [each.first_text for each in self.rows]
+        places = np.unique(np.searchsorted(starts, earlier, side="right") - 1)
         return [self.rows[place].collection.name for place in places]
-
-    @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
-        return np.asarray([rows.first_text for rows in self.rows], np.int64)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of every file, by `collection/file`."""

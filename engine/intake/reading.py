@@ -41,7 +41,11 @@ def read_and_tokenise(
     """
     spent = dict.fromkeys(wanted, 0.0)
     with ExitStack() as stack:
-        stores = {key: stack.enter_context(_store(directory / key, job)) for key, job in wanted.items()}
+        stores: dict[str, TokenStore] = {}
+        for key, job in wanted.items():
+            with naming(job.models, job.tokenizer):
+                store = TokenStore(directory / key, load_tokenizer(job.tokenizer), job.prompt, job.cap)
+            stores[key] = stack.enter_context(store)
 
         def take(texts: list[str]) -> None:
             if stop():
@@ -68,11 +72,6 @@ def read_and_tokenise(
     if not corpus.chunks:
         raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     return corpus, stores
-
-
-def _store(path: Path, job: Tokenising) -> TokenStore:
-    with naming(job.models, job.tokenizer):
-        return TokenStore(path, load_tokenizer(job.tokenizer), job.prompt, job.cap)
 
 
 def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:

@@ -95,10 +95,8 @@ def _members(data: bytes) -> Iterator[Found]:
         begin = _opening(data)
         yield from [(None, reason)] if begin is None else _cut(data, begin, reason)
     else:
-        if members is None:
-            yield from _cut(bytes(body), 1, "")
-        else:
-            yield from ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members, 1))
+        whole = ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
+        yield from _cut(bytes(body), 1, "") if members is None else whole
         if len(keys) > 1:
             yield None, f"used {keys[0]!r}, ignored {', '.join(map(repr, keys[1:]))}"
 
