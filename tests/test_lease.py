@@ -183,8 +183,8 @@ def test_a_lease_says_how_long_it_was_held(desk):
 
 def test_two_shared_leases_hold_the_device_within_what_was_agreed(desk):
     with (
-        desk.lease("primary", most={"cpu": 8 * MIB}, shared=True) as one,
-        desk.lease("companion", most={"cpu": 4 * MIB}, shared=True) as other,
+        desk.lease("primary", limits={"cpu": 8 * MIB}, shared=True) as one,
+        desk.lease("companion", limits={"cpu": 4 * MIB}, shared=True) as other,
     ):
         assert (one.budget, other.budget) == (8 * MIB, 4 * MIB)
         with pytest.raises(InterlockError, match="third cannot lease cpu: primary holds it"), desk.lease("third"):

@@ -1,8 +1,8 @@
 """The lease: the right of one model to devices, with a byte budget on each, ending in a measured receipt.
 
-Alone on its devices unless it is granted as a shared one, whose budgets fit side by side. It is granted only if what
-the model is predicted to need fits under the ceiling and in what the device has; it is released on every way out,
-exceptions included; what it leaves behind is looked for, told, and missing in the next budget, which is measured anew.
+A model is alone on its devices unless its lease is a shared one; budgets of shared leases fit side by side. A lease is
+granted only if what the model is predicted to need fits under the ceiling and in what the device has free. It ends on
+every way out, exceptions included; what is left behind is looked for, recorded, and missing in the next budget.
 """
 
 import gc
@@ -96,14 +96,14 @@ class Lessor:
         released: Callable[[Lease], object],
         *,
         shared: bool = False,
-        most: Mapping[str, int] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> Iterator[Lease]:
-        """Hold the devices that `needs` names, each with the bytes that it must have at least, and at `most`.
+        """Hold the devices that `needs` names, each with the bytes that it must have at least; `limits` caps budgets.
 
         `released` gets the lease with its receipts when it has ended. Raises UnavailableError where the bytes do not
         fit, InterlockError where another model holds a device.
         """
-        lease = self._grant(holder, needs, shared, most or {})
+        lease = self._grant(holder, needs, shared, limits or {})
         try:
             for device in lease.devices:
                 device.trim()  # what others left cached is neither this model's nor hidden from its receipt
@@ -126,7 +126,7 @@ class Lessor:
             self._open.remove(lease)
 
     def lose(self, device: Device) -> None:
-        """Mark this device as lost in every open lease: no receipt can measure it."""
+        """Mark this device as lost in every open lease, whose receipts cannot measure it any more."""
         for lease in self._open:
             if device.name in lease.budgets:
                 lease.lost.add(device.name)
@@ -148,7 +148,7 @@ class Lessor:
 
     @contextmanager
     def measuring(self, device: Device) -> Iterator[Measure]:
-        """Have the device to oneself for one forward, and its peak measured where the device can tell.
+        """Keep other forwards off the device while the block runs one, and measure the peak where the device can.
 
         The measure is complete when the block has ended without an exception.
         """
@@ -164,7 +164,7 @@ class Lessor:
             measure.activations = device.peak().allocated - before
             measure.retries = device.retries() - retries
 
-    def _grant(self, holder: str, needs: Mapping[str, int], shared: bool, most: Mapping[str, int]) -> Lease:
+    def _grant(self, holder: str, needs: Mapping[str, int], shared: bool, limits: Mapping[str, int]) -> Lease:
         devices = [self._by_name[name] for name in needs]
         with self._lock:
             for device in devices:
@@ -173,7 +173,7 @@ class Lessor:
                         raise InterlockError(f"{holder} cannot lease {device.name}: {lease.holder} holds it")
             self._mark(*devices)
             budgets = {device.name: self.check(holder, needs[device.name], device) for device in devices}
-            budgets = {name: min(budget, most.get(name, budget)) for name, budget in budgets.items()}
+            budgets = {name: min(budget, limits.get(name, budget)) for name, budget in budgets.items()}
             self._granted += 1
             lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, max(needs.values()), shared)
             self._open.append(lease)

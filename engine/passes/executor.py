@@ -23,7 +23,7 @@ from interlock.engine.record.facts import joined
 
 
 class PassExecutor:
-    """The passes of a run over their grid; `run` may be called once."""
+    """Computes the passes of a run over their grid; `run` may be called once."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class PassExecutor:
         """`done[k]` are the batches of pass k that earlier sessions committed."""
         self._grid = grid
         self._done = [list(batches) for batches in done]
-        self._left = [_left(cells, batches) for cells, batches in zip(grid, self._done, strict=True)]
+        self._left = [list(range(len(cells.batches))) for cells in grid]
+        self._left = self._left_without({number: _indices(batches) for number, batches in enumerate(self._done)})
         self._weights = weights
         self._context = context
         self._lost: set[str] = set()
@@ -57,7 +58,7 @@ class PassExecutor:
             if controls.stop_requested:
                 raise Stopped("stopped by the operator between batches: --resume continues")
             self._free = self._rooms()
-            now = self._next(controls.schedule, self._left, self._free)
+            now = self._next(controls.schedule, self._left)
             assert now is not None, "there are batches left"
             for model_pass, reason in now.refused.items():
                 self._fail(model_pass, reason)
@@ -66,9 +67,9 @@ class PassExecutor:
         controls.end(emit)
 
     def preview(self, schedule: Schedule) -> Placement | None:
-        """What would be leased next under another schedule; None: nothing is left. For a front end's thread."""
-        taken = {queue.cells.model_pass: [batch.batch_index for batch in queue.committed] for queue in self._queues}
-        return self._next(schedule, self._left_without(taken), self._free)
+        """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""
+        committed = {queue.cells.model_pass: _indices(queue.committed) for queue in self._queues}
+        return self._next(schedule, self._left_without(committed))
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
@@ -86,26 +87,22 @@ class PassExecutor:
         )
 
     def check(self) -> None:
-        """Raises UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
-        needs, controls = [self._planner.of(cells.layout) for cells in self._grid], self._context.controls
-        for model_pass, batches in enumerate(self._left):
-            alone = [batches if number == model_pass else [] for number in range(len(self._left))]
-            found = next_placement(
-                Schedule.EXCLUSIVE, alone, needs, self._rooms(), 0, None, cpu_fallback=controls.cpu_fallback
-            )
-            if found and found.refused:
-                raise UnavailableError(next(iter(found.refused.values())))
+        """Raise UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
+        fallback = self._context.controls.cpu_fallback
+        for cells, batches in zip(self._grid, self._left, strict=True):
+            need = self._planner.of(cells.layout)
+            alone = next_placement(Schedule.EXCLUSIVE, [batches], [need], self._rooms(), 0, None, cpu_fallback=fallback)
+            if alone and alone.refused:
+                raise UnavailableError(alone.refused[0])
 
-    def _left_without(self, taken: Mapping[int, Iterable[int]]) -> list[list[int]]:
-        """The batches that each pass has left beside those `taken` of it."""
-        return [sorted({*batches} - {*taken.get(number, ())}) for number, batches in enumerate(self._left)]
+    def _left_without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
+        """The batches that each pass has left when these are `done` too."""
+        return [sorted({*batches} - {*done.get(number, ())}) for number, batches in enumerate(self._left)]
 
-    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]], free: Sequence[DeviceRoom]) -> Placement | None:
-        controls = self._context.controls
+    def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
+        window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
         needs = [self._planner.of(cells.layout) for cells in self._grid]
-        return next_placement(
-            schedule, left, needs, free, controls.window, self._last, cpu_fallback=controls.cpu_fallback
-        )
+        return next_placement(schedule, left, needs, self._free, window, self._last, cpu_fallback=fallback)
 
     def _rooms(self) -> list[DeviceRoom]:
         context = self._context
@@ -113,7 +110,7 @@ class PassExecutor:
         return rooms(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
 
     def _place(self, now: Placement) -> None:
-        """One placement, from the leases to the receipts."""
+        """Go through one placement, from the leases to the receipts."""
         self._last = now.assignments[-1].model_pass
         with ExitStack() as stack:
             queues, errors = self._compute(now, stack)
@@ -123,13 +120,15 @@ class PassExecutor:
             self._close(assignment.model_pass, queue)
 
     def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
-        """Load and compute; the queues, and what the run cannot survive. The models live in this frame only: when it
-        returns, nothing refers to them any more."""
+        """Load and compute; returns the queues, and errors that end the run.
+
+        The models live in this frame only: when it returns, nothing refers to them any more.
+        """
         context = self._context
         residents: list[ResidentModel] = []
-        for assignment, most in zip(now.assignments, self._budgets(now), strict=True):
+        for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
-            resident = ResidentModel(context, self._planner, cells, assignment, stack, most, self.lose)
+            resident = ResidentModel(context, self._planner, cells, assignment, stack, limits, self.lose)
             residents.append(resident)
             try:
                 resident.load()
@@ -156,8 +155,8 @@ class PassExecutor:
                     resident.report_lost(worker.device, worker.lost)
         return self._queues, [worker.error for worker in workers if worker.error]
 
-    def _budgets(self, now: Placement) -> Sequence[Mapping[str, int] | None]:
-        """The most bytes of each assignment by device; None where it is alone."""
+    def _limits(self, now: Placement) -> Sequence[Mapping[str, int] | None]:
+        """The bytes that each assignment may take by device, so that all fit side by side; None where it is alone."""
         if len(now.assignments) == 1:
             return [None]
         needs = [
@@ -167,12 +166,14 @@ class PassExecutor:
         return budgets(needs, self._free)
 
     def _put_off(self, residents: Sequence[ResidentModel]) -> None:
-        """Let what found no room wait while others compute, or once where a GPU was not asked: alone and everywhere
-        refused it would wait for ever."""
+        """Let models that found no room wait while others compute, or once where there is a GPU that was not tried.
+
+        Every other one has failed: it would wait for ever.
+        """
         others_compute = any(resident.instances for resident in residents)
         for resident in residents:
             model_pass, devices = resident.assignment.model_pass, resident.assignment.devices
-            elsewhere = any(place.kind != "cpu" and place.name not in devices for place in self._free)
+            elsewhere = any(free.kind != "cpu" and free.name not in devices for free in self._free)
             if resident.instances:
                 self._waited.discard(model_pass)
             elif others_compute or (elsewhere and model_pass not in self._waited):
@@ -181,10 +182,10 @@ class PassExecutor:
 
     def _prefetch(self, now: Placement) -> None:
         """Read the weights of the model that comes next while this placement computes, if it goes to a GPU."""
-        taken = {assignment.model_pass: assignment.batches for assignment in now.assignments}
-        then = self._next(self._context.controls.schedule, self._left_without(taken), self._free)
+        done = {assignment.model_pass: assignment.batches for assignment in now.assignments}
+        then = self._next(self._context.controls.schedule, self._left_without(done))
         for assignment in then.assignments if then else ():
-            if assignment.model_pass not in taken and assignment.devices != (self._context.host.name,):
+            if assignment.model_pass not in done and assignment.devices != (self._context.host.name,):
                 card = self._grid[assignment.model_pass].card
                 self._context.masters.prefetch(card, self._planner.law(card, self._context.devices[0]).weights)
                 return
@@ -200,7 +201,7 @@ class PassExecutor:
 
     def _close(self, model_pass: int, queue: Queue) -> None:
         self._done[model_pass] += queue.committed
-        self._left[model_pass] = _left(self._grid[model_pass], self._done[model_pass])
+        self._left = self._left_without({model_pass: _indices(queue.committed)})
         if queue.failed:
             error = queue.failed
             known = isinstance(error, InterlockError)
@@ -209,7 +210,7 @@ class PassExecutor:
             self._context.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
 
     def _fail(self, model_pass: int, reason: str) -> None:
-        """This pass will not be complete; the others go on."""
+        """Give up a pass; the others go on."""
         self._left[model_pass] = []
         self._context.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
 
@@ -227,5 +228,5 @@ def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) ->
     )
 
 
-def _left(cells: Cells, done: Iterable[BatchCommitted]) -> list[int]:
-    return sorted(set(range(len(cells.batches))) - {batch.batch_index for batch in done})
+def _indices(batches: Iterable[BatchCommitted]) -> list[int]:
+    return [batch.batch_index for batch in batches]

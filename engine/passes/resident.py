@@ -59,33 +59,32 @@ class ResidentModel:
         cells: Cells,
         assignment: Assignment,
         stack: ExitStack,
-        most: Mapping[str, int] | None,
-        lost: Callable[[Device, str], object],
+        limits: Mapping[str, int] | None,
+        lose: Callable[[Device, str], object],
     ) -> None:
-        """`stack` ends its leases; `most` are its bytes at most on each device, where models are side by side; `lost`
-        hears of a device that is gone, and why, from any worker."""
+        """`stack` ends its leases; `limits` are the bytes that it may take of each device beside other models; `lose`
+        is called with a device that is gone, and why, from any worker."""
         self.queue = Queue(cells, assignment.batches)
         self.instances: list[ModelInstance] = []
         self._context = context
         self._planner = planner
-        self._lost = lost
+        self._lose = lose
         self._cells = cells
         self.assignment = assignment
         self._stack = stack
-        self._most = most
+        self._limits = limits
         self._host: ModelInstance | None = None
         self._lock = RLock()
 
     def load(self) -> None:
         """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
         context, cells = self._context, self._cells
-        devices = [device for device in (*context.devices, context.host) if device.name in self.assignment.devices]
-        devices = list({device.name: device for device in devices}.values())
-        devices = self._still_roomy(devices)
+        by_name = {device.name: device for device in (*context.devices, context.host)}
+        devices = self._still_roomy([by_name[name] for name in self.assignment.devices])
         if not devices:
             self._load_on_host(f"does not fit on {', '.join(self.assignment.devices)}")
             return
-        self.lease = self._leased(devices, self._whole(devices[0]), streamed=self.assignment.streamed)
+        self.lease = self._leased(devices, self._assigned(devices[0]), streamed=self.assignment.streamed)
         if devices[0] is context.host:
             self.instances = [self._instance_on_host(self.lease)]
             return
@@ -96,7 +95,7 @@ class ResidentModel:
             self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
 
     def runners(self) -> list[BatchRunner]:
-        """What computes the queue, on each device where the model is loaded."""
+        """Make what computes the queue, for each device where the model is loaded."""
         return [BatchRunner(self.queue, instance, self, self._context.emit) for instance in self.instances]
 
     def unload(self) -> None:
@@ -106,18 +105,18 @@ class ResidentModel:
         self.instances, self._host = [], None
 
     def report_lost(self, device: Device, reason: str) -> None:
-        """A device of this assignment was lost in the middle of it."""
+        """Emit that a device of this assignment was lost, with the rows that it took and did not compute."""
         if device.name in self.assignment.devices:
             action = "recomputing its uncommitted batches elsewhere"
             rows = self.queue.returned[device.name]
             self._mitigated(Rung.RELOCATE, f"{device.name} lost: {reason}", action, device, None, rows)
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
-        """A device was lost under a piece that had come there from another one."""
-        self._lost(instance.device, reason)
+        """Leave the device of this instance out from now on, also for workers that would send pieces to it."""
+        self._lose(instance.device, reason)
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
-        """The same model on another healthy device of its lease."""
+        """Find the same model on another healthy device of its lease."""
         usable = [each for each in self.instances if each is not instance and each.device.name not in self.lease.lost]
         return usable[0] if usable else None
 
@@ -129,8 +128,11 @@ class ResidentModel:
         return self._host is not None or self._planner.of(cells.layout).host <= context.lessor.budget(context.host)
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
-        """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths."""
-        return self._on_host(self._piece(lengths))
+        """Find the same model on the CPU in float32, for rows of these lengths; the first call attaches it."""
+        card, host = self._cells.card, self._context.host
+        law, known = self._planner.law(card, host), self._planner.calibration(self._cells.model_pass, host)
+        tokens = computed_tokens(lengths, padded=not card.packed)
+        return self._on_host(_Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths))))
 
     def _on_host(self, work: _Work) -> ModelInstance | None:
         with self._lock:
@@ -139,7 +141,7 @@ class ResidentModel:
             return self._host
 
     def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
-        """The devices that still have the room this assignment was made with: others may have taken it since."""
+        """The devices that still have the room that this assignment was made for: others may have taken it since."""
         room = {device.name: self._context.lessor.budget(device) for device in devices}
         needed = self._least(devices)
         short = [device for device in devices if needed[device.name] > room[device.name]]
@@ -152,8 +154,8 @@ class ResidentModel:
         return [device for device in devices if device not in short]
 
     def _load_on_host(self, cause: str) -> None:
-        """No GPU takes it. Raises UnavailableError where the host may not either."""
-        instance = self._on_host(self._whole(self._context.host)) if self.host_possible() else None
+        """Attach to the CPU, because no GPU takes it. Raises UnavailableError where the CPU may not either."""
+        instance = self._on_host(self._assigned(self._context.host))
         if instance is None:
             key = self._cells.card.key
             raise UnavailableError(
@@ -162,18 +164,11 @@ class ResidentModel:
         self._mitigated(Rung.CPU, cause, "computing on the CPU in float32", instance.device, None)
         self.instances = [instance]
 
-    def _whole(self, device: Device) -> _Work:
-        """All that the assignment was made of."""
+    def _assigned(self, device: Device) -> _Work:
+        """Everything in the assignment."""
         cells, batches = self._cells, self.assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
         return _Work(len(batches), rows, self._planner.widest(cells.layout, device))
-
-    def _piece(self, lengths: Sequence[int]) -> _Work:
-        """Rows of one batch that go to the host."""
-        card, host = self._cells.card, self._context.host
-        law, known = self._planner.law(card, host), self._planner.calibration(self._cells.model_pass, host)
-        tokens = computed_tokens(lengths, padded=not card.packed)
-        return _Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths)))
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
         layout = self._cells.layout
@@ -182,9 +177,9 @@ class ResidentModel:
     def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
         context, cells = self._context, self._cells
         needs = self._least(devices)
-        shared = bool(self._most) or (devices[0] is context.host and devices[0] is not context.devices[0])
+        shared = bool(self._limits) or (devices[0] is context.host and devices[0] is not context.devices[0])
         lease = self._stack.enter_context(
-            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, most=self._most)
+            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, limits=self._limits)
         )
         context.emit(
             LeaseGranted(
@@ -227,10 +222,12 @@ class ResidentModel:
         return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
-        """Attach to a GPU, streamed where the whole does not go; None, and told, where nothing goes."""
+        """Attach to a GPU, streamed where the weights do not fit; None, with a mitigation, where neither succeeds."""
         began, message = time.monotonic(), ""
         for streamed in [self.assignment.streamed] * TRIES + [True]:
-            if streamed and not self._may_stream(device):
+            # To attach a streamed model takes nothing and succeeds on a full device too: so the room is asked for.
+            needed = self._planner.of(self._cells.layout).streamed if streamed else 0
+            if streamed and not 0 < needed <= self._context.lessor.budget(device):
                 message = message or f"no memory left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
@@ -244,18 +241,15 @@ class ResidentModel:
         self._mitigated(Rung.RELOCATE, message, f"leaving {device.name} out of this lease", device, began)
         return None
 
-    def _may_stream(self, device: Device) -> bool:
-        """Attaching takes nothing then, and succeeds on a full device too: so the room is asked for here."""
-        return 0 < self._planner.of(self._cells.layout).streamed <= self._context.lessor.budget(device)
-
     def _attached(self, device: Device, master: Master, streamed: bool) -> tuple[Replica | None, str]:
+        """A replica, or why there is none; what the failed try held is gone."""
         try:
             return Replica(master, device, streamed=streamed), ""
         except Exception as error:
             message = f"attaching to {device.name} failed: {str(error).partition(chr(10))[0]}"
             lost = classify(error) is Trouble.LOST
         if lost:
-            self._lost(device, message)
+            self._lose(device, message)
         else:
             device.reclaim()
         return None, message
@@ -290,7 +284,7 @@ class ResidentModel:
                 batch_index=None,
                 cause=cause,
                 action=action,
-                rows=self._whole(device).rows if rows is None else rows,
+                rows=self._assigned(device).rows if rows is None else rows,
                 cost_seconds=round(time.monotonic() - began, 6) if began else 0.0,
                 rung=rung,
                 device=device.name,
