@@ -1,0 +1,95 @@
+"""Two summaries side by side: where they differ is told, and nowhere else."""
+
+import json
+from copy import deepcopy
+
+import pytest
+from hypothesis import given, settings
+
+from interlock.console.summary.document import told
+from interlock.widgets.nodes import Node, differences, find, inside
+from interlock.widgets.outline import Outline
+from tests.summaries import a_summary, changed, documents, values
+
+
+@given(values)
+def test_a_document_equals_itself(value):
+    assert differences(Node((), value, deepcopy(value))) == []
+
+
+@given(documents, documents)
+@settings(max_examples=100)
+def test_two_documents_differ_exactly_where_it_is_told(one, other):
+    node = Node((), one, other)
+    found = differences(node)
+    assert bool(found) == (json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)) or _only_moved(
+        one, other
+    )
+    assert len({each.steps for each in found}) == len(found)
+    assert all(each.mark in "+-~" and each.mark for each in found)
+    back = differences(Node((), other, one))
+    assert len(back) == len(found)
+    assert inside(found).get((), len(found)) == len(found) or node.mark
+
+
+def _only_moved(one, other):
+    """Equal as numbers (1 and 1.0, 0.0 and -0.0), or lists whose named items only stand in another order."""
+    return not differences(Node((), one, other))
+
+
+@given(documents, documents)
+@settings(max_examples=50)
+def test_the_outline_reveals_every_difference(one, other):
+    node = Node((), one, other)
+    outline = Outline(node)
+    for each in differences(node):
+        assert outline.reveal(each.steps)
+        assert outline.node.mark == each.mark
+
+
+def test_true_differs_from_one_and_one_equals_one_point_zero():
+    assert [
+        each.mark for each in differences(Node((), {"a": True, "b": 1, "c": 0}, {"a": 1, "b": 1.0, "c": False}))
+    ] == [
+        "~",
+        "~",
+    ]
+
+
+def test_named_things_in_lists_are_compared_by_name():
+    found = differences(Node((), a_summary(), changed()))
+    assert [f"{each.mark} {each.path}" for each in found] == [
+        "~ $.run_id",
+        "~ $.collections[0].passes[1].batches",
+        "+ $.collections[0].passes[0]",
+        "- $.collections[0].mitigations[0]",
+    ]
+    assert told(found[1]) == "~ $.collections[0].passes[1].batches: 512 -> 511"
+    assert told(found[2]).startswith("+ $.collections[0].passes[0]: {12} bge-m3")
+    assert inside(found)[("collections", 0)] == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "marks"),
+    [
+        ([1, 2, 3], [1, 2], "-"),
+        ([1], [2, 3], "~+"),
+        ([{"name": "a"}, {"name": "a"}], [{"name": "a"}], "-"),
+        ([{"name": "a"}, {"name": "b"}], [{"name": "b"}, {"name": "a"}], ""),
+        ({"a": {"b": 1}}, {"a": [1]}, "~"),
+        ({"a": {}}, {"a": None}, "~"),
+        ({"a": None}, {}, "-"),
+    ],
+)
+def test_every_change_in_a_list_or_kind_is_one_sign(one, other, marks):
+    assert "".join(each.mark for each in differences(Node((), one, other))) == marks
+
+
+def test_a_thousand_levels_are_walked_found_and_compared():
+    def deep(bottom):
+        for _ in range(5000):
+            bottom = [bottom]
+        return bottom
+
+    assert len(find(Node((), deep("x")), "x")) == 1
+    assert len(differences(Node((), deep(1), deep(2)))) == 1
