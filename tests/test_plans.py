@@ -64,6 +64,11 @@ def test_the_same_seed_draws_the_same_plans(shop):
     assert [draw(seed, shop.on_gpu) for seed in range(20)] == [draw(seed, shop.on_gpu) for seed in range(20)]
 
 
+def test_another_seed_draws_another_plan(shop):
+    plans = [repr(replace(draw(seed, shop.on_gpu), seed=0)) for seed in range(20)]
+    assert len(set(plans)) == 20
+
+
 def without(kind: type[ev.Event]) -> Callable[[Outcome], None]:
     """As if the first event of a kind had not been told."""
 

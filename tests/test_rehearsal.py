@@ -230,9 +230,9 @@ def test_a_rehearsal_that_is_paused_and_stopped_goes_on_with_resume_where_it_was
     assert set(committed(entries).values()) == {1}
 
 
-def test_time_passes_by_what_batches_cost_and_by_the_speed(tmp_path):
-    slow, fast = [], []
-    for speed, slept in ((1.0, slow), (8.0, fast)):
+def test_time_passes_by_what_batches_cost_and_by_the_speed_or_not_at_all(tmp_path):
+    slow, fast, at_once = [], [], []
+    for speed, slept in ((1.0, slow), (8.0, fast), (np.inf, at_once)):
         backend = rehearsal.backend(tmp_path, speed, slept.append)
         rehearsal.write(tmp_path)
         specs = find(extended(rehearsal.configured(load({}, {})).models), ["sim-minilm-l6"])
@@ -242,6 +242,7 @@ def test_time_passes_by_what_batches_cost_and_by_the_speed(tmp_path):
         with device.computing():
             backend.encoders(card, backend.load(card), device).encode([np.arange(2, 130)] * 4)
     assert slow[0] == pytest.approx(8 * fast[0]) and slow[0] > 0
+    assert at_once == [0.0]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, np.nan])

@@ -150,26 +150,48 @@ def test_a_fault_loses_no_row_and_what_was_done_is_told(desk, faults):
         assert mitigations(said)
 
 
-def test_a_schedule_switched_during_a_run_does_every_cell_once(desk):
+@pytest.mark.parametrize(("begun", "asked"), [("exclusive", "shared"), ("shared", "exclusive")])
+def test_a_schedule_switched_by_hand_during_a_run_does_every_cell_once(desk, begun, asked):
     controls = Controls()
-    settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
+    alone = {"exclusive": "no"} if begun == "shared" else {}
+    settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4", **alone}, {}, desk.file)
     run = Run(desk.root, settings, controls)
     emit = run.recorder.emit
 
     def watching(event):
         entry = emit(event)
-        if isinstance(event, ev.BatchCommitted) and event.batch_index == 3 and controls.schedule == "exclusive":
-            assert controls.ask("schedule", "shared", "a test") == ""
+        if isinstance(event, ev.BatchCommitted) and event.batch_index == 3 and controls.schedule == begun:
+            assert controls.ask("schedule", asked, "a test") == ""
         return entry
 
     run._emit = watching
     assert run.go() == ExitCode.COMPLETED
-    said = desk.check(run.directory.path)
-    asked = said["controls"][0]
-    assert (asked["control"], asked["value"], asked["who"], asked["refused"]) == ("schedule", "shared", "a test", "")
-    assert said["schedule"] == "shared"
-    cells = [(batch.model_pass, batch.batch_index) for batch in events_of(run.directory.path, ev.BatchCommitted)]
+    path = run.directory.path
+    said = desk.check(path)
+    told = said["controls"][0]
+    assert (told["control"], told["value"], told["who"], told["refused"]) == ("schedule", asked, "a test", "")
+    assert said["schedule"] == asked
+    leases = [(lease.schedule, lease.devices) for lease in events_of(path, ev.LeaseGranted)]
+    assert leases[0] == (begun, ["cuda:0", "cuda:1"] if begun == "exclusive" else ["cuda:0"])
+    assert leases[-1] == (asked, ["cuda:0", "cuda:1"] if asked == "exclusive" else ["cuda:1"])
+    cells = [(batch.model_pass, batch.batch_index) for batch in events_of(path, ev.BatchCommitted)]
     assert len(cells) == len(set(cells))
+
+
+@pytest.mark.parametrize("fallback", ["yes", "no"])
+def test_a_row_that_no_gpu_can_hold_is_computed_on_the_cpu_or_parked_where_it_may_not(desk, fallback):
+    code, run = desk.run(devices="sim:2xT4", roster="one", faults="oom-over:40KiB", cpu_fallback=fallback)
+    (vectors,), longest = vectors_of(run), len(TEXTS) - 1
+    np.testing.assert_allclose(vectors[:longest], desk.reference[0][:longest], atol=2e-6)
+    parked = [each["row"] for collection in summary_of(run)["collections"] for each in collection["parked"]]
+    if fallback == "yes":
+        assert (code, parked) == (ExitCode.COMPLETED, [])
+        np.testing.assert_allclose(vectors[longest], desk.reference[0][longest], atol=2e-6)
+        assert "cpu" in {step["rung"] for step in mitigations(summary_of(run))}
+    else:
+        assert (code, parked) == (ExitCode.FAILED, [longest])
+        assert np.isnan(vectors[longest]).all()
+        assert "cpu" not in {step["rung"] for step in mitigations(summary_of(run))}
 
 
 def test_a_disk_that_fills_up_under_a_mitigation_ends_the_run_and_costs_no_model_its_pass(desk):
