@@ -164,9 +164,10 @@ def interlock(
     cwd: Path | None = None,
     check: int | None = 0,
     timeout: float = 120,
+    first: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end as a process of its own; `check` is the exit code it must have (None: any)."""
-    process = start(*args, env=env, cwd=cwd)
+    process = start(*args, env=env, cwd=cwd, first=first)
     try:
         out, err = process.communicate(timeout)
     finally:
@@ -176,14 +177,17 @@ def interlock(
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-def start(*args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Fork | subprocess.Popen[str]:
-    """Begin the command as a process of its own and leave it running; whoever starts it ends it."""
+def start(
+    *args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, first: str = ""
+) -> Fork | subprocess.Popen[str]:
+    """Begin the command as a process of its own, after the statements of `first`; whoever starts it ends it."""
     place = cwd or scratch()
     if "PYTHONPATH" in (env or {}):  # an interpreter reads it when it starts: a fork is too late for it
+        assert not first
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(command(*args), env=environment(env), cwd=place, text=True, **pipes)
     hub = not any(name.startswith(OF_HUB) for name in env or {})  # whose import reads them
-    return Fork(list(map(str, args)), environment(env), place, hub=hub)
+    return Fork(list(map(str, args)), environment(env), place, hub=hub, first=first)
 
 
 def command(*args: object) -> list[str]:
@@ -195,7 +199,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of its user or of these tests; `more` has the last word."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     path = os.pathsep.join(filter(None, [(more or {}).get("PYTHONPATH"), str(ROOT)]))
-    caches = {"INTERLOCK_CACHE": str(scratch() / "interlock"), "HF_HOME": str(scratch() / "huggingface")}
+    caches = {"INTERLOCK_CACHE": str(cache_of_all()), "HF_HOME": str(scratch() / "huggingface")}
     return plain | caches | dict(more or {}) | {"PYTHONPATH": path}
 
 
@@ -204,6 +208,11 @@ def scratch() -> Path:
     """A directory that goes when the tests end."""
     _KEPT.append(kept := tempfile.TemporaryDirectory(prefix="interlock-tests-", ignore_cleanup_errors=True))
     return Path(kept.name)
+
+
+def cache_of_all() -> Path:
+    """Interlock's own cache, the same for all processes of these tests: a law takes seconds to trace."""
+    return Path(os.environ.setdefault("CACHE_OF_TESTS", str(scratch() / "interlock")))
 
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []

@@ -9,12 +9,12 @@ import hypothesis
 import pytest
 
 from interlock.console.main import ENVIRONMENT
-from tests.builders import MINILM_PACKAGE, minilm_directory, scratch, tiny_model
+from tests.builders import MINILM_PACKAGE, cache_of_all, minilm_directory, tiny_model
 from tests.pure import is_pure
 
 # Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
 os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-os.environ["INTERLOCK_CACHE"] = str(scratch() / "interlock")  # what tests compute in this process is not its user's
+os.environ["INTERLOCK_CACHE"] = str(cache_of_all())  # what tests compute in this process is not its user's
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a neighbour on the machine is no failure
 hypothesis.settings.load_profile("unhurried")
@@ -55,7 +55,7 @@ def minilm() -> Path:
 
 FIRST = ("bench", "law", "rounds", "t4", "kill", "resume", "network", "survey", "campaigns", "plans", "facts")
 """Files that take long: what is begun last ends when nothing else is left to do beside it."""
-TOGETHER = ("bench", "docling", "encoder", "sentence_settings")
+TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings")
 """Files that import sentence-transformers, which takes seconds: one worker does."""
 
 

@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -12,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from bench import evidence, tables
-from tests.builders import ROOT, environment
+from tests.builders import ROOT
 from tools import generate
 
 SCRIPTS = {
@@ -25,17 +24,7 @@ SCRIPTS = {
     "start": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
-WARM = ("encode", "law", "plans")
-"""Scripts that import much and compute little: they run in this process; `against` starts `encode` as it is."""
 OWN_TESTS = ("campaign", "growth", "gpu_acceptance")
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def is_script(file: Path) -> bool:
@@ -48,17 +37,11 @@ def test_every_script_of_the_bench_is_among_those_that_are_run_here():
 
 
 @pytest.mark.usefixtures("minilm")
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in WARM])
-def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, monkeypatch):
+    """Run in this process, which has imported what they import; what they measure are processes of their own."""
     if name == "against" and not (ROOT / ".git").exists():
         pytest.skip("no repository, so no other commit")
-    said = run(f"bench/{name}.py", *SCRIPTS[name])
-    assert "| goal | measured | wanted |" in said
-
-
-@pytest.mark.usefixtures("minilm")
-@pytest.mark.parametrize("name", WARM)
-def test_a_script_that_computes_little_runs_in_its_shortest_form(name, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
     monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *SCRIPTS[name]])

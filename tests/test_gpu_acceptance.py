@@ -1,28 +1,41 @@
 """The acceptance on a GPU, as far as it goes without one: a rehearsal tells every goal and no time, no GPU is said."""
 
 import json
+import os
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.builders import ROOT, environment
 
+SCRIPT = "bench/gpu_acceptance.py"
 SECTIONS = ("wall", "residue", "throughput")
 TIMED = ("attach: ms", "throughput: x", "streaming: time")
 
 
 def acceptance(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "bench/gpu_acceptance.py", *map(str, args)]
+    command = [sys.executable, SCRIPT, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
 
 
-def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(tmp_path: Path) -> None:
+def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported what it compares with."""
     out = tmp_path / "deep" / "acceptance.json"
-    done = acceptance("--rehearse", "--only", *SECTIONS, "--out", out)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "--rehearse", "--only", *SECTIONS, "--out", str(out)])
+    with patch.dict(os.environ), warnings.catch_warnings(), pytest.raises(SystemExit) as over:
+        runpy.run_path(SCRIPT, run_name="__main__")
+    said = capsys.readouterr()
+    assert over.value.code == 0, said.out + said.err
     result = json.loads(out.read_text())
     goals, sections = result["goals"], result["sections"]
 
@@ -39,8 +52,8 @@ def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(tmp_path: Path) 
 
     assert {"seconds", "gemm_tflops", "pinned_h2d_gb_per_s"}.isdisjoint(sections["probes"])
     assert all(step["refused_by_us"] and step["driver_free_bytes"] > 0 for step in sections["wall"]["steps"])
-    assert [line.split(":")[0] for line in done.stdout.splitlines()[:4]] == ["probes", *SECTIONS]
-    assert done.stderr == ""
+    assert [line.split(":")[0] for line in said.out.splitlines()[:4]] == ["probes", *SECTIONS]
+    assert said.err == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")

@@ -15,17 +15,21 @@ import pytest
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu import locks
 from interlock.engine.gpu.locks import holder, holding
-from tests.builders import ROOT, environment
+from tests.builders import start
 
 HOLD = """
-import sys, time
+import tempfile, time
+from pathlib import Path
 from types import SimpleNamespace
 from interlock.engine.gpu.locks import holding
-devices = [SimpleNamespace(name=f"cuda:{number}", key=key) for number, key in enumerate(sys.argv[2:])]
-with holding(devices, sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.readline()
+tempfile.tempdir = None
+devices = [SimpleNamespace(name=f"cuda:{{number}}", key=key) for number, key in enumerate({keys!r})]
+with holding(devices, {run!r}):
+    Path({held!r}).touch()
+    while Path({held!r}).exists():
+        time.sleep(0.01)
 """
+"""Holds devices until the file goes that says so, and then lets the command be carried out."""
 
 
 @dataclass
@@ -50,26 +54,22 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other(place):
-    """`other(run, *keys)` starts a process that holds devices until its input ends; all are killed in the end."""
+    """`other(run, *keys)` starts a process that holds devices while a file of its run's name is there."""
     started = []
 
-    def start(run, *keys):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, run, *keys],
-            env=environment(),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def begin(run, *keys):
+        held = place.with_name(run)
+        process = start("--version", first=HOLD.format(keys=keys, run=run, held=str(held)))
         started.append(process)
-        assert process.stdout.readline() == "held\n"
+        while process.poll() is None and not held.exists():
+            time.sleep(0.01)
+        assert process.poll() is None
         return process
 
-    yield start
+    yield begin
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def refusal(*devices):
@@ -98,10 +98,10 @@ def test_a_device_of_a_killed_holder_is_free_and_its_note_is_not_told(other):
         assert (holder(ONE).run, holder(ONE).pid) == ("mine", os.getpid())
 
 
-def test_a_device_is_free_once_its_holder_has_ended(other):
+def test_a_device_is_free_once_its_holder_has_ended(other, place):
     process = other("run-7", ONE.key)
-    process.communicate("\n")
-    assert process.returncode == 0
+    place.with_name("run-7").unlink()
+    assert process.wait(60) == 0
     with holding([ONE], "mine"):
         pass
 

@@ -45,11 +45,16 @@ sys.addaudithook(watch)
 """
 
 
+HASTE = "from interlock.engine.models import assets; assets.FIRST_WAIT = 0.1"
+"""What makes a command wait tenths of seconds before it asks again."""
+
+
 @dataclass(frozen=True)
 class Watch:
-    """Every use of the network by a process in `env` is refused and noted."""
+    """Every use of the network is refused and noted: by a process that starts in `path`, or by a fork after WATCH."""
 
     env: dict[str, str]
+    path: dict[str, str]
     notes: Path
 
     def seen(self) -> list[str]:
@@ -61,7 +66,7 @@ def watch(tmp_path: Path) -> Watch:
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
     notes = tmp_path / "watched.txt"
-    return Watch({"PYTHONPATH": str(tmp_path / "watch"), "WATCHED": str(notes)}, notes)
+    return Watch({"WATCHED": str(notes)}, {"PYTHONPATH": str(tmp_path / "watch")}, notes)
 
 
 @pytest.fixture
@@ -96,16 +101,25 @@ def cache_of(chunks: Path, run: str = "one") -> dict[str, object]:
 
 def test_the_watch_refuses_and_notes_a_connection(watch):
     code = "import socket; socket.create_connection(('127.0.0.1', 9))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(watch.env), capture_output=True, text=True)
+    env = environment(watch.env | watch.path)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert "a test forbids socket.getaddrinfo" in done.stderr
     assert len(watch.seen()) == 1
+
+
+def test_the_watch_refuses_and_notes_what_a_run_asks_of_the_hub(watch, chunks, tmp_path):
+    env = watch.env | {"HF_HOME": str(tmp_path / "empty"), "HF_ENDPOINT": "http://localhost:9"}
+    said = interlock(*run_of(chunks, f"hf:{REPO}"), env=env, first=WATCH + HASTE, check=5).stderr
+    assert "a test forbids socket.getaddrinfo" in said
+    assert watch.seen()
 
 
 def test_a_warm_cache_runs_and_searches_without_a_lookup(watch, warm, chunks):
     env = watch.env | {"HF_HOME": str(warm)}
     store = chunks.parent / "store"
-    interlock(*run_of(chunks, "all-minilm-l6", "--qdrant", store), env=env)
-    found = interlock("search", store, "railway signal", "--limit", "1", "--json", env=env).stdout
+    interlock(*run_of(chunks, "all-minilm-l6", "--qdrant", store), env=env | watch.path)
+    words = ("search", store, "railway signal", "--limit", "1", "--json")
+    found = interlock(*words, env=env, first=WATCH).stdout
     assert json.loads(found)["payload"]["text"] == "a signal at danger"
     assert watch.seen() == []
 
@@ -130,7 +144,7 @@ def test_a_warm_cache_is_a_hit_and_the_summary_has_the_commit(warm, chunks):
 )
 def test_a_missing_model_offline_says_what_where_and_how(watch, chunks, tmp_path, flags, env):
     env = watch.env | env | {"HF_HOME": str(tmp_path / "empty")}
-    said = interlock(*run_of(chunks, f"hf:{REPO}", *flags), env=env, check=5).stderr
+    said = interlock(*run_of(chunks, f"hf:{REPO}", *flags), env=env, first=WATCH, check=5).stderr
     assert "model tiny is not on this machine" in said
     assert f"hf:{REPO}: not in {tmp_path}/empty/hub/models--stations--tiny" in said
     assert f"hf download {REPO} --revision main" in said
@@ -177,7 +191,8 @@ def test_a_commit_as_revision_needs_no_ref(held, chunks, tmp_path):
 
 def test_a_download_that_fails_at_first_is_retried_and_told(tiny_a, chunks, tmp_path):
     with Hub(REPO, tiny_a, COMMIT, failures=2).serving() as hub:
-        interlock(*run_of(chunks, f"hf:{REPO}"), env={"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url})
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+        interlock(*run_of(chunks, f"hf:{REPO}"), env=env, first=HASTE)
     retries = events_of(chunks.parent / "runs" / "one", DownloadRetried)
     assert [(retry.model, retry.attempt) for retry in retries] == [("tiny", 1), ("tiny", 2)]
     assert all(retry.wait_seconds > 0 and "503" in retry.reason for retry in retries)
@@ -241,7 +256,7 @@ def test_a_refresh_offline_is_refused(held, chunks):
 
 def test_a_refresh_is_not_called_a_hit_when_the_hub_is_out_of_reach(held, chunks):
     env = {"HF_HOME": str(held), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env, check=5).stderr
+    said = interlock(*run_of(chunks, f"hf:{REPO}", "--refresh-models"), env=env, first=HASTE, check=5).stderr
     assert "model tiny cannot be refreshed" in said
 
 

@@ -27,14 +27,6 @@ PRIMARY, COMPANION = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
 SMALL = card_of("MiniLM-L6", packed=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory):
-    """A cache of laws for these tests."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("INTERLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 class Full:
     """An encoder on a GPU where nothing fits."""
 

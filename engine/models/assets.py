@@ -25,6 +25,8 @@ from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResol
 from interlock.engine.record.facts import Outcome
 
 ATTEMPTS = 5
+FIRST_WAIT = 1.0
+"""Seconds before a download is tried again; each further wait is twice as long."""
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")
 _IDENTITY = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS, "*/config.json")
 
@@ -216,7 +218,7 @@ def _download(
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_exponential_jitter(initial=1, max=30),
+        wait=wait_exponential_jitter(initial=FIRST_WAIT, jitter=FIRST_WAIT, max=30),
         retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, final)),
         before_sleep=say,
         reraise=True,
