@@ -81,8 +81,7 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     if dtype not in BYTES:
         raise UsageError(f"[models.{spec.key}] dtype: expected one of {', '.join(BYTES)}, got {dtype!r}")
     _width(spec, path, config)
-    document, query = _prompts(spec, path)
-    _check_prompts(spec, _pooling_file(path, modules), document + query)
+    document, query = _prompts(spec, path, _pooling_file(path, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     check_whole(spec.key, path, dim)
     card = ModelCard(
@@ -138,32 +137,27 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
     if not isinstance(modes, list) or any(mode not in POOLINGS.values() for mode in modes):
         raise UnavailableError(
             f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLINGS.values())}, got "
-            f"{str(repr(given))[:100]}"
+            f"{given!r:.100}"
         )
     return tuple(modes) or ("mean",)
 
 
-def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str]:
-    """What is put before documents and before queries."""
+def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str]:
+    """What is put before documents and before queries, and pooled with them."""
     file = path / "config_sentence_transformers.json"
     prompts = read_object(file).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UnavailableError(f"{file}: prompts: expected an object of strings")
-    document = prompts.get("document") or prompts.get("passage") or ""
-    query = prompts.get("query") or ""
-    return (
-        document if spec.document_prompt is None else spec.document_prompt,
-        query if spec.query_prompt is None else spec.query_prompt,
-    )
-
-
-def _check_prompts(spec: ModelSpec, file: Path, prompts: str) -> None:
-    if prompts and read_object(file).get("include_prompt") is False:
+    document, query = spec.document_prompt, spec.query_prompt
+    document = prompts.get("document") or prompts.get("passage") or "" if document is None else document
+    query = prompts.get("query") or "" if query is None else query
+    if (document or query) and read_object(pooling).get("include_prompt") is False:
         raise UnavailableError(
-            f"model {spec.key} excludes its prompt from pooling ({file}: include_prompt), which is not "
+            f"model {spec.key} excludes its prompt from pooling ({pooling}: include_prompt), which is not "
             f'supported: set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it '
             "without prompts"
         )
+    return document, query
 
 
 def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
@@ -183,7 +177,6 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
 
 def _width(spec: ModelSpec, path: Path, config: Config) -> int:
     """Numbers that the model itself keeps of each token."""
-
     width = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
     if width is None:
         raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
@@ -191,27 +184,20 @@ def _width(spec: ModelSpec, path: Path, config: Config) -> int:
 
 
 def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
-    positions = _positions(path, config)
+    """The longest row that the model takes, special tokens included, as its row of the registry or its files say."""
+    file = path / "config.json"
+    positions = _whole(file, config, "max_position_embeddings", "n_positions")
+    kind = config.get("model_type")
+    if positions is not None and kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
+        pad = 1 if kind == "mpnet" else config.get("pad_token_id")
+        positions -= (pad if isinstance(pad, int) else 1) + 1
     if spec.max_tokens and positions and spec.max_tokens > positions:
         raise UsageError(
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "
-            f"tokens ({path / 'config.json'})"
+            f"tokens ({file})"
         )
     limits = [limit for limit in (_limit(*setting) for setting in limits_of(path)) if limit]
     return spec.max_tokens or min([positions or POSITIONS, *limits[:1]])
-
-
-def _positions(path: Path, config: Config) -> int | None:
-    """The longest input that the model has positions for, absolute or rotary; None where it does not say."""
-    file = path / "config.json"
-    positions = _whole(file, config, "max_position_embeddings", "n_positions")
-    if positions is None:
-        return None
-    kind = config.get("model_type")
-    if kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
-        pad = 1 if kind == "mpnet" else config.get("pad_token_id")
-        positions -= (pad if isinstance(pad, int) else 1) + 1
-    return positions
 
 
 def _limit(file: Path, key: str, value: object) -> int | None:

@@ -63,7 +63,7 @@ def _check_config(file: Path, config: Config) -> None:
 
 def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], expected: str) -> None:
     if not fits(value):
-        raise UnavailableError(f"{file}: {key}: expected {expected}, got {str(repr(value))[:100]}")
+        raise UnavailableError(f"{file}: {key}: expected {expected}, got {value!r:.100}")
 
 
 def _is_flag(value: object) -> bool:

@@ -85,18 +85,6 @@ class PackedEncoder(nn.Module):
         sequences run fastest; the order changes nothing else. Raises ValueError when the lengths do not add
         up to T, or one is below 1 or above the number of positions.
         """
-        self._check(ids, lengths)
-        runs, stop = [], 0
-        for length, equal in groupby(lengths):
-            start, stop = stop, stop + sum(equal)
-            runs.append((slice(start, stop), length))
-        bias = None if self.nearness is None else self.nearness(max(lengths))
-        rows = self.embeddings(F.pad(ids, (0, filling(len(ids)))), runs)
-        for layer in self.layers:
-            rows = layer(rows, runs, bias)
-        return rows[: len(ids)]  # type: ignore[no-any-return]
-
-    def _check(self, ids: Tensor, lengths: Sequence[int]) -> None:
         positions = len(self.embeddings.places) - 1
         shortest, longest = min(lengths, default=0), max(lengths, default=0)
         if not 1 <= shortest <= longest <= positions or sum(lengths) != len(ids):
@@ -104,6 +92,15 @@ class PackedEncoder(nn.Module):
                 f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids; they must add up, each "
                 f"from 1 to the model's {positions} positions"
             )
+        runs, stop = [], 0
+        for length, equal in groupby(lengths):
+            start, stop = stop, stop + sum(equal)
+            runs.append((slice(start, stop), length))
+        bias = None if self.nearness is None else self.nearness(longest)
+        rows = self.embeddings(F.pad(ids, (0, filling(len(ids)))), runs)
+        for layer in self.layers:
+            rows = layer(rows, runs, bias)
+        return rows[: len(ids)]  # type: ignore[no-any-return]
 
 
 class _Embeddings(nn.Module):

@@ -135,22 +135,23 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
 
     Raises UsageError for a name that is none of these, and for two models with one key.
     """
-    specs = [registry[name] if name in registry else _adhoc(name, registry) for name in names]
+    specs = []
+    for name in names:
+        if name in registry:
+            specs.append(registry[name])
+            continue
+        if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
+            raise UsageError(
+                f"unknown model {name!r}{meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
+                "pkg:dist, a directory with a /)"
+            )
+        key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
+        check_key(key)
+        specs.append(ModelSpec(key, (name,)))
     keys = [spec.key for spec in specs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
     return specs
-
-
-def _adhoc(name: str, registry: Mapping[str, ModelSpec]) -> ModelSpec:
-    if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
-        raise UsageError(
-            f"unknown model {name!r}{meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
-            "pkg:dist, a directory with a /)"
-        )
-    key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
-    check_key(key)
-    return ModelSpec(key, (name,))
 
 
 def label(source: str) -> str:

@@ -56,12 +56,12 @@ def check_sentence(model: str, path: Path, config: Settings) -> None:
     file, settings = sentence_config(path)
     for key, value in _unknown(settings, config):
         raise UnavailableError(
-            f"model {model}: {file}: {key} is {str(repr(value))[:100]}, which changes vectors and is not supported"
+            f"model {model}: {file}: {key} is {value!r:.100}, which changes vectors and is not supported"
         )
     side = next((place for place in _sides(path) if place[2] is not None), None)
     if side and side[2] != "right":
         raise UnavailableError(
-            f"model {model}: {side[0]}: {side[1]}: expected 'right', got {str(repr(side[2]))[:100]} (texts "
+            f"model {model}: {side[0]}: {side[1]}: expected 'right', got {side[2]!r:.100} (texts "
             "are truncated at the end only)"
         )
 
@@ -72,7 +72,7 @@ def check_whole(model: str, path: Path, dim: int) -> None:
     cut = read_object(file).get("truncate_dim")
     if cut is not None and not (isinstance(cut, int) and cut >= dim):
         raise UnavailableError(
-            f"model {model}: {file}: truncate_dim is {str(repr(cut))[:100]}, but its vectors have {dim} "
+            f"model {model}: {file}: truncate_dim is {cut!r:.100}, but its vectors have {dim} "
             f"dimensions: remove truncate_dim, set matryoshka in [models.{model}] and use --dim"
         )
 

@@ -157,38 +157,26 @@ def _is_joined(target: Path) -> bool:
 
 def _joined(parts: Sequence[Path], target: Path) -> Path:
     """The one zip that `parts` make, unpacked once into `target`, whoever else wants it at the same time."""
-    home = target.parent
-    if not _is_joined(target):
-        with _alone(home):
-            if not _is_joined(target):
-                atomic.sweep(home)
-                shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
-                _join(parts, target)
-    return target
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Wait until no other process works in `home`; the system lets go of the lock if this one dies."""
+    home, archive = target.parent, target.with_name(f"{target.name}.zip")
+    if _is_joined(target):
+        return target
     with ExitStack() as stack:
         with atomic.explaining(home / "lock"):
             home.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((home / "lock").open("wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _join(parts: Sequence[Path], target: Path) -> None:
-    archive = target.with_name(f"{target.name}.zip")
-    try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # waits for who else is at it; the system lets go of it if that one dies
+        if _is_joined(target):
+            return target
+        atomic.sweep(home)
+        shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
+        stack.callback(archive.unlink, missing_ok=True)
         with atomic.replacing(archive) as whole, whole.open("wb") as joined:
             for part in parts:
                 with part.open("rb") as piece:
                     shutil.copyfileobj(piece, joined, BLOCK)
         _unpack(archive, target)
-    finally:
-        archive.unlink(missing_ok=True)
-    atomic.write_bytes(target / "complete", b"")
+        atomic.write_bytes(target / "complete", b"")
+    return target
 
 
 def _unpack(archive: Path, target: Path) -> None:

@@ -52,7 +52,18 @@ def stages_of(network: nn.Module) -> list[list[Tensor]]:
 
 def walk(network: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
     """Yield each stage, and whether it counts with everything inside it."""
-    return _walk(network, {id(layer) for layer in layers_of(network)})
+    layers = {id(layer) for layer in layers_of(network)}
+
+    def below(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+        if id(module) in layers:
+            yield module, True
+            return
+        if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+            yield module, False
+        for child in module.children():
+            yield from below(child)
+
+    return below(network)
 
 
 def tensors_of(stage: nn.Module, *, whole: bool) -> list[Tensor]:
@@ -94,13 +105,3 @@ def by_parts(whole: Callable[..., Tensor], tokens: int) -> Callable[..., Tensor]
         return out
 
     return parts
-
-
-def _walk(module: nn.Module, layers: set[int]) -> Iterator[tuple[nn.Module, bool]]:
-    if id(module) in layers:
-        yield module, True
-        return
-    if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
-        yield module, False
-    for child in module.children():
-        yield from _walk(child, layers)

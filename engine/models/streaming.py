@@ -73,23 +73,19 @@ class Streaming:
             return
         layer = self._layers[number]
         self._held.pop(slot, None)
-        self._make_slot(slot)
-        with self._device.copying():
-            pieces = {dtype: self._slots[slot][dtype][: len(piece)] for dtype, piece in layer.host.items()}
-            for dtype, piece in layer.host.items():
-                pieces[dtype].copy_(piece, non_blocking=True)
-        layer.point_to(pieces, piece=True)
-        self._held[slot] = number
-
-    def _make_slot(self, slot: int) -> None:
-        """As large as the largest layer, made when it is first needed."""
-        if not self._slots[slot]:
+        if not self._slots[slot]:  # as large as the largest layer, made when it is first needed
             sizes: dict[torch.dtype, int] = {}
             for dtype, piece in (held for layer in self._layers for held in layer.host.items()):
                 sizes[dtype] = max(sizes.get(dtype, 0), len(piece))
             self._slots[slot] = {
                 dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()
             }
+        with self._device.copying():
+            pieces = {dtype: self._slots[slot][dtype][: len(piece)] for dtype, piece in layer.host.items()}
+            for dtype, piece in layer.host.items():
+                pieces[dtype].copy_(piece, non_blocking=True)
+        layer.point_to(pieces, piece=True)
+        self._held[slot] = number
 
     def _visit(self, stage: Stage) -> None:
         pieces = {dtype: torch.empty_like(piece, device=self._device.torch) for dtype, piece in stage.host.items()}

@@ -285,14 +285,12 @@ def verify(
     odd = [point for point, vectors in sample.items() if stored.get(point, {}).keys() != vectors.keys()]
     faults = {"missing": missing, "with a different text": changed, "with other vectors than delivered": odd}
     ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
-    detail = f"{points:,} points ({expected:,} expected, {stale:,} stale); "
-    detail += f"{several(expected - len(missing), 'text')} compared; "
-    detail += (
-        "no vector sampled"
-        if worst is None
-        else f"vectors of {several(len(sample), 'point')} compared, worst cosine {worst:.7f}"
-    )
-    detail += "".join(f"; {len(ids)} {fault}: {few(ids)}" for fault, ids in faults.items() if ids)
+    vectors = "no vector sampled"
+    if worst is not None:
+        vectors = f"vectors of {several(len(sample), 'point')} compared, worst cosine {worst:.7f}"
+    compared = f"{several(expected - len(missing), 'text')} compared; {vectors}"
+    told = "".join(f"; {len(ids)} {fault}: {few(ids)}" for fault, ids in faults.items() if ids)
+    detail = f"{points:,} points ({expected:,} expected, {stale:,} stale); {compared}{told}"
     return Verification(
         store=str(store.path.parent),
         points=points,

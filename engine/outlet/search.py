@@ -77,28 +77,21 @@ def _check_row(member: Member, row: Mapping[str, object]) -> None:
 def _encode(
     member: Member, origin: Origin, query: str, registry: Mapping[str, ModelSpec], policy: Policy, lessor: Lessor
 ) -> Vectors:
-    """The query's vector [1, dim] by one model of the store."""
-    kind = lessor.devices[0].kind
-    spec = _spec(member, origin, registry, kind)
-    card = read_card(spec, _snapshot(member, spec, registry, policy), kind)
-    whole = encode_texts(card, [query], member.query_prompt, lessor)
-    return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
-
-
-def _spec(member: Member, origin: Origin, registry: Mapping[str, ModelSpec], kind: str) -> ModelSpec:
-    """The model as the store's vectors were encoded; the registry only adds where else its files may lie."""
-    known = registry.get(member.model)
-    written_from = origin.sources[member.model]
-    others = known.sources if known else ()
-    return ModelSpec(
+    """The query's vector [1, dim] by one model of the store, encoded as its vectors were; the registry only adds where
+    else the model's files may lie."""
+    kind, known = lessor.devices[0].kind, registry.get(member.model)
+    spec = ModelSpec(
         member.model,
-        tuple(dict.fromkeys((written_from, *others))),
+        tuple(dict.fromkeys((origin.sources[member.model], *(known.sources if known else ())))),
         revision=origin.commits[member.model] or (known.revision if known else "main"),
         max_tokens=member.max_tokens,
         document_prompt=member.document_prompt,
         query_prompt=member.query_prompt,
         dtype={kind: "float32" if member.dtype == "float16" else member.dtype},  # a CPU is 100 times slower in halves
     )
+    card = read_card(spec, _snapshot(member, spec, registry, policy), kind)
+    whole = encode_texts(card, [query], member.query_prompt, lessor)
+    return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
 
 
 def _snapshot(member: Member, spec: ModelSpec, registry: Mapping[str, ModelSpec], policy: Policy) -> ModelSnapshot:

@@ -16,7 +16,19 @@ SAMPLE = 256
 
 def sink(store: Store) -> Sink:
     """Upsert every row of a window as one point with all its vectors."""
-    return lambda window: store.upsert(_points(window))
+
+    def points(window: Window) -> Iterator[Point]:
+        for chunk, vectors in zip(window.chunks, _by_row(window.vectors, len(window.points)), strict=False):
+            payload = {
+                "text": chunk.text,
+                "chunk_id": chunk.chunk_id,
+                "source": chunk.source,
+                "metadata": json.loads(chunk.payload),
+                **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
+            }
+            yield Point(chunk.point_id, payload, vectors)
+
+    return lambda window: store.upsert(points(window))
 
 
 def verified(delivery: Delivery, store: Store) -> Verification:
@@ -29,18 +41,6 @@ def verified(delivery: Delivery, store: Store) -> Verification:
     rows = np.unique(np.linspace(0, len(delivery.rows.texts) - 1, SAMPLE).astype(np.int64))
     sample = zip(map(uuid_of, delivery.points(rows)), _by_row(delivery.vectors(rows), len(rows)), strict=True)
     return verify(store, planned, dict(sample))
-
-
-def _points(window: Window) -> Iterator[Point]:
-    for chunk, vectors in zip(window.chunks, _by_row(window.vectors, len(window.points)), strict=False):
-        payload = {
-            "text": chunk.text,
-            "chunk_id": chunk.chunk_id,
-            "source": chunk.source,
-            "metadata": json.loads(chunk.payload),
-            **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
-        }
-        yield Point(chunk.point_id, payload, vectors)
 
 
 def _by_row(vectors: Mapping[str, Vectors], rows: int) -> Iterator[dict[str, Vector]]:

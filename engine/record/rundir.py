@@ -191,8 +191,16 @@ def choose(
             if resume and not named.journal.exists() and runs_in(out):
                 skipped(f"--resume: no run {run_id!r}, starting a new one ({beside(named.path)})")
             return named
-        newest = _newest(out, chunks, skipped) if resume else None
-        return _checked(newest, out, resume) if newest else _fresh(out)
+        if not resume:
+            return _fresh(out)
+        same: list[tuple[int, RunDirectory]] = []
+        for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")):
+            try:
+                if run.inputs().get("chunks") == str(chunks.resolve()):
+                    same.append(((run.path / RUN).stat().st_mtime_ns, run))
+            except (InterlockError, OSError) as error:
+                skipped(f"--resume skipped a run: {error}")
+        return _checked(max(same, key=lambda each: each[0])[1], out, resume) if same else _fresh(out)
 
 
 def _checked(run: RunDirectory, out: Path, resume: bool) -> RunDirectory:
@@ -245,17 +253,6 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
 def _compared(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but where the chunks lie: the same files elsewhere are the same input."""
     return {key: value for key, value in inputs.items() if key != "chunks"}
-
-
-def _newest(out: Path, chunks: Path, skipped: Callable[[str], None]) -> RunDirectory | None:
-    same: list[tuple[int, RunDirectory]] = []
-    for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")):
-        try:
-            if run.inputs().get("chunks") == str(chunks.resolve()):
-                same.append(((run.path / RUN).stat().st_mtime_ns, run))
-        except (InterlockError, OSError) as error:
-            skipped(f"--resume skipped a run: {error}")
-    return max(same, key=lambda each: each[0])[1] if same else None
 
 
 def _named(path: Path) -> RunDirectory:

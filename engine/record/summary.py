@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -223,22 +223,13 @@ def load(data: bytes) -> Summary:
     return msgspec.json.decode(data, type=Summary)
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of `summary.json`."""
+def schema_text() -> str:
+    """Write out the JSON Schema (2020-12) of `summary.json`."""
     named = msgspec.json.schema(Summary)["$defs"]
     for part in named.values():
         part["additionalProperties"] = False
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:interlock:summary:1",
-        **named.pop("Summary"),
-        "$defs": named,
-    }
-
-
-def schema_text() -> str:
-    """Return the schema as it is committed."""
-    return json.dumps(schema(), indent=2) + "\n"
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:interlock:summary:1"}
+    return json.dumps({**about, **named.pop("Summary"), "$defs": named}, indent=2) + "\n"
 
 
 def _iso(at: float) -> str:
