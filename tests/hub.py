@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, b"{}")
         elif path.startswith(f"/api/models/{hub.repo}/revision/"):
             self._send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": []}).encode())
-        elif path.startswith(f"/api/models/{hub.repo}/tree/{hub.commit}"):
+        elif path.startswith(f"/api/models/{hub.repo}/tree/"):  # of the commit; an older client asks for the branch
             self._send(200, json.dumps([self._listed(file) for file in hub.files()]).encode())
         elif path.startswith(wanted := f"/{hub.repo}/resolve/{hub.commit}/"):
             self._file(hub.model / path.removeprefix(wanted))

@@ -1,7 +1,8 @@
-"""Runs the quick tests and the demo under every Python from 3.11 that is here, and under the oldest packages allowed.
+"""Tries the package under every Python from 3.11 that is here, and under the oldest packages that pyproject allows.
 
-`python -m tools.compat [NAME...]` runs all or the named ones (`3.12.1`, `oldest`). An environment takes gigabytes:
-it is removed once all has passed in it, and kept in `.compat/` for the next try where something failed.
+The quick tests, tests of models and downloads, and the demo. `python -m tools.compat [NAME...]` runs all or the named
+ones (`3.12.1`, `oldest`). An environment takes gigabytes: it is removed once all has passed in it, and kept in
+`.compat/` for the next try where something failed.
 """
 
 import shutil
@@ -12,19 +13,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.environments import ROOT, environment, oldest, pythons, tested
+from tools.environments import ROOT, environment, oldest, pythons, run, tested
 
 KEPT = ROOT / ".compat"
 ANSWER = "datetime.date.fromisoformat"
 """What the demo's question finds first."""
 
 
-def quick(python: Path) -> str:
-    """Why the quick tests fail; empty: they pass."""
-    files = subprocess.run([python, "-m", "tests.pure"], cwd=ROOT, capture_output=True, text=True).stdout.split()  # noqa: S603
-    words = [str(python), "-m", "pytest", "-n", "2", "-m", "pure and not alone", *files]
+def tests(python: Path, *chosen: str) -> str:
+    """Why the chosen tests fail; empty: they pass."""
+    words = [str(python), "-m", "pytest", "-n", "2", "--tb=short", *chosen]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)  # noqa: S603
     return "" if done.returncode == 0 else "\n".join(done.stdout.splitlines()[-40:])
+
+
+def quick(python: Path) -> str:
+    """Why the quick tests fail; empty: they pass."""
+    return tests(python, "-m", "pure and not alone", *run(python, "-m", "tests.pure").split())
+
+
+def models(python: Path) -> str:
+    """Why networks or downloads fail, which use packages that the quick tests and the demo do not; empty: they pass."""
+    return tests(python, "-m", "not alone", "tests/test_encoder.py", "tests/test_network.py")
 
 
 def demo(python: Path) -> str:
@@ -38,13 +48,16 @@ def demo(python: Path) -> str:
     return "" if ANSWER in first else f"its question is answered with: {first}"
 
 
+ATTEMPTS = {"quick tests": quick, "models": models, "demo": demo}
+
+
 def passes(name: str, base: Path, constraints: Sequence[str]) -> bool:
-    """Whether both pass in an environment of the Python `base` with these versions; a line for each step."""
+    """Whether all of it passes in an environment of the Python `base` with these versions; a line for each step."""
     began = time.monotonic()
     python = environment(KEPT / name, base, constraints, "--editable", f"{ROOT}[dev]")
     print(f"{name:8} {'installed':20} {time.monotonic() - began:5.0f} s", flush=True)
     reasons = []
-    for what, attempt in (("quick tests", quick), ("demo", demo)):
+    for what, attempt in ATTEMPTS.items():
         began = time.monotonic()
         reasons.append(why := attempt(python))
         print(f"{name:8} {what:12} {'FAILED' if why else 'passed':7} {time.monotonic() - began:5.0f} s", flush=True)
