@@ -15,7 +15,7 @@ from interlock.engine.intake.tokens import TokenStore
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.vectors import VectorFile, lost
+from interlock.engine.passes.vectors import VectorFile, damaged_batches
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import several
@@ -128,4 +128,4 @@ def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
 def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
     """The batches whose vectors are not those that were committed."""
     crcs = {batch.batch_index: batch.crc for batch in committed}
-    return lost(cells.file, [batch.rows for batch in cells.batches], crcs)
+    return damaged_batches(cells.file, [batch.rows for batch in cells.batches], crcs)

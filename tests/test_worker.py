@@ -13,7 +13,7 @@ from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.backend import REAL, Backend
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.vectors import VectorFile, gate, lost
+from interlock.engine.passes.vectors import VectorFile, damaged_batches, gate
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
@@ -175,9 +175,9 @@ def test_just_the_batches_whose_rows_changed_on_disk_are_lost(tmp_path):
     crcs = {index: file.put(rows, np.full((2, 2), index, np.float32)) for index, rows in enumerate(batches)}
     file.sync()
     again = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
-    assert lost(again, batches, crcs) == []
+    assert damaged_batches(again, batches, crcs) == []
     again.array[1, 0] = 7
-    assert lost(again, batches, crcs) == [1]
+    assert damaged_batches(again, batches, crcs) == [1]
 
 
 def test_rows_never_written_are_nan_in_a_new_vector_file(tmp_path):

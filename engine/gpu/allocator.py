@@ -28,7 +28,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Counters:
-    """What `torch.cuda.memory_stats` tells: bytes now, their peaks, and how often memory fell short."""
+    """Figures of `torch.cuda.memory_stats`: bytes now, their peaks, and how often memory fell short."""
 
     allocated: int
     reserved: int
@@ -95,7 +95,7 @@ class Allocator:
     """Memory of one card in one process. All sizes are bytes.
 
     `floor` is what the process takes beside its segments, `others` what other processes hold, and `limit` the most
-    that floor and segments may take together. The driver tells of freed segments only after `lag` seconds of `clock`,
+    that floor and segments may take together. The driver shows freed segments only after `lag` seconds of `clock`,
     but gives them out at once.
     """
 
@@ -171,7 +171,7 @@ class Allocator:
             self._peak_allocated, self._peak_reserved = self._allocated, self._reserved
 
     def refuse(self, size: int) -> torch.OutOfMemoryError:
-        """The error of an allocation that must not succeed, counted; for the caller to raise."""
+        """Make the error of an allocation that must not succeed, and count it; the caller raises it."""
         with self._lock:
             self._bury()
             return self._short_of(_segment(max(ROUND, _up(size, ROUND))))

@@ -1,8 +1,8 @@
-"""A GPU as a device: torch's allocator counts what is allocated, the driver tells what this process occupies.
+"""A GPU as a device: torch's allocator counts what is allocated, the driver knows what this process occupies.
 
 Nothing is asked of CUDA at import, and no context is made before memory or computation is asked for. The allocator
 knows nothing of the context, the kernels and the libraries' own memory; they are measured beside it, so that the wall
-stands where the driver's figure would pass the ceiling. Measuring a lost GPU raises nothing: it tells what was last.
+stands where the driver's figure would pass the ceiling. Measuring a lost GPU raises nothing: the last figures stay.
 """
 
 import gc
@@ -27,7 +27,7 @@ from interlock.engine.record.facts import Memory, Readings
 FRESH = 1.0
 """Seconds for which what is beside the allocator counts as measured: asking the driver takes longer than a kernel."""
 PATIENCE = 2.0
-"""Seconds that the driver is given to tell of memory that was given back."""
+"""Seconds that the driver is given to notice memory that was given back."""
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for the contexts of all GPUs
 _LOCK = threading.Lock()
 
@@ -97,10 +97,10 @@ class CudaDevice(Device):
         return max(0, min(ceiling - held.occupied, free) + held.reserved - held.allocated)
 
     def wall(self, ceiling: int | None) -> None:
-        """The allocator's share of the card: what the ceiling leaves beside what the allocator does not count."""
+        """Limit the allocator to what the ceiling leaves beside what the allocator does not count."""
         self._measured = -FRESH
-        share = 1.0 if ceiling is None else (ceiling - self._beside(self._held("current").reserved)) / self.total
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), self.torch)
+        part = 1.0 if ceiling is None else (ceiling - self._beside(self._held("current").reserved)) / self.total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, part)), self.torch)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class CudaDevice(Device):
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Allocate before it: what is allocated within belongs to the copies' stream."""
+        """Switch to the copies' stream. Allocate before: what is allocated within belongs to that stream."""
         copies = self._copy_stream()
         copies.wait_stream(torch.cuda.current_stream(self.torch))
         with torch.cuda.stream(copies):
@@ -147,7 +147,7 @@ class CudaDevice(Device):
             _drop_caches()
             wanted = free + reserved - torch.cuda.memory_reserved(self.torch)
             deadline = time.monotonic() + PATIENCE
-            while self._free() < wanted and time.monotonic() < deadline:  # the driver tells of it late
+            while self._free() < wanted and time.monotonic() < deadline:  # the driver notices late
                 time.sleep(0.01)
 
     def readings(self) -> Readings | None:
@@ -259,11 +259,10 @@ def _open(index: int, uuid: str, total: int) -> _Opening:
     return _Opening(others, max(0, used - others))
 
 
-def _first_product(place: torch.device) -> None:
-    """Computing once loads cuBLAS and its kernels, which would otherwise come into the first lease; its workspace is
-    given back, so that no lease begins with it."""
-    with torch.cuda.device(place):
-        ones = torch.ones(16, 16, dtype=torch.float16, device=place)
+def _first_product(device: torch.device) -> None:
+    """Load cuBLAS and its kernels by computing once, lest the first lease pays for them; its workspace goes again."""
+    with torch.cuda.device(device):
+        ones = torch.ones(16, 16, dtype=torch.float16, device=device)
         ones @ ones
         torch.cuda.synchronize()
     del ones

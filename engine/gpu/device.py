@@ -42,7 +42,7 @@ class Device(Protocol):
         """Measure what it holds now."""
 
     def room(self, ceiling: int) -> int:
-        """Bytes that can be allocated now beside what is allocated, with this process under `ceiling` at driver level.
+        """Measure what can be allocated now beside what is allocated, this process under `ceiling` at driver level.
 
         Other processes' memory is not room; what our allocator has cached is.
         """
@@ -52,10 +52,10 @@ class Device(Protocol):
         return
 
     def computing(self) -> AbstractContextManager[object]:
-        """Within, what this thread allocates belongs to this device."""
+        """Let what this thread allocates in the block belong to this device."""
 
     def copying(self) -> AbstractContextManager[object]:
-        """Within, copies run beside the computation, and after all of it that was issued before."""
+        """Let copies in the block run beside the computation, and after all of it that was issued before."""
         return self.computing()
 
     def join_copies(self) -> None:
@@ -86,4 +86,4 @@ class Device(Protocol):
         """Give back everything that is no longer used, after looking for it; waits for the driver to see it."""
 
     def readings(self) -> Readings | None:
-        """Ask the driver for its figures of the device now; None where no driver tells."""
+        """Ask the driver for its figures of the device now; None where there is no driver."""

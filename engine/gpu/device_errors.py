@@ -25,7 +25,7 @@ _MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_NOT_SUPPORTED",  # no engine whose workspace fits
     "handles_.at(",  # an expandable segment that could not grow (pytorch#188008)
-    "CUDA driver error: device not ready",  # the same moment, as the driver tells it (torch-max-mem#45)
+    "CUDA driver error: device not ready",  # the same moment, in the driver's words (torch-max-mem#45)
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",  # on Windows
     "Cannot allocate memory",  # ENOMEM, of a mapping
@@ -61,7 +61,7 @@ _LOST_TEXT = re.compile(rf"(?:CUDA|HIP|CUDNN)\b.*?(?:{'|'.join(map(re.escape, _L
 
 
 def classify(error: BaseException) -> Trouble | None:
-    """What `error` means for a device; None: neither less memory nor another device would mend it."""
+    """Say what `error` means for a device; None: neither less memory nor another device would mend it."""
     if isinstance(error, OSError):
         return Trouble.MEMORY if error.errno == errno.ENOMEM else None
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

@@ -21,11 +21,10 @@ _INSTEAD = "use --devices cpu, or rehearse with --devices sim:2xT4"
 
 
 def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
-    """The devices that `--devices` names: `auto`, `cpu`, `cuda`, `cuda:0,cuda:1` or `sim:2xT4`; `auto` takes every GPU,
-    else the CPU. `faults` go wrong on simulated devices only.
+    """Make the devices that `--devices` names: `auto`, `cpu`, `cuda`, `cuda:0,cuda:1` or `sim:2xT4`.
 
-    Raises UnavailableError for what is not here, UsageError for faults of real devices and simulated ones that it does
-    not know.
+    `auto` takes every GPU, else the CPU. `faults` go wrong on simulated devices only. Raises UnavailableError
+    for what is not here, UsageError for faults of real devices and simulated ones that it does not know.
     """
     if wanted.startswith("sim:"):
         from interlock.engine.gpu.faults import parse

@@ -51,7 +51,7 @@ class Fault:
 
 
 def parse(text: str) -> list[Fault]:
-    """The faults that a text names, in its order. Raises UsageError for one that is not on the menu."""
+    """Read the faults that a text names, in its order. Raises UsageError for one that is not on the menu."""
     return [_fault(item.strip()) for item in text.split(",") if item.strip()]
 
 

@@ -53,17 +53,17 @@ class Law:
     bare: "Law | None" = None
 
     def activations(self, tokens: int, longest: int) -> int:
-        """Bytes beside the weights for `tokens` tokens, padding included, in rows of at most `longest`."""
+        """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
         steepest = max(fixed + slope * longest for fixed, slope in self.phases)
         layers = math.ceil(self.constant + (self.line + self.square * longest) * longest + tokens * steepest)
         return max(layers, self.prelude.activations(tokens, longest)) if self.prelude else layers
 
     def peak(self, tokens: int, longest: int) -> int:
-        """Bytes of weights and activations together."""
+        """Predict the bytes of weights and activations together."""
         return self.weights + self.activations(tokens, longest)
 
     def for_rows(self, lengths: Sequence[int]) -> "Law":
-        """The law of a forward of rows of these lengths: this one, or where they are all equal the bare one."""
+        """Choose the law of a forward of rows of these lengths: this one, or where they are all equal the bare one."""
         return self.bare if self.bare and len(set(lengths)) == 1 else self
 
 
@@ -81,11 +81,11 @@ class Calibration:
     residuals: tuple[float, ...] = ()
 
     def activations(self, law: Law, tokens: int, longest: int) -> int:
-        """Bytes beside the weights that a forward must be given: the law, corrected, with its margin."""
+        """Predict the bytes beside the weights that a forward must be given: the law, corrected, with its margin."""
         return math.ceil(law.activations(tokens, longest) * self.scale * (1 + self.margin))
 
     def most_tokens(self, law: Law, longest: int, room: int) -> int:
-        """The most tokens, padding included, whose activations fit `room` bytes; 0 where not even one does."""
+        """Return the most tokens, padding included, whose activations fit `room` bytes; 0 where not one does."""
         return bisect_right(range(1, UNBOUNDED), room, key=lambda tokens: self.activations(law, tokens, longest))
 
     def observed(self, predicted: int, measured: int) -> "Calibration":
@@ -131,7 +131,7 @@ def fit(samples: Sequence[Sample]) -> Law:
 
 
 def worst_error(law: Law, samples: Iterable[Sample]) -> float:
-    """The largest difference between the law and a sample, as a share of the sample; what is but rounding is none."""
+    """Return the largest relative difference between the law and a sample; what is but rounding is none."""
     differences = ((abs(law.activations(tokens, longest) - size), size) for tokens, longest, size in samples)
     return max((max(0, difference - GRAIN) / size for difference, size in differences), default=0.0)
 

@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Process:
-    """A process that computes on a GPU, and the bytes it has there, where the driver tells."""
+    """A process that computes on a GPU, and the bytes it has there, where the driver knows."""
 
     pid: int
     name: str
@@ -61,7 +61,7 @@ class Nvml:
         return [self._asked(self._library.nvmlDeviceGetName, handle) or "unknown" for handle in handles]
 
     def readings(self, uuid: str) -> Readings | None:
-        """Read the figures of a GPU now; None where not even its memory is told."""
+        """Read the figures of a GPU now; None where not even its memory is known."""
         handle = self._handle(uuid)
         memory = self._asked(self._library.nvmlDeviceGetMemoryInfo, handle)
         if memory is None:
@@ -78,7 +78,7 @@ class Nvml:
         )
 
     def processes(self, uuid: str) -> list[Process] | None:
-        """List every process that computes on a GPU, this one too; None where the driver does not tell."""
+        """List every process that computes on a GPU, this one too; None where the driver does not say."""
         running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
         return running and [Process(one.pid, self._program(one.pid), one.usedGpuMemory) for one in running]
 
@@ -88,7 +88,7 @@ class Nvml:
         return None if processes is None else [process for process in processes if process.pid != os.getpid()]
 
     def own(self, uuid: str) -> int | None:
-        """Bytes of this process on a GPU; None where the driver does not tell, or knows it by another number."""
+        """Return this process's bytes on a GPU; None where the driver does not say, or knows it by another number."""
         running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid)) or []
         return next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
 
@@ -110,7 +110,7 @@ class Nvml:
 
 
 def _sum(processes: list[Process] | None) -> int | None:
-    """Bytes of all of them; None unless every one is told."""
+    """Bytes of all of them; None unless every one is known."""
     if processes is None:
         return None
     sizes = [process.bytes for process in processes if process.bytes is not None]

@@ -1,7 +1,7 @@
-"""Looks at the devices of a run once a period, from a thread of its own, and tells what it sees.
+"""Looks at the devices of a run once a period, from a thread of its own, and reports what it sees.
 
-It never disturbs the run: a device that cannot be looked at is left alone from then on, and where nobody takes what is
-told any more, it stops.
+It never disturbs the run: a device that cannot be looked at is left alone from then on, and when a report fails because
+whoever takes them is gone, it stops.
 """
 
 import threading
@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from interlock.engine.gpu.device import Device
 from interlock.engine.record.facts import Memory, Readings
 
-Tell = Callable[[str, Memory, Readings | None], object]
+Report = Callable[[str, Memory, Readings | None], object]
 
 
 class Sampler:
-    """`with Sampler(devices, tell): ...` calls `tell(name, memory, readings)` for each device, at once and then once a
-    `period` in seconds; never again when the block has ended."""
+    """Samples devices while its block runs: `with Sampler(devices, report): ...`.
 
-    def __init__(self, devices: Sequence[Device], tell: Tell, period: float = 1.0) -> None:
+    `report(name, memory, readings)` is called for each device, at once and then once a `period` in seconds.
+    """
+
+    def __init__(self, devices: Sequence[Device], report: Report, period: float = 1.0) -> None:
         self._devices = list(devices)
-        self._tell = tell
+        self._report = report
         self._period = period
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -46,6 +48,6 @@ class Sampler:
             return
         try:
             if not self._ended.is_set():
-                self._tell(device.name, memory, readings)
+                self._report(device.name, memory, readings)
         except Exception:  # whoever listened is gone
             self._ended.set()

@@ -49,7 +49,7 @@ CARDS = {
 def simulated(
     text: str, faults: Sequence[Fault] = (), make: "Callable[[str, Card, Sequence[Fault]], SimDevice] | None" = None
 ) -> "list[SimDevice]":
-    """The devices that `sim:2xT4`, `sim:1xT4+1xL4` or `sim:2x16GiB` names: `cuda:0` and up, of the class `make`.
+    """Make the devices that `sim:2xT4`, `sim:1xT4+1xL4` or `sim:2x16GiB` names: `cuda:0` and up, of the class `make`.
 
     Raises UsageError for anything else, and for a fault of a device that is not among them.
     """
@@ -92,7 +92,7 @@ class SimDevice(Device):
 
     @property
     def lost(self) -> bool:
-        """Whether it is gone for good: computing on it raises, and what it tells is what was last known."""
+        """Whether it is gone for good: computing on it raises, and its figures are the last ones."""
         return self._chip.lost
 
     @property

@@ -30,7 +30,7 @@ class Backend:
     """By `--devices` and `--faults`."""
     host: Callable[[], Device] = CpuDevice
     cards: Callable[[Sequence[ModelSpec], Policy, str, Callable[[AnyEvent], object]], list[ModelCard]] = cards_of
-    """Of the roster's models on a kind of device; tells how each was resolved."""
+    """Of the roster's models on a kind of device; emits how each was resolved."""
     laws: Laws = law_for
     load: Callable[[ModelCard], nn.Module] = load
     """A model for the host's own processor."""

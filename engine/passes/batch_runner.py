@@ -1,7 +1,7 @@
 """Computes a cell of the grid in as few forwards as memory allows, and climbs the ladder when one falls short.
 
-A batch is one forward unless the law says that it does not fit now. What falls short is told as a mitigation with its
-cause, what was done and what it cost; a row that nothing helps is parked with its reason and leaves NaN.
+A batch is one forward unless the law says that it does not fit now. What falls short is recorded as a mitigation with
+its cause, what was done and what it cost; a row that nothing helps is parked with its reason and leaves NaN.
 """
 
 import time
@@ -36,14 +36,13 @@ class Fallbacks(Protocol):
     """Where a piece can go that does not fit where it is."""
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
-        """Its device is lost, and its own worker may be done and not find out."""
+        """Leave a lost device out from now on; its own worker may be done and not find out."""
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
-        """The same model on another healthy device of its lease."""
+        """Find the same model on another healthy device of its lease."""
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
-        """The same model on the CPU in float32, attached when it is first asked for, for rows of these lengths; None
-        where it cannot be."""
+        """Find the same model on the CPU in float32, for rows of these lengths; None where it cannot be there."""
 
     def host_possible(self) -> bool:
         """Whether `host` may be asked: the fallback is allowed, and host memory suffices."""
@@ -60,8 +59,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a batch: its vectors [rows, dim], NaN for parked rows, and what computed them in how many
-    forwards."""
+    """What became of a batch: vectors [rows, dim], NaN for parked rows; its forwards; what computed how many rows."""
 
     vectors: Vectors
     forwards: int
@@ -113,7 +111,7 @@ class BatchRunner:
         return Result(vectors, forwards, [part for part in parts if part.rows])
 
     def _planned(self) -> list[_Piece]:
-        """The whole batch, or as many pieces of it as fit one after the other."""
+        """The batch as one piece, or cut into pieces that fit one after the other."""
         lengths = [len(row) for row in self._rows]
         tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(max(lengths))
         indices = np.arange(len(lengths))

@@ -43,12 +43,12 @@ class BatchPlan:
         return sum(batch.padding for batch in self.batches)
 
     def digest(self) -> str:
-        """SHA-256 of every row in its batch."""
+        """Return the SHA-256 of every row in its batch."""
         return digest_of(batch.rows for batch in self.batches)
 
 
 def digest_of(batches: Iterable[Rows]) -> str:
-    """SHA-256 of every row in its batch."""
+    """Return the SHA-256 of every row in its batch."""
     digest = hashlib.sha256()
     for rows in batches:
         digest.update(len(rows).to_bytes(8, "little"))
@@ -57,7 +57,7 @@ def digest_of(batches: Iterable[Rows]) -> str:
 
 
 def plan(rows: Rows, lengths: npt.NDArray[np.int64], budget: int) -> BatchPlan:
-    """Batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
+    """Make batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
 
     A row longer than the budget is a batch of its own. Every row is in exactly one batch.
     """

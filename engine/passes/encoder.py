@@ -32,38 +32,38 @@ class Encoder(Protocol):
     """Whether every row costs as much as the longest."""
 
     def encode(self, rows: Sequence[Ids]) -> Vectors:
-        """Unit vectors [len(rows), dim] of rows of token ids, special tokens included."""
+        """Compute unit vectors [len(rows), dim] of rows of token ids, special tokens included."""
 
 
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
-    """The encoder that fits a network that is attached to `device`."""
+    """Return the encoder for a network that is attached to `device`."""
     if isinstance(network, PackedEncoder):
         return PackedRows(network, card.pooling or "mean", device.torch)
     return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch)
 
 
 def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
-    """Tokens that a forward of rows of these lengths computes, those for nothing included."""
+    """Count the tokens that a forward of rows of these lengths computes, padding and filling included."""
     if padded:
         return max(lengths, default=0) * len(lengths)
     return sum(lengths) + filling(sum(lengths))
 
 
 class PackedRows:
-    """Rows laid end to end; nothing is computed for padding."""
+    """Encodes rows laid end to end; nothing is computed for padding."""
 
     padded = False
 
-    def __init__(self, network: PackedEncoder, pooling: str, place: torch.device) -> None:
+    def __init__(self, network: PackedEncoder, pooling: str, device: torch.device) -> None:
         self._network = network
         self._pooling = pooling
-        self._place = place
+        self._device = device
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
         lengths = [len(row) for row in rows]
-        hidden = self._network(torch.from_numpy(np.concatenate(rows)).to(self._place), lengths).float()
-        return _unit(self._pool(hidden, torch.tensor(lengths, device=self._place)))
+        hidden = self._network(torch.from_numpy(np.concatenate(rows)).to(self._device), lengths).float()
+        return _unit(self._pool(hidden, torch.tensor(lengths, device=self._device)))
 
     def _pool(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":
@@ -72,31 +72,31 @@ class PackedRows:
 
 
 class PaddedRows:
-    """Rows padded on the right to the longest, with a mask where there is any padding."""
+    """Encodes rows padded on the right to the longest, with a mask where there is any padding."""
 
     padded = True
 
-    def __init__(self, network: nn.Module, pad: int, place: torch.device) -> None:
+    def __init__(self, network: nn.Module, pad: int, device: torch.device) -> None:
         self._network = network
         self._pad = pad
-        self._place = place
+        self._device = device
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
         longest = max(len(row) for row in rows)
         ids = torch.full((len(rows), longest), self._pad)
         mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.from_numpy(row)
-            mask[place, : len(row)] = 1
-        features = {"input_ids": ids.to(self._place)}
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = torch.from_numpy(row)
+            mask[number, : len(row)] = 1
+        features = {"input_ids": ids.to(self._device)}
         if not bool(mask.all()):
-            features["attention_mask"] = mask.to(self._place)
+            features["attention_mask"] = mask.to(self._device)
         return _unit(self._network(features)["sentence_embedding"].float())
 
 
 def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor) -> Vectors:
-    """Unit vectors [len(texts), dim] of a few texts, under a lease of their own; for queries."""
+    """Compute unit vectors [len(texts), dim] of a few texts, under a lease of their own; for queries."""
     with naming([card.key], card.tokenizer_file):
         tokenizer = load_tokenizer(card.tokenizer_file)
         specials = specials_of(tokenizer)

@@ -173,7 +173,7 @@ class PassExecutor:
         others_compute = any(resident.instances for resident in residents)
         for resident in residents:
             model_pass, devices = resident.assignment.model_pass, resident.assignment.devices
-            elsewhere = any(free.kind != "cpu" and free.name not in devices for free in self._free)
+            elsewhere = any(free.is_gpu and free.name not in devices for free in self._free)
             if resident.instances:
                 self._waited.discard(model_pass)
             elif others_compute or (elsewhere and model_pass not in self._waited):

@@ -24,7 +24,7 @@ from interlock.engine.record.events import BatchCommitted, PassPlanned
 
 @dataclass
 class Layout:
-    """The batches of one pass, the collection that each belongs to, and each collection's share of the work."""
+    """The batches of one pass, the collection that each belongs to, and what is planned for each collection."""
 
     card: ModelCard
     batches: list[Batch] = field(default_factory=list)
@@ -32,23 +32,23 @@ class Layout:
     shares: list[PassPlanned] = field(default_factory=list)
 
     def predicted_bytes(self, law: Law, calibration: Calibration) -> int:
-        """What the model and its widest batch are predicted to take."""
+        """Predict what the model and its widest batch take."""
         return law.weights + max(
             (calibration.activations(law, self.computed(batch), batch.longest) for batch in self.batches), default=0
         )
 
     def least_bytes(self, law: Law, calibration: Calibration, *, streamed: bool = False) -> int:
-        """What it cannot do without: the weights, and its longest row alone."""
+        """Predict what the pass cannot do without: the weights, and its longest row alone."""
         longest = max((batch.longest for batch in self.batches), default=1)
         alone = computed_tokens([longest], padded=not self.card.packed)
         return (law.slots if streamed else law.weights) + calibration.activations(law, alone, longest)
 
     def computed(self, batch: Batch) -> int:
-        """Tokens that the model computes for a batch in one forward."""
+        """Count the tokens that the model computes for a batch in one forward."""
         return batch.tokens + self.padding(batch)
 
     def padding(self, batch: Batch) -> int:
-        """Tokens that the model computes for nothing in this batch."""
+        """Count the tokens that the model computes for nothing in this batch."""
         return filling(batch.tokens) if self.card.packed else batch.padding
 
 
@@ -73,7 +73,7 @@ class Cells:
 def lay_out(
     model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Sequence[Rows], reused: npt.NDArray[np.bool_]
 ) -> Layout:
-    """One pass over `corpus`, without the texts that are `reused` [texts]."""
+    """Lay out one pass over `corpus`, without the texts that are `reused` [texts]."""
     lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
     layout, cost = Layout(card), cost_of(card.config)
     for rows in corpus:
@@ -119,14 +119,14 @@ class Queue:
         return bool(self._left) and self.failed is None
 
     def take(self) -> int | None:
-        """The next batch; None when there is none."""
+        """Take the next batch; None when there is none."""
         try:
             return self._left.popleft() if self.failed is None else None
         except IndexError:
             return None
 
     def left(self) -> list[int]:
-        """The batches that nobody has taken yet."""
+        """List the batches that nobody has taken yet."""
         return list(self._left)
 
     def put_back(self, index: int, device: str) -> None:

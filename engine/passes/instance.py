@@ -33,7 +33,7 @@ class Shortfall:
 
 
 def first_calibration(device: Device) -> Calibration:
-    """What is known before anything was measured."""
+    """Return what is known before anything was measured."""
     return Calibration() if device.metered else Calibration(scale=HEAP_FACTOR, margin=0.0)
 
 
@@ -114,21 +114,21 @@ class ModelInstance:
                 self.stream()
 
     def room(self) -> int:
-        """Bytes that one forward may take now: of the lease's budget, and of what the device really has."""
+        """Measure what one forward may take now: of the lease's budget, and of what the device really has."""
         weights = self.law.slots if self.streamed else self.law.weights
         return min(self._lease.budgets[self.device.name] - weights, self._lessor.budget(self.device))
 
     def most_tokens(self, longest: int) -> int:
-        """The most tokens, padding included, of a forward with a row of `longest`."""
+        """Return the most tokens, padding included, of a forward with a row of `longest`."""
         most = self.calibration.most_tokens(self.law, longest, self.room())
         return most if self.encoder.padded else most - most % TILE
 
     def tokens(self, lengths: Sequence[int]) -> int:
-        """Tokens that a forward of rows of these lengths computes."""
+        """Count the tokens that a forward of rows of these lengths computes."""
         return computed_tokens(lengths, padded=self.encoder.padded)
 
     def predicted(self, lengths: Sequence[int]) -> int:
-        """Bytes beside the weights that a forward of rows of these lengths must be given."""
+        """Predict the bytes beside the weights of a forward of rows of these lengths."""
         return self.calibration.activations(self.law, self.tokens(lengths), max(lengths))
 
     def attempt(self, rows: Sequence[Ids], tried: frozenset[Rung] = frozenset()) -> Vectors | Shortfall:

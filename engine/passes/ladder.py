@@ -24,7 +24,7 @@ MOST_REPLANS = 2
 """How often one piece is planned anew before it is split without asking the law."""
 
 ALONE = 1
-"""As the most tokens of a forward: no two rows share one."""
+"""Tokens of a forward that no two rows fit into together."""
 
 
 class Rung(StrEnum):
@@ -44,7 +44,7 @@ class Rung(StrEnum):
 
 
 MOVES = frozenset({Rung.RELOCATE, Rung.CPU})
-"""Rungs that take a piece to another place."""
+"""Rungs that take a piece to another device."""
 
 
 class Cause(StrEnum):
@@ -119,14 +119,14 @@ class Step:
         return f"{self.happened}; {self.action}"
 
     def pieces(self, lengths: Sequence[int], *, padded: bool) -> list[slice]:
-        """The forwards that the rows of the failed piece (`lengths` in tokens, longest first) are now computed in."""
+        """Cut the rows of the failed piece (`lengths` in tokens, longest first) into the forwards of this step."""
         if self.tokens is not None:
             return slices(lengths, self.tokens, padded=padded)
         return halves(len(lengths)) if self.rung is Rung.SPLIT else [slice(0, len(lengths))]
 
 
 def next_step(effort: Effort, evidence: Evidence, means: Means) -> Step:
-    """The first rung that is still ahead of the piece and can help."""
+    """Choose the first rung that is still ahead of the piece and can help."""
     match evidence.cause:
         case Cause.MEMORY:
             return _short_of_memory(effort, evidence, means)
@@ -137,13 +137,13 @@ def next_step(effort: Effort, evidence: Evidence, means: Means) -> Step:
 
 
 def halves(rows: int) -> list[slice]:
-    """Two halves of at least two rows; of an odd number, the first has the fewer: its rows are the longer ones."""
+    """Cut two or more rows into halves; of an odd number, the first has the fewer: its rows are the longer ones."""
     assert rows > 1, "a single row has no halves"
     return [slice(0, rows // 2), slice(rows // 2, rows)]
 
 
 def slices(lengths: Sequence[int], most_tokens: int, *, padded: bool) -> list[slice]:
-    """Rows, longest first, cut into runs of at most `most_tokens` tokens, and of at least one row each.
+    """Cut rows, longest first, into runs of at most `most_tokens` tokens, and of at least one row each.
 
     `padded` rows count as many tokens as the longest of their run.
     """
@@ -157,7 +157,7 @@ def slices(lengths: Sequence[int], most_tokens: int, *, padded: bool) -> list[sl
 
 
 def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
-    """Fewer tokens while there is more than one row; then less of the model at a time; then another place."""
+    """Fewer tokens while there is more than one row; then less of the model at a time; then another device."""
     allowed, tokens = evidence.allowed_tokens, evidence.tokens
     if _may_replan(effort) and evidence.rows > 1 and evidence.longest <= allowed < tokens:
         action = f"retrying with at most {allowed:,} of its {tokens:,} tokens at a time"
@@ -170,10 +170,10 @@ def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
 
 
 def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
-    """Alone, lest a row's overflow is its neighbour's; then once more as it is, unless being alone was that."""
-    if evidence.rows > 1:
+    """Every row alone; a single row once more; then the CPU."""
+    if evidence.rows > 1:  # the overflow of one row may have spoilt its neighbours
         return _step(Rung.SPLIT, "computing every text alone", effort, evidence, ALONE)
-    if _may_replan(effort) and evidence.cause not in effort.again:
+    if _may_replan(effort) and evidence.cause not in effort.again:  # a row split off its batch has been retried so
         return _again("retrying alone", effort, evidence)
     return _onward((Rung.CPU,), effort, evidence, means)
 

@@ -20,7 +20,10 @@ Laws = Callable[[ModelCard, str], Law]
 
 
 class MemoryPlanner:
-    """Of the passes of a run on its devices; `host` is the CPU, which is among `devices` only where there is no GPU."""
+    """Answers what a run's passes need of its devices.
+
+    `host` is the CPU, which is among `devices` only where there is no GPU.
+    """
 
     def __init__(self, devices: Sequence[Device], host: Device, laws: Laws = law_for) -> None:
         self._devices = devices
@@ -32,22 +35,24 @@ class MemoryPlanner:
         self._calibrations: dict[tuple[int, str], Calibration] = {}
 
     def of(self, layout: Layout) -> MemoryNeed:
-        """The bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host. What was
-        learnt does not change them, so a schedule of many short assignments asks the batches once."""
+        """Return the bytes that a pass cannot do without: on a GPU, on one with its layers streamed, on the host.
+
+        What was learnt does not change them, so they are worked out once, however short the assignments.
+        """
         key = layout.card.key
         if key not in self._known:
             self._known[key] = self._need(layout)
         return self._known[key]
 
     def least(self, layout: Layout, assignment: Assignment, name: str) -> int:
-        """The bytes that an assignment of this pass cannot do without on the device of this name."""
+        """Return the bytes that an assignment of this pass cannot do without on the device of this name."""
         need = self.of(layout)
         if name == self._host.name:
             return need.host
         return need.streamed if assignment.streamed else need.whole
 
     def widest(self, layout: Layout, device: Device) -> int:
-        """The bytes that the weights and the widest batch of a pass are predicted to take on a device."""
+        """Predict the bytes that the weights and the widest batch of a pass take on a device."""
         key = layout.card.key, device.name
         if key not in self._widest:
             law = self.law(layout.card, device)
@@ -55,7 +60,7 @@ class MemoryPlanner:
         return self._widest[key]
 
     def law(self, card: ModelCard, device: Device) -> Law:
-        """The memory law of a model on a device; computed once, since every placement and every screen asks."""
+        """Return the memory law of a model on a device; traced once, since every placement and every screen asks."""
         beside = self.card_on(card, device)
         key = beside.key, beside.dtype, device.kind
         if key not in self._law:
@@ -63,12 +68,12 @@ class MemoryPlanner:
         return self._law[key]
 
     def card_on(self, card: ModelCard, device: Device) -> ModelCard:
-        """On the host beside GPUs a model computes in float32."""
+        """Return the card as the model computes on a device: beside GPUs the host computes in float32."""
         beside = device is self._host and device is not self._devices[0]
         return replace(card, dtype="float32") if beside else card
 
     def calibration(self, model_pass: int, device: Device) -> Calibration:
-        """What earlier assignments of the pass have learnt on this device."""
+        """Return what earlier assignments of the pass have learnt on this device."""
         return self._calibrations.get((model_pass, device.name), first_calibration(device))
 
     def learn(self, model_pass: int, device: Device, calibration: Calibration) -> None:
@@ -86,7 +91,7 @@ class MemoryPlanner:
 
 
 def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[DeviceRoom]:
-    """What can be leased now: of `devices` the GPUs, and the host last where it may be used."""
+    """Measure what can be leased now: of `devices` the GPUs, and the host last where it may be used."""
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus
     return [DeviceRoom(device.name, device.kind, lessor.budget(device)) for device in usable]

@@ -1,8 +1,8 @@
 """Vectors taken over from an earlier run: every row whose text and model are the same is paid for only once.
 
 The earlier run's own journal says which rows it has and what their bytes were: a batch, or what that run had taken over
-itself, is taken only where its CRC-32 still holds. What is taken is told with checksums of its own, so that the journal
-of a run speaks of every vector in its directory. A file that is not what the earlier run wrote is refused by name.
+itself, is taken only where its CRC-32 still holds. What is taken is recorded with checksums of its own, so that the
+journal of a run knows every vector in its directory. A file that is not what the earlier run wrote is refused by name.
 """
 
 import zlib
@@ -30,7 +30,7 @@ ORDER = "order.npy"
 WINDOW = 512
 """Rows taken over that share a checksum."""
 Mask = npt.NDArray[np.bool_]
-Tell = Callable[[int], object]
+Report = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Earlier:
 
 
 def check(run: Path) -> Earlier:
-    """The run to take vectors from. Raises UsageError for a directory that is none, or whose files are damaged."""
+    """Open the run to take vectors from. Raises UsageError for another directory, or where files are damaged."""
     directory = RunDirectory(run)
     with _damage_of(directory.path / RUN):
         if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
@@ -61,14 +61,14 @@ def take_over(
     model_pass: int,
     digests: Digests,
     file: VectorFile,
-    tell: Tell,
+    report: Report,
 ) -> RowsReused | None:
     """Copy into `file` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
 
-    `tell` is told of rows that are damaged there, by their number.
+    Each time rows turn out to be damaged there, `report` is called with how many.
     """
     taken = np.zeros(len(digests), np.bool_)
-    for rows, vectors in available(earlier, entry, digests, tell):
+    for rows, vectors in available(earlier, entry, digests, report):
         if earlier and vectors.shape[1] != (dim := file.array.shape[1]):
             raise UsageError(
                 f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: drop "
@@ -91,7 +91,7 @@ def take_over(
 
 
 def mask_of(reused: RowsReused | None, texts: int) -> Mask:
-    """Which of so many texts were taken over."""
+    """Unpack which of so many texts were taken over."""
     if reused is None:
         return np.zeros(texts, np.bool_)
     bits = np.frombuffer(zlib.decompress(reused.mask), np.uint8)
@@ -99,7 +99,7 @@ def mask_of(reused: RowsReused | None, texts: int) -> Mask:
 
 
 def damaged(reused: RowsReused, file: VectorFile) -> int:
-    """How many of the rows taken over share a checksum that does not hold any more."""
+    """Count the rows taken over whose checksum does not hold any more."""
     windows = _windows(np.flatnonzero(mask_of(reused, len(file.array))))
     return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if file.crc(rows) != crc)
 
@@ -117,9 +117,9 @@ def keep_order(vectors: Path, batches: Sequence[Batch]) -> None:
 
 
 def available(
-    earlier: Earlier | None, entry: Mapping[str, object], digests: Digests, tell: Tell
+    earlier: Earlier | None, entry: Mapping[str, object], digests: Digests, report: Report
 ) -> Iterator[tuple[Rows, Vectors]]:
-    """Rows with their vectors in `earlier`, checked against its journal; `tell` is told how many there are damaged.
+    """Yield rows with their vectors in `earlier`, checked against its journal; `report` as for `take_over`.
 
     Raises UsageError naming a file that is not what that run wrote.
     """
@@ -137,7 +137,7 @@ def available(
             continue
         window = None if vectors is None else vectors[rows]
         if window is None or crc_of(window) != crc:
-            tell(len(rows))
+            report(len(rows))
             continue
         good = (here >= 0) & _are_unit(window)  # a parked row has no vector
         yield here[good], window[good]
@@ -178,8 +178,8 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
         for collection in earlier.state.collections.values():
             share = collection.shares.get(model_pass)
             if share and share.plan.batches:
-                told = batches[share.plan.first_batch : share.plan.first_batch + share.plan.batches]
-                if digest_of(told) != earlier.state.plans[model_pass, collection.name]:
+                own = batches[share.plan.first_batch : share.plan.first_batch + share.plan.batches]
+                if digest_of(own) != earlier.state.plans[model_pass, collection.name]:
                     raise ValueError("rows differ from the journal's")
     return batches
 

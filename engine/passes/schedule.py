@@ -37,6 +37,11 @@ class DeviceRoom:
     kind: str
     room: int
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU, simulated or not."""
+        return self.kind != "cpu"
+
 
 @dataclass(frozen=True)
 class MemoryNeed:
@@ -70,37 +75,37 @@ def next_placement(
     schedule: Schedule,
     left: Sequence[Sequence[int]],
     needs: Sequence[MemoryNeed],
-    places: Sequence[DeviceRoom],
+    devices: Sequence[DeviceRoom],
     window: int,
     last: int | None,
     *,
     cpu_fallback: bool,
 ) -> Placement | None:
-    """What to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing is left.
+    """Decide what to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing.
 
     `last` is the pass of the last assignment, if any; a `window` of 0 is a whole pass. The CPU is used where there is
     no GPU, and with `cpu_fallback` for a model that fits on none. A pass is refused when it is due and never while it
     waits; the caller takes its batches out of `left`. Only a placement that refuses every pass has no assignments.
     """
     waiting = {model_pass: batches for model_pass, batches in enumerate(left) if len(batches)}
-    usable = [place for place in places if cpu_fallback or _is_gpu(place)] or places
+    usable = [device for device in devices if cpu_fallback or device.is_gpu] or devices
     refused: dict[int, str] = {}
     while waiting:
         due, batches = _due(waiting, window if schedule is Schedule.ROTATING else 0, last)
         if fits := _fits(needs[due], usable):
             together = _side_by_side(waiting, needs, usable) if schedule is Schedule.SHARED else ()
-            alone = Assignment(due, tuple(batches), tuple(place.name for place in fits[0].places), fits[0].streamed)
+            alone = Assignment(due, tuple(batches), tuple(device.name for device in fits[0].devices), fits[0].streamed)
             return Placement(together if len(together) > 1 else (alone,), refused)
         refused[due] = _refusal(needs[due], usable)
         del waiting[due]
     return Placement((), refused) if refused else None
 
 
-def budgets(needs: Sequence[Mapping[str, int]], places: Sequence[DeviceRoom]) -> list[dict[str, int]]:
+def budgets(needs: Sequence[Mapping[str, int]], devices: Sequence[DeviceRoom]) -> list[dict[str, int]]:
     """Divide devices among models side by side: to each what it needs there, and an equal part of what is left over."""
     needed = Counter(name for need in needs for name in need)
     taken = {name: sum(need.get(name, 0) for need in needs) for name in needed}
-    over = {place.name: max(0, place.room - taken.get(place.name, 0)) for place in places}
+    over = {device.name: max(0, device.room - taken.get(device.name, 0)) for device in devices}
     return [{name: size + over[name] // needed[name] for name, size in need.items()} for need in needs]
 
 
@@ -121,20 +126,20 @@ def _due(waiting: Mapping[int, Sequence[int]], window: int, last: int | None) ->
 
 @dataclass(frozen=True)
 class _Fit:
-    """A way in which a model fits: it takes `size` bytes on any of `places`."""
+    """A way in which a model fits: it takes `size` bytes on each of `devices`."""
 
-    places: Sequence[DeviceRoom]
+    devices: Sequence[DeviceRoom]
     size: int
     streamed: bool = False
 
 
 def _fits(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> list[_Fit]:
     """How a model fits when nothing is beside it, best first; streamed only where no GPU holds it whole."""
-    gpus = [place for place in usable if _is_gpu(place)]
+    gpus = [device for device in usable if device.is_gpu]
     whole = _Fit([gpu for gpu in gpus if need.whole <= gpu.room], need.whole)
     streamed = _Fit([gpu for gpu in gpus if 0 < need.streamed <= gpu.room], need.streamed, streamed=True)
-    host = _Fit([place for place in usable if not _is_gpu(place) and need.host <= place.room], need.host)
-    return [fit for fit in (whole if whole.places else streamed, host) if fit.places]
+    host = _Fit([device for device in usable if not device.is_gpu and need.host <= device.room], need.host)
+    return [fit for fit in (whole if whole.devices else streamed, host) if fit.devices]
 
 
 def _side_by_side(
@@ -144,7 +149,7 @@ def _side_by_side(
 
     A companion keeps off the primary's device while another one holds it, and takes the one with the most room left.
     """
-    room = {place.name: place.room for place in usable}
+    room = {device.name: device.room for device in usable}
     assignments: list[Assignment] = []
     for model_pass, batches in waiting.items():
         primary = assignments[0].devices[0] if assignments else None
@@ -158,27 +163,23 @@ def _side_by_side(
 def _instance(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
     """The device for one more model, in the best way that the `room` left allows; None: it waits."""
     for fit in fits:
-        if names := [place.name for place in fit.places if fit.size <= room[place.name]]:
+        if names := [device.name for device in fit.devices if fit.size <= room[device.name]]:
             roomiest = max(names, key=lambda name: (name != primary, room[name]))
             return roomiest if primary else names[0], fit
     return None
 
 
-def _is_gpu(place: DeviceRoom) -> bool:
-    return place.kind != "cpu"
-
-
 def _refusal(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> str:
-    """Why a model fits nowhere, for who can make room."""
-    gpus = [place for place in usable if _is_gpu(place)]
-    hosts = [place for place in usable if not _is_gpu(place)]
+    """Why a model fits on no device, with the bytes that it lacks on each."""
+    gpus = [device for device in usable if device.is_gpu]
+    hosts = [device for device in usable if not device.is_gpu]
     on_gpu = _lack(need.whole, need.streamed, gpus) if gpus else "has no GPU"
     on_host = _lack(need.host, 0, hosts) if hosts else "CPU fallback is off"
     lacks = on_host if hosts and not gpus else f"{on_gpu}, and {on_host}"
     return f"{need.model} {lacks}: raise --ceiling, free memory, or drop it from --roster"
 
 
-def _lack(size: int, streamed: int, places: Sequence[DeviceRoom]) -> str:
-    needs, less, *free = distinct_sizes(size, streamed, *(max(0, place.room) for place in places))
-    rooms = ", ".join(f"{room} available on {place.name}" for room, place in zip(free, places, strict=True))
+def _lack(size: int, streamed: int, devices: Sequence[DeviceRoom]) -> str:
+    needs, less, *free = distinct_sizes(size, streamed, *(max(0, device.room) for device in devices))
+    rooms = ", ".join(f"{room} available on {device.name}" for room, device in zip(free, devices, strict=True))
     return f"needs {needs}{f' ({less} streamed)' if streamed else ''}, {rooms}"

@@ -29,31 +29,31 @@ NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, Overflow
 
 
 def gate(vectors: Vectors, dim: int) -> dict[int, str]:
-    """The places of rows that must not be written, with the reason. Raises InterlockError for a wrong dimension."""
+    """Find the rows that must not be written, with the reason. Raises InterlockError for a wrong dimension."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise InterlockError(f"the model gave vectors of shape {vectors.shape}, expected {dim} dimensions")
-    reasons = {int(place): "zero vector" for place in np.flatnonzero(~vectors.any(axis=1))}
-    reasons |= {int(place): "not finite" for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
+    reasons = {int(row): "zero vector" for row in np.flatnonzero(~vectors.any(axis=1))}
+    reasons |= {int(row): "not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
     return reasons
 
 
 def crc_of(vectors: Vectors) -> int:
-    """The CRC-32 of the vectors' bytes, row by row."""
+    """Return the CRC-32 of the vectors' bytes, row by row."""
     return zlib.crc32(np.ascontiguousarray(vectors).data)
 
 
-def header_of(path: Path, *, whole: bool = True) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
-    """The type and shape of the array in a `.npy` file, and the bytes that the file must have.
+def header_of(path: Path, *, complete: bool = True) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:
+    """Read the type and shape of the array in a `.npy` file, and the bytes that the file must have.
 
-    Raises one of NOT_AN_ARRAY where it is none, or not the `whole` of it is there; OSError where it cannot be read.
+    Raises one of NOT_AN_ARRAY where it is none, or has to be `complete` and is not; OSError where it cannot be read.
     """
     with atomic.opened(path) as handle:
         if np.lib.format.read_magic(handle) != (1, 0):
             raise ValueError("another version of the format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
         size = handle.tell() + math.prod(shape) * dtype.itemsize
-        if fortran or dtype.hasobject or (whole and os.fstat(handle.fileno()).st_size < size):
-            raise ValueError("shorter than its header says" if whole else "unexpected header")
+        if fortran or dtype.hasobject or (complete and os.fstat(handle.fileno()).st_size < size):
+            raise ValueError("shorter than its header says" if complete else "unexpected header")
     return dtype, shape, size
 
 
@@ -66,10 +66,10 @@ class VectorFile:
         if not path.exists():
             _create(path, texts, dim)
         try:
-            dtype, shape, size = header_of(path, whole=False)
+            dtype, shape, size = header_of(path, complete=False)
             if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
                 raise InterlockError(f"{path} has {shape} vectors of {dtype}, expected {(texts, dim)} of float32")
-            atomic.take_blocks(path, size)  # what was cut off is there again, and is found to be lost
+            atomic.take_blocks(path, size)  # what was cut off is there again, and its CRCs differ
             self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
         except NOT_AN_ARRAY as error:
             raise InterlockError(f"{path} is damaged ({error}): delete it and --resume, which recomputes it") from error
@@ -77,12 +77,12 @@ class VectorFile:
             raise InterlockError(f"cannot open {path}: {error.strerror or error}; {_advice(error)}") from error
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
-        """Write the vectors of `rows`; the CRC-32 of their bytes."""
+        """Write the vectors of `rows`; returns the CRC-32 of their bytes."""
         self.array[rows] = vectors
         return crc_of(vectors)
 
     def crc(self, rows: Rows) -> int:
-        """The CRC-32 of what stands in `rows` now."""
+        """Return the CRC-32 of what stands in `rows` now."""
         return crc_of(self.array[rows])
 
     def sync(self) -> None:
@@ -116,6 +116,6 @@ def release(array: npt.NDArray[np.float32]) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def lost(file: VectorFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
-    """The committed batches (index -> CRC-32) whose rows in `file` are not what was committed."""
+def damaged_batches(file: VectorFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
+    """List the committed batches (index -> CRC-32) whose rows in `file` are not what was committed."""
     return [index for index, crc in committed.items() if file.crc(batches[index]) != crc]

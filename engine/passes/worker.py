@@ -1,7 +1,7 @@
 """One worker for each device: takes the next batch of a queue, has it computed, gated, written and committed.
 
 Several devices of one assignment pull from one queue, longest batches first; a device that serves several assignments
-takes from each in rotation. Between two batches a worker applies what the operator asked for.
+takes a batch of each in turn. Between two batches a worker applies what the operator asked for.
 """
 
 import errno
@@ -21,7 +21,7 @@ from interlock.engine.record.facts import Computed, joined
 
 SYNC_SECONDS = 1.0
 PROBES = 3
-"""Measured batches after which the calibration of the memory law is told for the first time."""
+"""Measured batches after which the calibration of the memory law is recorded for the first time."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -44,13 +44,13 @@ class Worker:
         self._synced = time.monotonic()
 
     def run(self) -> None:
-        """Work; what ends it early is left in `lost` (the device is gone) or `error` (nothing can be recorded)."""
+        """Work until nothing is left; sets `lost` when the device is gone, or `error` when the run has to end."""
         try:
             while self._may_go_on() and (runner := self._next_runner()):
                 self._one(runner)
             self._sync()
             for runner in self._runners:
-                self._tell_calibration(runner)
+                self._record_calibration(runner)
         except DeviceGone as gone:
             self.lost = str(gone)
         except Exception as error:
@@ -61,7 +61,7 @@ class Worker:
         return not self._controls.stop_requested and self._controls.reorders == self._reorders
 
     def _next_runner(self) -> BatchRunner | None:
-        """Each in rotation."""
+        """The next runner in turn whose queue has batches; None when all are empty."""
         for _ in range(len(self._runners)):
             self._runners.rotate(-1)
             if self._runners[-1].queue:
@@ -85,12 +85,12 @@ class Worker:
             return
         self._commit(runner, index, result, time.monotonic() - began)
         if runner.instance.calibration.batches == PROBES:
-            self._tell_calibration(runner)
+            self._record_calibration(runner)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self._sync()
 
     def _commit(self, runner: BatchRunner, index: int, result: Result, seconds: float) -> None:
-        """Write the vectors, then tell of the batch as it ran."""
+        """Write the vectors, then record the batch as it ran."""
         cells, batch = runner.queue.cells, runner.queue.cells.batches[index]
         own = Computed(device=self.device.name, dtype=runner.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
@@ -111,7 +111,7 @@ class Worker:
         self._emit(event)
         runner.queue.committed.append(event)
 
-    def _tell_calibration(self, runner: BatchRunner) -> None:
+    def _record_calibration(self, runner: BatchRunner) -> None:
         known = runner.instance.calibration
         if known.batches:
             self._emit(
@@ -134,7 +134,7 @@ class Worker:
 
 
 def run_all(workers: Sequence[Worker]) -> None:
-    """Let them work side by side; a single one works in this thread."""
+    """Run workers side by side; a single one works in this thread."""
     if len(workers) == 1:
         workers[0].run()
         return
