@@ -24,8 +24,8 @@ RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
 def knob(
     default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, screen: bool = False, kept: str = ""
 ) -> Any:
-    """A field of `RunSettings`: its default as text, how a text or a value becomes what the run takes, and its help;
-    `screen` where it changes only what an operator sees. A resumed run keeps the value it was begun with for every
+    """Declare a field of `RunSettings`: its default as text, how texts and values become what the run takes, its help,
+    and `screen` where it changes only what an operator sees. A resumed run keeps the value it was begun with for every
     setting that has a `kept` group, unless one of that group is given now."""
     return field(
         default_factory=lambda: parse(default),
@@ -143,7 +143,7 @@ class Configuration:
 
 
 def knobs() -> tuple[Field[Any], ...]:
-    """The fields of `RunSettings`, for everything that is generated from them."""
+    """Return the fields of `RunSettings`, for everything that is generated from them."""
     return fields(RunSettings)
 
 
@@ -154,7 +154,7 @@ def load(
     *,
     origin_of: Callable[[str], str] = lambda name: f"flag {flag_of(name)}",
 ) -> Configuration:
-    """Settings from what is given, environment, file and defaults, in this order of precedence.
+    """Settle every setting from what is given, environment, file and defaults, in this order of precedence.
 
     `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from.
     Raises UsageError naming the origin of a value that cannot be used.
@@ -190,7 +190,7 @@ def load(
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
-    """The settings of a run that is continued: as they were `begun`, but for what is given `now`.
+    """Settle a run that is continued: its settings as they were `begun`, but for what is given `now`.
 
     Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
     """
@@ -211,7 +211,7 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
 
 
 def recorded(configuration: Configuration) -> dict[str, Setting]:
-    """The settings as a run records them: all but those of the screen, each with its origin, every path absolute."""
+    """Return the settings as a run records them, with origins and absolute paths: all but those of the screen."""
     return {
         item.name: Setting(shown(_placed(getattr(configuration.settings, item.name))), configuration.origins[item.name])
         for item in knobs()
@@ -220,12 +220,12 @@ def recorded(configuration: Configuration) -> dict[str, Setting]:
 
 
 def flag_of(name: str) -> str:
-    """`run_id` -> `--run-id`."""
+    """Name the flag of a setting: `run_id` -> `--run-id`."""
     return "--" + name.replace("_", "-")
 
 
 def variable_of(name: str) -> str:
-    """`run_id` -> `INTERLOCK_RUN_ID`."""
+    """Name the environment variable of a setting: `run_id` -> `INTERLOCK_RUN_ID`."""
     return "INTERLOCK_" + name.upper()
 
 
@@ -240,7 +240,7 @@ def _placed(value: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """A value as the summary and `config show` give it: plain JSON."""
+    """Turn a value into the plain JSON that the summary and `config show` give."""
     if isinstance(value, Path):
         return str(value).encode(errors="backslashreplace").decode()
     return list(map(shown, value)) if isinstance(value, tuple) else value

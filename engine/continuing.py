@@ -47,7 +47,7 @@ class Continuation:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
     def plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
-        """The cells of one pass without the texts that are reused; tells what is planned, and what is truncated."""
+        """Lay out one pass without the texts that are reused; tell what is planned, and what is truncated."""
         directory, emit = self._directory, self._recorder.emit
         path = directory.vectors(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
@@ -75,11 +75,11 @@ class Continuation:
         return Cells(model_pass, layout, tokens, file)
 
     def committed(self, cells: Cells) -> list[ev.BatchCommitted]:
-        """The batches of a pass that the journal speaks of."""
+        """List the batches of a pass that the journal speaks of."""
         return self._recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
 
     def survived(self, cells: Cells) -> list[ev.BatchCommitted]:
-        """The committed batches whose vectors are still what was committed; tells of the others."""
+        """List the committed batches whose vectors are still what was committed; tell of the others."""
         committed = self.committed(cells)
         if gone := _lost(cells, committed):
             self._recorder.emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))

@@ -38,7 +38,7 @@ MEANINGS = {
 
 
 def meant(word: str, known: Iterable[str], before: str = "") -> str:
-    """` (did you mean --roster?)`, where one of the known words is close; `before` is what all of them begin with."""
+    """Suggest ` (did you mean --roster?)` where a known word is close; `before` is what all of them begin with."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, list(known), 1)
@@ -95,17 +95,17 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def remedy(error: OSError) -> str:
-    """What to do about what the system says of a file."""
+    """Say what to do about what the system says of a file."""
     return _REMEDIES.get(error.errno or 0, "fix the cause, or choose another path")
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in one line that is never empty: what it says, else the limit it met, else its type."""
+    """Say why it failed, in one line that is never empty: what it says, else the limit it met, else its type."""
     return " ".join(str(error).split()) or limit(error) or type(error).__name__
 
 
 def limit(error: BaseException) -> str:
-    """What of the machine ran out or is closed to this user, and what to do; empty for an error of any other kind."""
+    """Say what of the machine ran out or is closed to this user, and what to do; empty for any other error."""
     if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
     for words, (what, number) in _WORDS.items():

@@ -102,7 +102,7 @@ class ModelForecast:
 
 
 def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]:
-    """Every model of the registry by its configuration alone, the ceiling in bytes, and the kind of device meant.
+    """Predict each model of the registry by its configuration; add the ceiling in bytes and the kind of device meant.
 
     Where there is no GPU and none is named, a GPU in float16 is meant: that is what is planned ahead.
     """
@@ -198,7 +198,7 @@ class _Told(msgspec.Struct):
 
 
 def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
-    """Tokens a second by model and precision, as the latest of the runs in `out` had them on this kind of device."""
+    """Read tokens a second by model and precision from the latest runs in `out` on this kind of device."""
     known: dict[tuple[str, str], float] = {}
     for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other

@@ -16,13 +16,13 @@ Roster = tuple[tuple[str, float], ...]
 
 
 def names(value: str | Iterable[object]) -> tuple[str, ...]:
-    """Names from a text with commas, or one by one: a name in a list may hold a comma."""
+    """Read names from a text with commas, or one by one: a name in a list may hold a comma."""
     given = value.split(",") if isinstance(value, str) else map(str, value)
     return tuple(name.strip() for name in given if name.strip())
 
 
 def roster(value: str | Iterable[object] | Mapping[object, object]) -> Roster:
-    """Models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
+    """Read models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
     if isinstance(value, str):
         value = names(value)
     given = value.items() if isinstance(value, Mapping) else map(_weighed, value)
@@ -78,7 +78,7 @@ def count(value: object) -> int:
 
 
 def threads(value: object) -> int:
-    """Beyond some thousands torch's own pool ends the process with a signal."""
+    """Read a number of threads: beyond some thousands torch's own pool ends the process with a signal."""
     if (threads := count(value)) > MOST_THREADS:
         raise ValueError(f"expected 0 to {MOST_THREADS}")
     return threads

@@ -67,7 +67,7 @@ class Corpus:
         return [self.rows[place].collection.name for place in places]
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of every file, by `collection/file`."""
+        """Return the SHA-256 of every file, by `collection/file`."""
         return {f"{rows.collection.name}/{name}": digest for rows in self.rows for name, digest in rows.hashes.items()}
 
 

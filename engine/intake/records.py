@@ -38,7 +38,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator[Found]:
-    """Every record of a file in order; `read` gets the SHA-256 of exactly the bytes parsed, once the end is reached.
+    """Yield every record of a file in order; `read` gets the SHA-256 of the very bytes parsed, once the end is reached.
 
     A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called; one that has
     become a link out of the directory `within` is not read.

@@ -31,5 +31,5 @@ class Refusals:
 
 @lru_cache(1024)
 def kind_of(reason: str) -> str:
-    """A reason without the names and places that make each its own."""
+    """Strip a reason of the names and places that make each its own."""
     return _PLACES.sub("…" if reason.startswith("chunk_id") else "", reason)

@@ -199,11 +199,11 @@ class TokenStore:
         return len(self.full_lengths)
 
     def lengths(self, limit: int) -> Lengths:
-        """Tokens of every text, special tokens included, for a model that takes at most `limit`."""
+        """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
         return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
 
     def truncated(self, limit: int) -> Lengths:
-        """Tokens of every text that a model with this `limit` does not see."""
+        """Count the tokens of every text that a model with this `limit` does not see."""
         return np.maximum(self.full_lengths + self.specials.count - limit, 0)
 
     def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ class ModelSnapshot:
     """What the system said of every file that counts, before it was hashed."""
 
     def stamped(self) -> dict[Path, tuple[int, ...]]:
-        """What the system says now of every file that counts; empty where one is gone."""
+        """Ask what the system says now of every file that counts; empty where one is gone."""
         with suppress(OSError):
             return {file: _stamp(file) for file in _counting(self.path, self.weights)}
         return {}
@@ -108,7 +108,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object])
 
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
-    """Path, source and commit of a complete local copy, only looked at: neither hashed nor unpacked.
+    """Find path, source and commit of a complete local copy, only looked at: neither hashed nor unpacked.
 
     None where there is none, or where what there is cannot be used; a model whose packages are still to be unpacked
     is there, at the directory of its parts.

@@ -34,7 +34,7 @@ class Found:
 
 
 def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
-    """The configuration of each model: of this machine, else, where the policy lets it, of the hub."""
+    """Find each model's configuration: on this machine, else, where the policy lets it, on the hub."""
     found = [_here(spec) for spec in specs]
     missing = [index for index, spec in enumerate(specs) if found[index].config is None and spec.hub_repo]
     if missing and not policy.offline and not is_offline():

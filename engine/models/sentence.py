@@ -78,7 +78,7 @@ def check_whole(model: str, path: Path, dim: int) -> None:
 
 
 def limits_of(path: Path) -> Iterator[tuple[Path, str, object]]:
-    """File, key and value of each limit on tokens, the one that outdoes the others first; a value may be None."""
+    """Yield file, key and value of each limit on tokens, the one that outdoes the others first; a value may be None."""
     file, settings = sentence_config(path)
     for group in ("tokenizer_args", "processor_kwargs"):
         yield file, f"{group}.model_max_length", _group(settings, group).get("model_max_length")

@@ -31,7 +31,7 @@ class Missing(Exception):
 
 
 def hub_cache() -> Path:
-    """Where Hugging Face keeps snapshots: HF_HUB_CACHE, else HF_HOME/hub, else the user's cache."""
+    """Find where Hugging Face keeps snapshots: HF_HUB_CACHE, else HF_HOME/hub, else the user's cache."""
     if path := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(path).expanduser()
     home = os.environ.get("HF_HOME")
@@ -40,7 +40,7 @@ def hub_cache() -> Path:
 
 
 def model_cache() -> Path:
-    """Where models joined from packages are kept: INTERLOCK_CACHE, else the user's cache."""
+    """Find where models joined from packages are kept: INTERLOCK_CACHE, else the user's cache."""
     if path := os.environ.get("INTERLOCK_CACHE"):
         return Path(path).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "interlock"

@@ -29,7 +29,7 @@ class TensorSlice:
         return self.start + math.prod(self.shape)
 
     def view(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """The tensor in a flat one that begins at value `origin` of the master's."""
+        """Return the tensor in a flat one that begins at value `origin` of the master's."""
         return flat[self.start - origin : self.stop - origin].view(self.shape)
 
 
@@ -96,7 +96,7 @@ def feed_forwards(network: nn.Module) -> list[nn.Module]:
 
 
 def by_parts(whole: Callable[..., Tensor], tokens: int) -> Callable[..., Tensor]:
-    """A feed-forward of `[..., T, d]` computed `tokens` tokens at a time: the same mathematics, a smaller peak."""
+    """Make a feed-forward of `[..., T, d]` that takes `tokens` tokens at a time: the same vectors, a smaller peak."""
 
     def parts(hidden: Tensor, *more: object) -> Tensor:
         out = torch.empty_like(hidden)

@@ -20,7 +20,7 @@ class Stage:
     """A module of a replica with its tensors, and the piece of the host master that holds them."""
 
     def __init__(
-        self, module: nn.Module, is_layer: bool, places: Sequence[tuple[Tensor, TensorSlice]], master: Flats
+        self, module: nn.Module, places: Sequence[tuple[Tensor, TensorSlice]], master: Flats, *, is_layer: bool
     ) -> None:
         self.module = module
         self.is_layer = is_layer

@@ -53,7 +53,7 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
 def law_of_config_only(
     config: Config, device_kind: str, dtype: torch.dtype = torch.float16, attention: str = "sdpa"
 ) -> Law:
-    """The law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
+    """Find the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
     packed, narrow = packable(config), device_kind == "sim"
     computed = torch.float32 if narrow else dtype
     law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow)
@@ -61,7 +61,7 @@ def law_of_config_only(
 
 
 def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str = "sdpa", narrow: bool = False) -> Law:
-    """The law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
+    """Find the law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
 
     `packed` networks are ours, without padding; any other is built by transformers, with the given attention kernel
     where it has it. Its law counts the mask that rows of different lengths need; `Law.bare` is the one without.
@@ -96,7 +96,7 @@ def _weighing(law: Law, weights: int) -> Law:
 
 
 def packed_law(config: Config, dtype: torch.dtype) -> Law:
-    """The packed network's: `max(6d, 2d + ff)` values for each token, and MPNet's addition to the attention scores."""
+    """State the packed network's law: `max(6d, 2d + ff)` values for each token, and MPNet's addition to the scores."""
     width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
     phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)
     if config["model_type"] != "mpnet":
@@ -233,7 +233,7 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
 
 
 def shapes(longest: int) -> list[tuple[int, int]]:
-    """Rows and their length for each forward of a trace, up to rows of `longest`."""
+    """List rows and their length for each forward of a trace, up to rows of `longest`."""
     top = (longest - 1) // STEP
     if top < 4:
         lengths = sorted({max(1, longest * quarter // 4) for quarter in range(1, 5)})

@@ -123,7 +123,7 @@ class WeightlessRows:
         pace: Callable[[Sequence[int]], object] = lambda _: None,
         spoilt: int = -1,
     ) -> None:
-        """A row that holds the id `spoilt` gets a vector that is not finite, wherever it is computed."""
+        """Give a row that holds the id `spoilt` a vector that is not finite, wherever it is computed."""
         self.padded = not card.packed
         self._dim = card.dim
         self._network = network
@@ -132,7 +132,7 @@ class WeightlessRows:
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
-        """Unit vectors [len(rows), dim]; no two different rows have the same."""
+        """Make up unit vectors [len(rows), dim]; no two different rows have the same."""
         lengths = [len(row) for row in rows]
         hidden = self._network(lengths)
         CONTENTLESS.turn.release()  # other devices compute while time passes on this one, whose memory stays taken
@@ -155,19 +155,19 @@ def vectors_of(rows: Sequence[Ids], dim: int) -> Vectors:
 
 
 def load(card: ModelCard) -> WeightlessNetwork:
-    """The network of a card that is packed, in place of reading its files."""
+    """Build the network of a card that is packed, in place of reading its files."""
     with CONTENTLESS:
         return WeightlessNetwork(PackedEncoder.blank(card.config, DTYPES[card.dtype]), _packed)
 
 
 def hydrate(card: ModelCard) -> Master:
-    """The host master of a card, of no content."""
+    """Make the host master of a card, of no content."""
     with CONTENTLESS:
         return Master(load(card))
 
 
 def law(card: ModelCard, device_kind: str) -> Law:
-    """The memory law of what `load` gives; the host computes in float32, which takes twice as much."""
+    """Find the memory law of what `load` gives; the host computes in float32, which takes twice as much."""
     return _law(card.key, tuple(card.config.items()), "float32" if device_kind == "cpu" else card.dtype)
 
 

@@ -120,7 +120,7 @@ class Master:
             weakref.finalize(self, device.pin(flat))
 
     def twin(self) -> tuple[nn.Module, list[Stage]]:
-        """The network again, with tensors of its own that point to this master's memory, and its stages."""
+        """Copy the network, with tensors of its own that point to this master's memory, and its stages."""
         memo: dict[int, Any] = {id(tensor): _like(tensor) for stage in stages_of(self._network) for tensor in stage}
         for module in self._network.modules():  # a tokenizer is large, and nothing here changes one
             memo |= {id(value): value for name, value in vars(module).items() if name in ("tokenizer", "processor")}
@@ -128,7 +128,10 @@ class Master:
         layers = {id(layer) for layer in layers_of(network)}
         return network, [
             Stage(
-                module, id(module) in layers, [(memo[number], self._slices[number]) for number in numbers], self.flats
+                module,
+                [(memo[number], self._slices[number]) for number in numbers],
+                self.flats,
+                is_layer=id(module) in layers,
             )
             for (module, _), numbers in zip(walk(network), self._stages, strict=True)
         ]

@@ -142,7 +142,7 @@ class Store:
             self._shard.close()  # the engine's close is a flush and an unlock
 
     def count(self) -> int:
-        """Points in the store, counted exactly."""
+        """Count the points in the store, exactly."""
         from qdrant_edge import CountRequest
 
         with working(self.path, "counting"):

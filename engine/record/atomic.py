@@ -112,7 +112,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def place_of(descriptor: int, path: Path) -> Path:
-    """Where the file that was opened by `path` lies, without links; what the path says now, where no system tells."""
+    """Find where the file that was opened by `path` lies, without links; as the path says, where no system tells."""
     with suppress(OSError):
         return Path(f"/proc/self/fd/{descriptor}").readlink()
     return path.resolve()

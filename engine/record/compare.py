@@ -11,7 +11,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def differences(stored: object, wanted: object, where: str = "") -> Iterator[str]:
-    """One phrase for each place that differs, by sorted key: `models[0].dim was 8, is now 9`.
+    """Yield a phrase for each place that differs, by sorted key: `models[0].dim was 8, is now 9`.
 
     Dicts are compared key by key and lists of one length item by item; a key on one side only "is missing"
     (it was stored) or "is new" (it is wanted). `where` names the place of the two values themselves.

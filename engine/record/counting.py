@@ -4,26 +4,26 @@ from interlock.engine.record.snapshot import PassView
 
 
 def pass_of(model_pass: int, passes: int = 0) -> str:
-    """`pass 2/3`: counted from 1, as people count, where files count from 0; without a total that is not known."""
+    """Write `pass 2/3`: counted from 1, as people count, where files count from 0; without an unknown total."""
     return f"pass {model_pass + 1}" + (f"/{passes}" if passes else "")
 
 
 def batch_of(batch_index: int) -> str:
-    """`batch 14`: which one, counted from 1 too."""
+    """Write `batch 14`: which one, counted from 1 too."""
     return f"batch {batch_index + 1}"
 
 
 def batches_of(each: PassView) -> str:
-    """`batch 14/22`: how many of a pass are committed, whichever they are; nothing before there is one."""
+    """Write `batch 14/22`: how many of a pass are committed, whichever they are; nothing before there is one."""
     return f"batch {each.batches_done}/{each.batches}" if each.batches_done else ""
 
 
 def percent(share: float) -> str:
-    """In four cells; 100 % is said of nothing that is not finished."""
+    """Write a share in four cells; 100 % is said of nothing that is not finished."""
     whole = 100 if share >= 1 else min(99, int(share * 100 + 1e-9))
     return f"{max(0, whole):>3}%"
 
 
 def several(number: int, thing: str, things: str = "") -> str:
-    """`1 row`, `2,000 rows`; `things` is the plural of what does not take an s."""
+    """Write `1 row`, `2,000 rows`; `things` is the plural of what does not take an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

@@ -26,7 +26,7 @@ _CRC_LENGTH = len(_CRC % 0)
 
 
 def encode(entry: Entry) -> bytes:
-    """One journal line: the entry as a JSON object whose last member is the checksum of what stands before it."""
+    """Write one journal line: the entry as a JSON object whose last member is the checksum of what stands before it."""
     body = _json(entry)[:-1]
     if not body.isascii() or DELETE in body:  # asked here: a call for each event costs more than the question
         body = unarmed(body)
@@ -91,7 +91,7 @@ class Journal:
                 ) from None
 
     def replay(self) -> Iterator[Entry]:
-        """The entries written by earlier sessions; a torn tail behind them is cut off. InterlockError for damage."""
+        """Yield the entries written by earlier sessions; a torn tail behind them is cut off. Raises InterlockError."""
         try:
             for entry, end in _scan(self.path):
                 self._end = end

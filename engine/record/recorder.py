@@ -74,6 +74,6 @@ class Recorder:
             return snapshot(self._state, self._next - 1)
 
     def drain(self, after: int) -> tuple[list[Entry], int]:
-        """The entries with `seq` above `after` that are still in the ring, and how many were dropped before them."""
+        """Return the entries with `seq` above `after` still in the ring, and how many were dropped before them."""
         with self._lock:
             return self._ring.after(after)

@@ -84,7 +84,7 @@ class RunDirectory:
         return self.path / SUMMARY
 
     def scratch(self) -> TemporaryDirectory[str]:
-        """A place for one session's token ids, gone when it ends; what a killed session left in the run is cleared."""
+        """Make a place for one session's token ids, gone when it ends; clear what a killed session left."""
         for left in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         for place in (self.path, *self._below()):
@@ -108,7 +108,7 @@ class RunDirectory:
         return path
 
     def inputs(self) -> dict[str, Any]:
-        """What the run was begun with; empty for a run that has not come so far. Raises InterlockError when damaged."""
+        """Read what the run was begun with; empty where a run has not come so far. Raises InterlockError for damage."""
         try:
             with atomic.reading(self.path / RUN):
                 inputs: dict[str, Any] = json.loads(atomic.opened(self.path / RUN).read())
@@ -150,7 +150,7 @@ class RunDirectory:
         return Begun(config, devices) if config else None
 
     def check_links(self) -> None:
-        """Raises UsageError where what is written into the run would land somewhere else."""
+        """Raise UsageError where what is written into the run would land somewhere else."""
         _refuse_links([self.path, self.journal, *self._below()])
 
     def unmake(self) -> None:
@@ -177,7 +177,7 @@ def _refuse_links(paths: Iterable[Path]) -> None:
 
 
 def choose(
-    out: Path, run_id: str, chunks: Path, resume: bool, skipped: Callable[[str], None] = lambda _: None
+    out: Path, run_id: str, chunks: Path, *, resume: bool, skipped: Callable[[str], None] = lambda _: None
 ) -> RunDirectory:
     """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
 
@@ -187,7 +187,7 @@ def choose(
     """
     with atomic.explaining(out):
         if run_id:
-            named = _checked(_named(out / run_id), out, resume)
+            named = _checked(_named(out / run_id), out, resume=resume)
             if resume and not named.journal.exists() and runs_in(out):
                 skipped(f"--resume: no run {run_id!r}, starting a new one ({beside(named.path)})")
             return named
@@ -200,10 +200,10 @@ def choose(
                     same.append(((run.path / RUN).stat().st_mtime_ns, run))
             except (InterlockError, OSError) as error:
                 skipped(f"--resume skipped a run: {error}")
-        return _checked(max(same, key=lambda each: each[0])[1], out, resume) if same else _fresh(out)
+        return _checked(max(same, key=lambda each: each[0])[1], out, resume=True) if same else _fresh(out)
 
 
-def _checked(run: RunDirectory, out: Path, resume: bool) -> RunDirectory:
+def _checked(run: RunDirectory, out: Path, *, resume: bool) -> RunDirectory:
     run.check_links()
     begun = run.journal.exists()
     if begun and not resume:

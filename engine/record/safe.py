@@ -14,7 +14,7 @@ DELETE = 0x7F
 
 
 def safe(text: object, limit: int = LIMIT) -> str:
-    """`text` on one line, every sign that could steer a terminal escaped, at most `limit` signs long."""
+    """Put `text` on one line, every sign that could steer a terminal escaped, at most `limit` signs long."""
     line = str(text)
     shown = line[:limit]
     if not _PLAIN.fullmatch(shown):
@@ -26,5 +26,5 @@ def safe(text: object, limit: int = LIMIT) -> str:
 
 
 def unarmed(data: bytes) -> bytes:
-    """JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; its values stay the same."""
+    """Write JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; values stay the same."""
     return _STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", data.decode()).encode()

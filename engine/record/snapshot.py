@@ -168,8 +168,8 @@ class Snapshot:
         return sum(each.mitigations for each in self.passes)
 
     def seconds_left(self) -> float | None:
-        """Until the last batch, by cost: at a model's own pace where it has begun, else at that of the others; None
-        before anything was committed."""
+        """Predict the seconds to the last batch, by cost: at a model's own pace where it has begun, else at that of
+        the others; None before anything was committed."""
         done = sum(each.cost_done for each in self.passes)
         if self.over or not done:
             return None

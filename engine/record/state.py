@@ -110,7 +110,7 @@ class Pace:
         return Pace(self.second, self.rows.copy(), self.tokens.copy())
 
     def reach(self, second: int) -> None:
-        """Seconds in which nothing was committed count too."""
+        """Count on to a second; those in which nothing was committed count too."""
         for _ in range(min(second - self.second, HISTORY)):
             self.rows.append(0)
             self.tokens.append(0)

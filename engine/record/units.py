@@ -8,7 +8,7 @@ _FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, 
 
 
 def human_bytes(count: float) -> str:
-    """`count` bytes as people read them: 1536 -> '1.5 KiB'; '?' for what is no number of bytes."""
+    """Write `count` bytes as people read them: 1536 -> '1.5 KiB'; '?' for what is no number of bytes."""
     if not _countable(count):
         return "?"
     for unit in UNITS:
@@ -37,7 +37,7 @@ def parse_bytes(text: str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `11:07`, `3:02:11`: minutes and seconds, with hours where there are any; '?' for what is no time."""
+    """Write seconds as `0:42`, `11:07`, `3:02:11`: hours where there are any; '?' for what is no time."""
     if not _countable(seconds):
         return "?"
     whole = abs(int(seconds))

@@ -61,7 +61,7 @@ class Settings:
     models: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
 
     def configuration(self) -> Configuration:
-        """Every setting with where it came from. Raises UsageError naming the one that cannot be used."""
+        """Resolve every setting, with where it came from. Raises UsageError naming the one that cannot be used."""
         names = {item.name for item in knobs()} & {item.name for item in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         file = None if self.config in (None, "") else path_of(self.config, "Settings.config")

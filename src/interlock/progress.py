@@ -138,7 +138,7 @@ def _snapshot(session: Session) -> Snapshot:
 
 
 def table(snapshot: Snapshot) -> "Table":
-    """The run as a table: a row for each pass, and under it what is being done."""
+    """Draw the run as a table: a row for each pass, and under it what is being done."""
     from rich import box
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -116,7 +116,7 @@ class RecordedRun:
         return summarise(state)
 
     def events(self) -> Iterator[Entry]:
-        """Each event that the journal holds now, in order. Raises InterlockError at damage, or where it is gone."""
+        """Yield each event that the journal holds now, in order. Raises InterlockError where it is damaged or gone."""
         file = self.path / JOURNAL
         try:
             yield from journal.read(file)
