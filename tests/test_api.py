@@ -27,6 +27,7 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.passes.encoder import encode_texts
 from interlock.progress import follow
 from tests.builders import ROOT, corpus, environment, sentences
+from tests.builders import interlock as command
 
 TEXTS = sentences(30)
 HEAVY = {"torch", "numpy", "textual", "rich", "pydantic", "transformers", "pyarrow", "qdrant_edge"}
@@ -285,16 +286,16 @@ def test_a_run_with_mitigations_raises_under_strict_and_can_be_opened(place, tin
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
+import os, signal, threading, time
 import interlock
 
-chunks, model, out = sys.argv[1:]
-settings = dict(roster=["slow"], models={"slow": {"source": model, "batch_tokens": 8}}, out=out, run_id="r")
+chunks, model, out = {places!r}
+settings = dict(roster=["slow"], models={{"slow": {{"source": model, "batch_tokens": 8}}}}, out=out, run_id="r")
 
 def interrupt():
-    while not os.path.exists(f"{out}/r/journal.jsonl"):
+    while not os.path.exists(out + "/r/journal.jsonl"):
         time.sleep(0.01)
-    for entry in interlock.watch(f"{out}/r"):
+    for entry in interlock.watch(out + "/r"):
         if isinstance(entry.body, interlock.events.BatchCommitted):
             os.kill(os.getpid(), signal.SIGINT)
             return
@@ -309,13 +310,15 @@ print(run.summary.status, run.summary.sessions)
 """
 
 
+def interrupted(script, place, model):
+    """What such a script came to, before the command that is carried out after it; there is work for seconds."""
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(400)}})
+    return command("--version", first=script.format(places=[str(root), str(model), str(place / "runs")]))
+
+
 def test_an_interrupt_stops_after_the_batch_and_the_same_cell_resumes(tmp_path, tiny_a):
-    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(100)}})
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, root, tiny_a, tmp_path / "runs"],
-        env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    stopped, resumed = done.stdout.splitlines()
+    done = interrupted(INTERRUPTED, tmp_path, tiny_a)
+    stopped, resumed, _ = done.stdout.splitlines()
     assert stopped.startswith("130 run r was stopped: continue it with Settings(run_id='r', resume=True)"), done.stderr
     assert resumed == "completed 2"
 
@@ -379,12 +382,8 @@ IN_A_LOOP = (
 
 
 def test_an_interrupt_stops_a_run_that_keeps_an_event_loop_waiting(tmp_path, tiny_a):
-    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(100)}})
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_LOOP, root, tiny_a, tmp_path / "runs"],
-        env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    stopped, resumed = done.stdout.splitlines()
+    done = interrupted(IN_A_LOOP, tmp_path, tiny_a)
+    stopped, resumed, _ = done.stdout.splitlines()
     assert stopped.startswith("130 run r was stopped"), done.stderr
     assert resumed == "completed 2"
 

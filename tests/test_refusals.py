@@ -1,13 +1,11 @@
 """What a run refuses before any work, what it leaves alone, and how it ends when the world around it is hostile."""
 
-import os
 import shutil
-import subprocess
 
 import pytest
 
 from interlock.engine.record.events import LeaseReleased
-from tests.builders import ROOT, command, corpus, environment, events_of, interlock, sentences, summary_of, toml
+from tests.builders import corpus, events_of, interlock, sentences, summary_of, toml
 
 
 @pytest.fixture
@@ -93,23 +91,25 @@ def test_every_lease_of_two_sessions_has_its_receipt_in_the_summary(tmp_path, ch
     assert summary["configuration"]["export"]["value"] == ["npy"]
 
 
-def test_a_failed_run_keeps_its_exit_code_when_nobody_reads_stderr(tmp_path, chunks, tiny_a):
+UNREAD = """
+import os
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 1)
+os.dup2(write, 2)
+"""
+"""What gives a command a stdout and a stderr that nobody reads."""
+
+
+def test_a_failed_run_keeps_its_exit_code_when_nobody_reads_stderr(tmp_path, chunks):
     corpus(chunks, {"Bad": {"a_chunks.json": [{"text": ""}]}})
-    args = command("run", chunks, "--out", tmp_path / "o", "--roster", "/nothere")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(args, env=environment(), stderr=write, stdout=write, cwd=ROOT, timeout=120)
-    os.close(write)
-    assert done.returncode == 5
+    interlock("run", chunks, "--out", tmp_path / "o", "--roster", "/nothere", first=UNREAD, check=5)
 
 
 def test_a_run_completes_when_nobody_reads_its_summary(tmp_path, chunks, tiny_a):
-    args = command("run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", tiny_a, "--summary", "-")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(args, env=environment(), stderr=write, stdout=write, cwd=ROOT, timeout=120)
-    os.close(write)
-    assert (done.returncode, summary_of(tmp_path / "o" / "r")["status"]) == (0, "completed")
+    args = ("run", chunks, "--out", tmp_path / "o", "--run-id", "r", "--roster", tiny_a, "--summary", "-")
+    interlock(*args, first=UNREAD, check=0)
+    assert summary_of(tmp_path / "o" / "r")["status"] == "completed"
 
 
 def test_thousands_of_refusals_and_no_good_chunk_give_one_line_and_exit_2(tmp_path, tiny_a):

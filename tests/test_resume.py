@@ -26,7 +26,7 @@ from interlock.engine.record.events import (
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
 from tests.warm import Fork
 
-TEXTS = 400
+TEXTS = 160
 CHANGED = 3
 
 
@@ -64,8 +64,8 @@ class World:
         return World(home)
 
 
-def made(home: Path, *models: Path) -> World:
-    corpus(home / "chunks", {"Docs": {"a_chunks.json": sentences(TEXTS)}})
+def made(home: Path, *models: Path, texts: int = TEXTS) -> World:
+    corpus(home / "chunks", {"Docs": {"a_chunks.json": sentences(texts)}})
     rows = {name: {"source": str(model), "batch_tokens": 16} for name, model in zip("ab", models, strict=True)}
     toml(home / "interlock.toml", rows)
     return World(home)
@@ -92,14 +92,15 @@ def fresh(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> World:
 
 
 @pytest.fixture
-def running(fresh: World) -> Iterator[tuple[World, Fork]]:
-    """A world whose run `one` is in the middle of its first pass."""
-    process = start(*fresh.command("--run-id", "one", "--quiet"))
+def running(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> Iterator[tuple[World, Fork]]:
+    """A world whose run `one` is in the middle of its first pass, and has work for seconds."""
+    world = made(tmp_path / "long", tiny_a, tiny_b, texts=300)
+    process = start(*world.command("--run-id", "one", "--quiet"))
     try:
-        journal = fresh.one / "journal.jsonl"
+        journal = world.one / "journal.jsonl"
         while process.poll() is None and not (journal.exists() and b"batch_committed" in journal.read_bytes()):
             time.sleep(0.005)
-        yield fresh, process
+        yield world, process
     finally:
         process.kill()
         process.wait()
@@ -268,7 +269,7 @@ def test_reusing_a_directory_that_is_no_run_is_refused_and_leaves_no_run(fresh):
         ("passes/texts.npy", lambda path: os.truncate(path, 20), "is damaged"),
         ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "expected 16 bytes per text"),
         ("passes/0_a/vectors.npy", lambda path: os.truncate(path, 4096), "is damaged"),
-        ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), "400 texts of 32"),
+        ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), f"{TEXTS} texts of 32"),
     ],
 )
 def test_reusing_a_damaged_run_names_the_file_and_leaves_no_run(world, file, damage, why):
@@ -305,7 +306,7 @@ def test_a_run_at_work_is_in_use_to_a_second_process(running):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_asked_to_stop_stops_between_batches_and_resumes(running, finished, number, code):
+def test_a_run_asked_to_stop_stops_between_batches_and_resumes(running, number, code):
     world, process = running
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
@@ -315,6 +316,8 @@ def test_a_run_asked_to_stop_stops_between_batches_and_resumes(running, finished
     ended = [type(each) for each in events_of(world.one, BatchCommitted, LeaseReleased, RunClosed)][-3:]
     assert ended == [BatchCommitted, LeaseReleased, RunClosed]
     world.resume()
+    interlock(*world.command("--run-id", "whole"))
+    whole = world.one.with_name("whole")
     commits = [(each.model_pass, each.batch_index) for each in events_of(world.one, BatchCommitted)]
-    assert len(commits) == len(set(commits)) == len(events_of(finished.one, BatchCommitted))
-    assert files_of(world.one / "exports") == files_of(finished.one / "exports")
+    assert len(commits) == len(set(commits)) == len(events_of(whole, BatchCommitted))
+    assert files_of(world.one / "exports") == files_of(whole / "exports")
