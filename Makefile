@@ -66,7 +66,7 @@ bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/plans.py --json bench/results/plans.json
 	$(BIN)/python -m tools.generate
 
-compat: install  ## quick tests and the demo under every Python here and the oldest packages allowed; a quarter of an hour
+compat: install  ## quick tests, models, demo: every Python here, and the oldest packages allowed; a quarter of an hour each
 	$(BIN)/python -m tools.compat
 
 release: install  ## wheel and sdist in dist/, each checked in an empty environment with the demo
