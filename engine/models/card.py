@@ -196,15 +196,11 @@ def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "
             f"tokens ({file})"
         )
-    limits = [limit for limit in (_limit(*setting) for setting in limits_of(path)) if limit]
-    return spec.max_tokens or min([positions or POSITIONS, *limits[:1]])
-
-
-def _limit(file: Path, key: str, value: object) -> int | None:
-    """A limit in tokens; None where there is none, which some tokenizers write as a number beyond all bounds."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return _whole(file, {key: int(value) if isinstance(value, float) else value}, key)
+    limits = []
+    for place, key, value in limits_of(path):  # no limit is written by some tokenizers as a number beyond all bounds
+        if not isinstance(value, float) or math.isfinite(value):
+            limits.append(_whole(place, {key: int(value) if isinstance(value, float) else value}, key))
+    return spec.max_tokens or min([positions or POSITIONS, *list(filter(None, limits))[:1]])
 
 
 def _whole(file: Path, config: Config, *names: str) -> int | None:

@@ -31,7 +31,7 @@ def hydrated_for(device: Device) -> Hydrate:
 class Masters:
     """The host masters of a run; used from the thread that grants leases."""
 
-    def __init__(self, budget: int, hydrate: Hydrate = lambda card: Master(load(card))) -> None:
+    def __init__(self, budget: int, hydrate: Hydrate) -> None:
         """Keep at most `budget` bytes between leases, and never more than half of what the host has free."""
         self._budget = budget
         self._hydrate = hydrate

@@ -152,7 +152,12 @@ class Store:
         """Return the points of these ids that exist, in the order asked, with vectors at unit length."""
         with working(self.path, "reading"):
             records = self._shard.retrieve(list(ids), with_payload=True, with_vector=True)
-        return [Point(str(r.id), r.payload or {}, _arrays(r.vector or {})) for r in records]
+        points = []
+        for record in records:
+            assert isinstance(record.vector, dict | None)  # every vector of ours is named
+            vectors = {name: np.array(vector, np.float32) for name, vector in (record.vector or {}).items()}
+            points.append(Point(str(record.id), record.payload or {}, vectors))
+        return points
 
     def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
         """Return the text in the payload of each of these points that exists, by id; None where there is none."""
@@ -325,11 +330,6 @@ def _storable(value: object) -> object:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return str(value)
     return value
-
-
-def _arrays(vectors: object) -> dict[str, Vector]:
-    assert isinstance(vectors, dict)  # every vector of ours is named
-    return {name: np.array(vector, dtype=np.float32) for name, vector in vectors.items()}
 
 
 def _cosine(delivered: Vector, stored: Vector | None) -> float:

@@ -112,8 +112,8 @@ def embed(
     """Embed the directory `chunks`, show how far it is, and return the completed run.
 
     `progress` "auto" draws a table in a terminal or a notebook's cell and prints lines elsewhere. An interrupt (Ctrl-C,
-    a notebook's stop button) ends the run after the batch in flight; a second one returns at once and leaves that batch
-    to end by itself.
+    a notebook's stop button) ends the run after the batch in flight, in an event loop too; a second one returns at once
+    and leaves that batch to end by itself. It reaches the main thread alone: what is called in another goes on.
 
     Raises Stopped for a run that was interrupted, which `Settings(run_id=..., resume=True)` continues, and another
     InterlockError for one that failed, is incomplete, or was refused; its `exit_code` is that of the command.
