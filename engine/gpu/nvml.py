@@ -80,7 +80,11 @@ class Nvml:
     def processes(self, uuid: str) -> list[Process] | None:
         """List every process that computes on a GPU, this one too; None where the driver does not say."""
         running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
-        return running and [Process(one.pid, self._program(one.pid), one.usedGpuMemory) for one in running]
+        name = self._library.nvmlSystemGetProcessName
+        return running and [
+            Process(one.pid, str(self._asked(name, one.pid) or "").rpartition("/")[2], one.usedGpuMemory)
+            for one in running
+        ]
 
     def others(self, uuid: str) -> list[Process] | None:
         """List them as `processes` does, without this one."""
@@ -94,10 +98,6 @@ class Nvml:
 
     def _handle(self, uuid: str) -> object:
         return self._asked(self._library.nvmlDeviceGetHandleByUUID, uuid)
-
-    def _program(self, pid: int) -> str:
-        """The name of a process's program without its directory."""
-        return str(self._asked(self._library.nvmlSystemGetProcessName, pid) or "").rpartition("/")[2]
 
     def _asked(self, ask: Callable[..., Value], *about: object) -> Value | None:
         """What the driver answers; None where it does not, or where what is asked about is itself unknown."""

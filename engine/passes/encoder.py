@@ -63,12 +63,10 @@ class PackedRows:
     def encode(self, rows: Sequence[Ids]) -> Vectors:
         lengths = [len(row) for row in rows]
         hidden = self._network(torch.from_numpy(np.concatenate(rows)).to(self._device), lengths).float()
-        return _unit(self._pool(hidden, torch.tensor(lengths, device=self._device)))
-
-    def _pool(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        sizes = torch.tensor(lengths, device=self._device)
         if self._pooling == "cls":
-            return hidden[lengths.cumsum(0) - lengths]
-        return torch.segment_reduce(hidden, "mean", lengths=lengths, axis=0)
+            return _unit(hidden[sizes.cumsum(0) - sizes])
+        return _unit(torch.segment_reduce(hidden, "mean", lengths=sizes, axis=0))
 
 
 class PaddedRows:

@@ -11,7 +11,7 @@ from threading import RLock
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
-from interlock.engine.gpu.lease import Lease, Lessor, Measure
+from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.models.network import TILE
 from interlock.engine.models.weights import Attached, Replica
@@ -101,6 +101,7 @@ class ModelInstance:
             free = self._lessor.budget(self.device)
             if self.streamed and free + self.law.slots < self.law.weights:
                 return
+            pressed = False
             try:
                 self.attached.whole()
                 self.mlp_sliced = False
@@ -108,9 +109,7 @@ class ModelInstance:
                 if classify(error) is None:
                     raise
                 pressed = True
-            else:
-                pressed = False
-            if pressed:
+            if pressed:  # only here the error is gone, whose frames hold what was copied
                 self.stream()
 
     def room(self) -> int:
@@ -155,6 +154,7 @@ class ModelInstance:
             return Shortfall(trouble, message, predicted, max(0, self.room()), time.monotonic() - began)
 
     def _forward(self, rows: Sequence[Ids], lawful: int) -> Vectors | tuple[Trouble, str]:
+        """Run the network; what is measured beside the `lawful` bytes corrects the law."""
         try:
             with self._lessor.measuring(self.device) as measure, self.device.computing():
                 vectors = self.encoder.encode(rows)
@@ -163,12 +163,9 @@ class ModelInstance:
             if trouble is None:
                 raise
             return trouble, str(error).partition("\n")[0]
-        self._learn(lawful, measure)
-        return vectors
-
-    def _learn(self, lawful: int, measure: Measure) -> None:
         if measure.retries:
             self.calibration = self.calibration.strained()
         elif measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
             self.calibration = self.calibration.observed(lawful, measure.activations)
         self._cold = False
+        return vectors

@@ -195,18 +195,16 @@ def _onward(rungs: Sequence[Rung], effort: Effort, evidence: Evidence, means: Me
         Rung.RELOCATE: means.others,
         Rung.CPU: means.cpu,
     }
-    rung = next((rung for rung in rungs if possible[rung] and _ahead(rung, effort)), Rung.PARK)
-    return _step(rung, _ACTIONS[rung], effort, evidence)
+    for rung in rungs:
+        # A move must also lie above the moves from before a device was lost, or pieces would wander for ever.
+        behind = effort.tried | effort.moves if rung in MOVES else effort.tried
+        if possible[rung] and all(rung.height > tried.height for tried in behind):
+            return _step(rung, _ACTIONS[rung], effort, evidence)
+    return _step(Rung.PARK, _ACTIONS[Rung.PARK], effort, evidence)
 
 
 def _may_replan(effort: Effort) -> bool:
     return effort.replans < MOST_REPLANS and effort.tried <= {Rung.REPLAN}
-
-
-def _ahead(rung: Rung, effort: Effort) -> bool:
-    """Whether `rung` is above all that was tried; a move also above the moves before a device was lost."""
-    behind = effort.tried | effort.moves if rung in MOVES else effort.tried
-    return all(rung.height > tried.height for tried in behind)
 
 
 def _again(action: str, effort: Effort, evidence: Evidence) -> Step:

@@ -39,9 +39,15 @@ class MemoryPlanner:
 
         What was learnt does not change them, so they are worked out once, however short the assignments.
         """
-        key = layout.card.key
+        key, device = layout.card.key, self._devices[0]
         if key not in self._known:
-            self._known[key] = self._need(layout)
+            host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
+            whole, streamed = host, 0
+            if device is not self._host:
+                law, first = self.law(layout.card, device), first_calibration(device)
+                whole = layout.least_bytes(law, first)
+                streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
+            self._known[key] = MemoryNeed(key, whole, streamed, host)
         return self._known[key]
 
     def least(self, layout: Layout, assignment: Assignment, name: str) -> int:
@@ -79,15 +85,6 @@ class MemoryPlanner:
     def learn(self, model_pass: int, device: Device, calibration: Calibration) -> None:
         """Keep for the next assignment what this one has learnt."""
         self._calibrations[model_pass, device.name] = calibration
-
-    def _need(self, layout: Layout) -> MemoryNeed:
-        host = layout.least_bytes(self.law(layout.card, self._host), first_calibration(self._host))
-        first_device = self._devices[0]
-        if first_device is self._host:
-            return MemoryNeed(layout.card.key, whole=host, streamed=0, host=host)
-        law, first = self.law(layout.card, first_device), first_calibration(first_device)
-        streamed = layout.least_bytes(law, first, streamed=True) if law.slots else 0
-        return MemoryNeed(layout.card.key, whole=layout.least_bytes(law, first), streamed=streamed, host=host)
 
 
 def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallback: bool) -> list[DeviceRoom]:

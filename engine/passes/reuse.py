@@ -26,6 +26,7 @@ from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 
 SAME = ("fingerprint", "max_tokens", "document_prompt")
+"""What two passes of a model must have in common for their vectors to be the same."""
 ORDER = "order.npy"
 WINDOW = 512
 """Rows taken over that share a checksum."""
@@ -123,7 +124,9 @@ def available(
 
     Raises UsageError naming a file that is not what that run wrote.
     """
-    model_pass = _pass_of(earlier, entry)
+    roster = earlier.state.roster if earlier else ()
+    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == entry[name] for name in SAME))
+    model_pass = next(same, None)
     if earlier is None or model_pass is None:
         return
     member, texts = earlier.state.roster[model_pass], len(earlier.digests)
@@ -139,15 +142,9 @@ def available(
         if window is None or crc_of(window) != crc:
             report(len(rows))
             continue
-        good = (here >= 0) & _are_unit(window)  # a parked row has no vector
+        with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
+            good = (here >= 0) & (np.abs(np.linalg.norm(window, axis=1) - 1) <= UNIT_TOLERANCE)
         yield here[good], window[good]
-
-
-def _pass_of(earlier: Earlier | None, entry: Mapping[str, object]) -> int | None:
-    """The earlier run's pass of the same model under the same conditions."""
-    roster = earlier.state.roster if earlier else ()
-    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == entry[name] for name in SAME))
-    return next(same, None)
 
 
 def _groups(earlier: Earlier, model_pass: int, vectors: Path, dtype: str) -> Iterator[tuple[Rows, int]]:
@@ -223,13 +220,6 @@ def _damage_of(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} {what}, drop --reuse, or reuse another run") from error
     except (InterlockError, *NOT_AN_ARRAY) as error:
         raise UsageError(f"{path} is damaged ({error}): drop --reuse, or reuse another run") from error
-
-
-def _are_unit(window: Vectors) -> Mask:
-    """Which rows have length one; NaN and infinity have not."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        unit: Mask = np.abs(np.linalg.norm(window, axis=1) - 1) <= UNIT_TOLERANCE
-    return unit
 
 
 def _places(digests: Digests, others: Digests) -> Rows:

@@ -74,7 +74,9 @@ class VectorFile:
         except NOT_AN_ARRAY as error:
             raise InterlockError(f"{path} is damaged ({error}): delete it and --resume, which recomputes it") from error
         except OSError as error:
-            raise InterlockError(f"cannot open {path}: {error.strerror or error}; {_advice(error)}") from error
+            crowded = error.errno in (errno.EMFILE, errno.ENFILE)
+            advice = "raise the open file limit (ulimit -n) and --resume" if crowded else "fix the cause and --resume"
+            raise InterlockError(f"cannot open {path}: {error.strerror or error}; {advice}") from error
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
         """Write the vectors of `rows`; returns the CRC-32 of their bytes."""
@@ -90,13 +92,6 @@ class VectorFile:
         if isinstance(self.array, np.memmap):
             self.array.flush()
             release(self.array)
-
-
-def _advice(error: OSError) -> str:
-    """What to do about a file that is there and cannot be opened."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "raise the open file limit (ulimit -n) and --resume"
-    return "fix the cause and --resume"
 
 
 def _create(path: Path, texts: int, dim: int) -> None:

@@ -46,7 +46,7 @@ class Worker:
     def run(self) -> None:
         """Work until nothing is left; sets `lost` when the device is gone, or `error` when the run has to end."""
         try:
-            while self._may_go_on() and (runner := self._next_runner()):
+            while runner := self._next_runner():
                 self._one(runner)
             self._sync()
             for runner in self._runners:
@@ -56,12 +56,12 @@ class Worker:
         except Exception as error:
             self.error = without_frames(error)
 
-    def _may_go_on(self) -> bool:
-        self._controls.apply_pending(self._emit)
-        return not self._controls.stop_requested and self._controls.reorders == self._reorders
-
     def _next_runner(self) -> BatchRunner | None:
-        """The next runner in turn whose queue has batches; None when all are empty."""
+        """The next runner in turn whose queue has batches; None when all are empty, or the operator wants otherwise."""
+        controls = self._controls
+        controls.apply_pending(self._emit)
+        if controls.stop_requested or controls.reorders != self._reorders:
+            return None
         for _ in range(len(self._runners)):
             self._runners.rotate(-1)
             if self._runners[-1].queue:
