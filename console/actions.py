@@ -77,7 +77,7 @@ ACTIONS = (
 
 
 def actions_of(screen: str) -> list[Action]:
-    """What can be done on a screen, in the order of the footer."""
+    """List what can be done on a screen, in the order of the footer."""
     return [action for action in ACTIONS if screen in action.screens]
 
 
@@ -89,8 +89,8 @@ NAMES = {"question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "colon":
 
 
 def keymap(wanted: Mapping[str, str]) -> dict[str, str]:
-    """The keys of a configuration file by the ids of their actions. Raises UsageError for what is no action, and for a
-    key that would do two things on one screen."""
+    """Check the keys of a configuration file, by the ids of their actions. Raises UsageError for what is no action, and
+    for a key that would do two things on one screen."""
     known = {action.id: action for action in ACTIONS}
     if unknown := sorted(wanted.keys() - known):
         raise UsageError(f"[keys] unknown action {unknown[0]!r}: available {', '.join(known)}")
@@ -108,11 +108,11 @@ def named(name: str) -> Action:
 
 
 def first_key(action: Action, keymap: Mapping[str, str]) -> str:
-    """The key that a footer shows for an action."""
+    """Choose the key that a footer shows for an action."""
     return shown_keys(action, keymap).split()[0]
 
 
 def shown_keys(action: Action, keymap: Mapping[str, str]) -> str:
-    """The keys of an action as they are called on a keyboard."""
+    """Name the keys of an action as a keyboard has them."""
     keys = keymap.get(action.id, action.key)
     return " ".join(NAMES.get(key, key.replace("ctrl+", "^")) for key in keys.split(","))

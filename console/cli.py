@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command and its options; `command` is its name. Exits with 2 on a wrong command line."""
+    """Read a command and its options; `command` is its name. Exits with 2 on a wrong command line."""
     return parser().parse_args(arguments)
 
 
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def configuration(options: argparse.Namespace) -> Configuration:
-    """The settings that these options, the environment and the file make together."""
+    """Load the settings that these options, the environment and the file make together."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
     return config.load(flags, file=options.config)
 

@@ -64,7 +64,7 @@ def _outputs(options: argparse.Namespace) -> "Outputs":
 
 
 def setup(options: argparse.Namespace) -> int:
-    """Without a command: the form on a terminal, else the help."""
+    """Open the set-up form and do the run that it leads to. Exits with 2 without a terminal."""
     from interlock.console.terminal.tty import why_headless
 
     if why_headless():
@@ -187,8 +187,8 @@ def best_chunks(
     limit: int,
     given: Mapping[str, Mapping[str, object]] = {},
 ) -> "list[Hit]":
-    """The `limit` best chunks of a store for `query`, encoded on the CPU, best first; `given` are rows of models that
-    the caller passes by value."""
+    """Find the `limit` best chunks of a store for `query`, encoded on the CPU, best first; `given` are rows of models
+    that the caller passes by value."""
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.models import assets

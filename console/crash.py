@@ -1,4 +1,4 @@
-"""What nothing below knew how to tell: one line for whoever started it, the rest in a file for whoever mends it."""
+"""Errors that nothing below expected: one line for whoever started it, the rest in a file for whoever mends it."""
 
 import os
 import platform
@@ -23,9 +23,9 @@ LONGEST = 2000
 """Signs of a line of a crash file."""
 
 
-def told(error: BaseException, run: Path | None = None) -> InterlockError:
-    """`error` as one that can be told in a line. One of ours stays as it is, a limit of the machine is told as what it
-    is, and anything else leaves a crash file in the directory `run` of its run, or among the temporary ones."""
+def reportable(error: BaseException, run: Path | None = None) -> InterlockError:
+    """Make `error` one that fits a line. One of ours stays as it is, a limit of the machine is called what it is, and
+    anything else leaves a crash file in the directory `run` of its run, or among the temporary ones."""
     if isinstance(error, InterlockError):
         return error
     if reason := limit(error):

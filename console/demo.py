@@ -17,6 +17,7 @@ from interlock.engine.config import Configuration
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 REHEARSAL = "sim:2xT4"
 COLLECTION = "Python-Stdlib"
 FEW = 300
@@ -26,7 +27,7 @@ LIKED = {"argparse", "csv", "datetime", "pathlib", "random", "shutil", "statisti
 
 
 def with_store(configuration: Configuration) -> Configuration:
-    """The configuration with a store beside the runs, where nothing else was said."""
+    """Put a store beside the runs, where nothing else was said."""
     knobs = configuration.settings
     if knobs.qdrant is None:
         knobs = replace(knobs, qdrant=knobs.out / "demo-store")
@@ -34,7 +35,7 @@ def with_store(configuration: Configuration) -> Configuration:
 
 
 def run(configuration: Configuration, controls: Controls, *, everything: bool) -> Work:
-    """Cut the corpus, and make the run of it."""
+    """Cut the corpus and make the run of it; `everything` takes all docstrings, not a few hundred."""
     from interlock.engine.run import Run
 
     chunks = configuration.settings.out / "demo-chunks"
@@ -43,7 +44,7 @@ def run(configuration: Configuration, controls: Controls, *, everything: bool) -
 
 
 def with_devices(configuration: Configuration) -> Configuration:
-    """With simulated GPUs where there are no real ones and nothing else was said, so that leases are seen."""
+    """Choose simulated GPUs where there are no real ones and nothing else was said, so that leases are seen."""
     import torch
 
     knobs, origins = configuration.settings, dict(configuration.origins)
@@ -54,7 +55,7 @@ def with_devices(configuration: Configuration) -> Configuration:
 
 
 def write(directory: Path, *, everything: bool, library: Path | None = None) -> int:
-    """Write the chunk files under `directory`, in place of older ones; how many chunks.
+    """Write the chunk files under `directory`, in place of older ones; return how many chunks.
 
     They are cut from `library`, by default the standard library of the Python that runs this.
     """
@@ -103,9 +104,7 @@ def _chunks(file: Path, source: str, module: str) -> Iterator[dict[str, object]]
             }
 
 
-def _named(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
-) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _named(node: Documented, name: str) -> Iterator[tuple[str, Documented]]:
     """The node and the classes and functions in it, by qualified name; the first of a name counts."""
     yield name, node
     seen: set[str] = set()

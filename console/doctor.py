@@ -23,7 +23,7 @@ PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pya
 
 
 def examine(configuration: Configuration) -> list[Check]:
-    """Every check: whether it is good, its name, what was found."""
+    """Do every check: whether it is good, its name, what was found."""
     settings = configuration.settings
     untried = "not tried (missing models would be downloaded)"
     return [

@@ -58,7 +58,7 @@ class Look:
 
 
 def look_of(configuration: Configuration) -> Look:
-    """As the settings say. Raises UsageError for a theme or a key that there is not."""
+    """Take the look from the settings. Raises UsageError for a theme or a key that there is not."""
     settings = configuration.settings
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
     if settings.theme not in known:

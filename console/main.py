@@ -26,7 +26,7 @@ ENVIRONMENT = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command; return its exit code."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     atexit.register(gc.freeze)  # the interpreter looks for garbage before it ends: what torch left takes 0.4 s
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
-        from interlock.console.crash import told
+        from interlock.console.crash import reportable
 
-        return _refuse(told(error))
+        return _refuse(reportable(error))
 
 
 def _refuse(error: InterlockError) -> int:

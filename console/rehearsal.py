@@ -80,7 +80,7 @@ SHELVES = (
 )
 LENGTHS = (64, 128, 256, 384, 510, 1200)
 """Words of a text; few lengths, for what torch knows of a shape is then known of many batches."""
-SHARES = (1, 3, 6, 6, 5, 3)
+LENGTH_WEIGHTS = (1, 3, 6, 6, 5, 3)
 RETRIED = "sim-bge-large-en"
 """The model whose files come at the second try."""
 SPOILT, SPOILT_IN = "overflow", "Sim-Source-Code"
@@ -103,7 +103,7 @@ def run(configuration: Configuration, controls: Controls, speed: float = 1.0) ->
 
 
 def configured(configuration: Configuration) -> Configuration:
-    """The settings of a rehearsal: its own models, and devices, faults and a store where nothing else was said."""
+    """Settle a rehearsal: its own models, and devices, faults and a store where nothing else was said."""
     knobs, origins = configuration.settings, dict(configuration.origins)
     wanted = {name: value for name, value in DEFAULTS.items() if origins[name] == "default"}
     if "devices" not in wanted:
@@ -117,7 +117,7 @@ def configured(configuration: Configuration) -> Configuration:
 
 
 def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sleep) -> "Backend":
-    """Weightless models on simulated devices; `pause` is how their time passes, `speed` times as fast."""
+    """Put weightless models on simulated devices; `pause` is how their time passes, `speed` times as fast."""
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.faults import parse
     from interlock.engine.gpu.sim import simulated
@@ -155,7 +155,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
 
 
 def resolved(spec: "ModelSpec", out: Path, emit: Callable[[ev.AnyEvent], object], pause: Any) -> "ModelCard":
-    """The card of a model that has no files but a tokenizer; finding it takes its time, and one retry."""
+    """Make the card of a model that has no files but a tokenizer; this takes its time, and one model a retry."""
     from interlock.engine.models import weightless
     from interlock.engine.models.assets import ModelSnapshot
     from interlock.engine.models.card import ModelCard
@@ -194,7 +194,7 @@ def write(out: Path) -> None:
     atomic.write_bytes(out / "rehearsal-models" / "tokenizer.json", json.dumps(tokenizer).encode())
     random, before = Random(7), list[str]()  # noqa: S311  a corpus, no secret
     for shelf in SHELVES:
-        lengths = random.choices(LENGTHS, SHARES, k=shelf.texts - shelf.borrowed)
+        lengths = random.choices(LENGTHS, LENGTH_WEIGHTS, k=shelf.texts - shelf.borrowed)
         texts = [" ".join(random.choices(WORDS, k=length)) for length in lengths] + before[: shelf.borrowed]
         if shelf.name == SPOILT_IN:
             texts[0] = f"{SPOILT} {texts[0]}".rpartition(" ")[0]

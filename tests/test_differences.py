@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings
 
-from interlock.console.summary.document import told
+from interlock.console.summary.document import in_a_line
 from interlock.widgets.nodes import Node, differences, find, inside
 from interlock.widgets.outline import Outline
 from tests.summaries import a_summary, changed, documents, values
@@ -64,8 +64,8 @@ def test_named_things_in_lists_are_compared_by_name():
         "+ $.collections[0].passes[0]",
         "- $.collections[0].mitigations[0]",
     ]
-    assert told(found[1]) == "~ $.collections[0].passes[1].batches: 512 -> 511"
-    assert told(found[2]).startswith("+ $.collections[0].passes[0]: {12} bge-m3")
+    assert in_a_line(found[1]) == "~ $.collections[0].passes[1].batches: 512 -> 511"
+    assert in_a_line(found[2]).startswith("+ $.collections[0].passes[0]: {12} bge-m3")
     assert inside(found)[("collections", 0)] == 3
 
 

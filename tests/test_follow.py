@@ -303,11 +303,11 @@ def test_a_replay_stands_where_pause_and_speed_put_it(whole, closing):
     until(lambda: source.length > 100)
     clock.now += 60
     until(lambda: 58 < source.snapshot().elapsed <= 60)
-    source.pause(True)
+    source.toggle_pause()
     clock.now += 1000
     assert source.position == 60.0 and source.paused and source.pace.startswith("paused 1:00/")
     source.go_at(10.0)
-    source.pause(False)
+    source.toggle_pause()
     clock.now += 1
     assert source.position == pytest.approx(70.0) and source.pace.startswith("x10 1:10/")
     source.go_at(math.inf)

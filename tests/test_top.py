@@ -286,7 +286,7 @@ def test_what_a_session_raised_is_told_with_the_run_that_it_was_of(tmp_path):
     session.start()
     with pytest.raises(PanicException):
         session.result()
-    told = crash.told(PanicException("here"), tmp_path)
+    told = crash.reportable(PanicException("here"), tmp_path)
     (kept,) = tmp_path.glob("crash-*.txt")
     assert str(kept) in str(told) and told.exit_code == ExitCode.FAILED
 

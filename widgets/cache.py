@@ -22,7 +22,7 @@ class Cache(Pane):
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
-    """At most `height` rows of `width` cells: on few lines, those that change."""
+    """Draw at most `height` rows of `width` cells: on few lines, those that change."""
     pace, (rows_now, tokens_now) = snapshot.pace, rates(snapshot)
     reused, computed, wanted = _sums(snapshot.passes, "reused", "rows_done", "rows")
     read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
@@ -40,7 +40,7 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
 
 
 def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
-    """The most of it in one row, with as much of the history as there is room for."""
+    """Draw the most of it in one row, with as much of the history as there is room for."""
     rate, word = rates(snapshot)[0], unreal(snapshot)
     hits, downloads = _outcomes(snapshot)
     reused, parked = _sums(snapshot.passes, "reused", "parked")
@@ -55,7 +55,7 @@ def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
     spans = [piece for place in shown for piece in (Span("  "), Span(parts[place][1], parts[place][2]))][1:]
     spare = min(width - sum(width_of(span.text) for span in spans) - 1, MOST_HISTORY)
     if spare >= LEAST_HISTORY and rate:
-        picture = glyphs.sparkline(_whole(snapshot.pace.rows), spare, ascii=ascii)
+        picture = glyphs.sparkline(_until_now(snapshot.pace.rows), spare, ascii=ascii)
         spans[1:1] = [Span(" "), Span(picture, "fill")]
     row = fitted(spans, width)
     return ascii_only([row]) if ascii else [row]
@@ -66,7 +66,7 @@ def _pace(label: str, now: float, seconds: Sequence[int], snapshot: Snapshot, wi
     word = unreal(snapshot)
     text = f"{count(now):>6}" + (" mean" if snapshot.over else "") + (f" ({word})" if word else "")
     spare = min(width - LABEL - width_of(text) - 2, MOST_HISTORY)
-    history = glyphs.sparkline(_whole(seconds), spare, ascii=ascii) if spare >= LEAST_HISTORY else ""
+    history = glyphs.sparkline(_until_now(seconds), spare, ascii=ascii) if spare >= LEAST_HISTORY else ""
     return [*_fact(label, text, "bold"), Span("  "), Span(history, "fill")]
 
 
@@ -74,7 +74,7 @@ def _fact(label: str, text: str, style: str = "") -> list[Span]:
     return [Span(label.ljust(LABEL), "dim"), Span(text, style)]
 
 
-def _whole(seconds: Sequence[int]) -> list[int]:
+def _until_now(seconds: Sequence[int]) -> list[int]:
     """The latest seconds; the last of all still counts."""
     return list(seconds)[-MOST_HISTORY - 1 : -1]
 

@@ -4,10 +4,8 @@ It stays at the end until the operator moves up; then it stands still and counts
 """
 
 import re
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar, Literal
@@ -16,8 +14,9 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from interlock.engine.record.safe import safe
+from interlock.widgets.formats import clock
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
+from interlock.widgets.text import CURSOR, DOT, Row, Span, ascii_only, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
@@ -29,10 +28,8 @@ WHEEL_LINES = 3
 LONGEST_PATTERN = 24
 """Cells of a pattern that the title shows."""
 
-_SIGNS: dict[Severity, str] = {"note": "·", "notice": "i", "warning": "!", "error": "X"}
+_SIGNS: dict[Severity, str] = {"note": DOT, "notice": "i", "warning": "!", "error": "X"}
 _STYLES: dict[Severity, str] = {"note": "dim", "notice": "accent", "warning": "warn", "error": "error"}
-_CURSOR = "▸"
-_ASCII = str.maketrans({"·": ".", _CURSOR: ">"})
 _TIMED, _WORDED, _SPELT = 24, 44, 100
 """Columns from which on a line has its time, its word, and its severity spelt out."""
 
@@ -54,17 +51,17 @@ SEQ = attrgetter("seq")
 
 
 def shown(lines: Sequence[Line], level: str) -> list[Line]:
-    """The lines that a level lets through."""
+    """Choose the lines that a level lets through."""
     return [line for line in lines if line.severity in LEVELS[level]]
 
 
 def finder(pattern: str) -> re.Pattern[str] | None:
-    """What finds `pattern`, as it stands and in either case; None for an empty one, which finds nothing."""
+    """Compile what finds `pattern` literally, in either case; None for an empty one, which finds nothing."""
     return re.compile(re.escape(pattern), re.IGNORECASE) if pattern else None
 
 
 def found(line: Line, find: re.Pattern[str]) -> bool:
-    """Whether a line says it, in its text or in its word."""
+    """Tell whether a line says it, in its text or in its word."""
     return bool(find.search(line.text) or find.search(line.word))
 
 
@@ -72,11 +69,11 @@ def rows(
     lines: Sequence[Line], chosen: int | None, top: int, width: int, height: int,
     *, pattern: str = "", level: str = ALL, ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """`height` rows of `width` cells from line `top` on; `lines` are those that `level` lets through."""
+    """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `level` lets through."""
     if width < 1:
         return []
     find = finder(pattern)
-    shown = [_row(line, at == chosen, width, find, ascii) for at, line in enumerate(lines[top : top + height], top)]
+    shown = [_row(line, at == chosen, width, find) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
         shown = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
@@ -84,18 +81,18 @@ def rows(
 
 
 def title(name: str, level: str, *, following: bool, fresh: int, pattern: str = "") -> str:
-    """What stands above the lines: the filter, whether the end is followed or how much came since, the pattern."""
+    """Write what stands above the lines: the filter, `follow` or how much came since, the pattern."""
     parts = [name, level, "follow" if following else f"+{fresh}"]
     parts += [f"/{safe(pattern, LONGEST_PATTERN)}"] * bool(pattern)
     return "  ".join(parts)
 
 
-def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None, ascii: bool) -> Row:
+def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> Row:
     style = _STYLES[line.severity]
-    spans = [_sign(_CURSOR if chosen else " ", "", ascii)]
+    spans = [Span(CURSOR if chosen else " ")]
     if width >= _TIMED:
-        spans.append(Span(_clock(line.at) + " ", "dim"))
-    spans.append(_sign(_SIGNS[line.severity] + " ", style, ascii))
+        spans.append(Span(clock(line.at) + " ", "dim"))
+    spans.append(Span(_SIGNS[line.severity] + " ", style))
     if width >= _SPELT:
         spans.append(Span(fit(line.severity, 8), style))
     if width >= _WORDED:
@@ -105,16 +102,6 @@ def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None, asc
     if chosen:
         spans = [Span(span.text, span.style if span.style == "mark" else "chosen") for span in spans]
     return fitted(spans, width)
-
-
-def _sign(sign: str, style: str, ascii: bool) -> Span:
-    return Span(sign.translate(_ASCII) if ascii else sign, style)
-
-
-def _clock(at: float) -> str:
-    with suppress(ValueError, OverflowError, OSError):
-        return time.strftime("%H:%M:%S", time.localtime(at))
-    return "--:--:--"
 
 
 def _text(line: Line, width: int, find: re.Pattern[str] | None) -> list[Span]:
@@ -173,7 +160,7 @@ class EventsPane(Pane):
         return len(self._kept) - bisect_right(self._kept, self._known, key=SEQ)
 
     def listed(self) -> tuple[Line, ...]:
-        """The lines that the filter lets through, for an export."""
+        """List the lines that the filter lets through, for an export."""
         return tuple(self._kept)
 
     def feed(self, lines: Sequence[Line]) -> None:
@@ -182,15 +169,14 @@ class EventsPane(Pane):
             self._lines = tuple(lines)
             self._keep()
 
-    def set_level(self, level: str) -> None:
-        """Let through what `level` does; the cursor stays on its line, or goes to the next one that is left."""
-        self.level = level
-        self._keep()
-
     def cycle_level(self) -> str:
-        """The next level, from all to notices to warnings and back to all."""
+        """Go to the next level, from all to notices to warnings and back to all; return it.
+
+        The cursor stays on its line, or goes to the next one that is left.
+        """
         names = list(LEVELS)
-        self.set_level(names[(names.index(self.level) + 1) % len(names)])
+        self.level = names[(names.index(self.level) + 1) % len(names)]
+        self._keep()
         return self.level
 
     def find(self, pattern: str) -> int:

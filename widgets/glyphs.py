@@ -20,31 +20,31 @@ STYLE_OF |= {"^": "mark", "░": "rest", ".": "rest"}
 def gauge(
     width: int, total: int, *, weights: int, used: int, ceiling: int, peak: int, others: int = 0, ascii: bool = False
 ) -> list[Span]:
-    """A device's memory from nothing to all of it: weights, what else is used, and from the far end what others use;
-    a tick where the ceiling is and a mark where the peak was, unless they are hidden by what is used now."""
+    """Draw a device's memory from nothing to all of it: weights, what else is used, and from the far end what others
+    use; a tick where the ceiling is and a mark where the peak was, unless they are hidden by what is used now."""
     if width <= 0:
         return []
     cells = [FREE[ascii]] * width
-    end = _place(used, total, width)
-    begin = max(width - _place(others, total, width), end) if others else width
-    heavy = min(_place(weights, total, width), end)
+    end = _cells(used, total, width)
+    begin = max(width - _cells(others, total, width), end) if others else width
+    heavy = min(_cells(weights, total, width), end)
     cells[begin:] = [OTHERS[ascii]] * (width - begin)
     cells[:end] = [WORK[ascii]] * end
     cells[:heavy] = [WEIGHTS[ascii]] * heavy
-    if (top := _place(peak, total, width)) > end:
+    if (top := _cells(peak, total, width)) > end:
         cells[top - 1] = PEAK[ascii]
-    if ceiling < total and (tick := min(_place(ceiling, total, width), width - 1)) >= end:
+    if ceiling < total and (tick := min(_cells(ceiling, total, width), width - 1)) >= end:
         cells[tick] = CEILING[ascii]
     return [Span("".join(group), STYLE_OF[sign]) for sign, group in groupby(cells)]
 
 
-def _place(size: int, total: int, width: int) -> int:
+def _cells(size: int, total: int, width: int) -> int:
     """How many of `width` cells a size takes: one at least, where there is any of it."""
     return max(int(size > 0), min(width, round(size / total * width))) if total > 0 else 0
 
 
 def grid(cells: Sequence[int], batches: int, width: int, *, ascii: bool = False) -> str:
-    """Which of a pass's batches are committed, from the first to the last; nothing is full before all of it is."""
+    """Draw which of a pass's batches are committed, in their order; nothing is full before all of it is."""
     signs = SHADES[ascii]
     if width <= 0:
         return ""
@@ -75,7 +75,7 @@ def _buckets(cells: tuple[int, ...], batches: int, width: int) -> tuple[tuple[in
 
 
 def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: bool = False) -> str:
-    """The latest `width` values, the newest at the right; `top` (or the largest of them) is a full cell.
+    """Draw the latest `width` values, the newest at the right; `top` (or the largest of them) is a full cell.
 
     Nothing at all has a sign of its own, so that a stall is seen beside the slowest second.
     """

@@ -44,15 +44,15 @@ def rows(
     *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None, dropped: int = 0,
     frozen: int | None = None, readonly: bool = False, ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """One row of `width` cells. `pending` are controls that were asked for and do not count yet, `stale` the seconds
-    since anything was heard, `dropped` the events that were not shown, `frozen` those since the screen was frozen."""
+    """Draw one row of `width` cells. `pending` are controls that were asked for and do not count yet, `stale` the
+    seconds since anything was heard, `dropped` the events that were not shown, `frozen` those since it was frozen."""
     left = [_state(snapshot, pending), *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
     right = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
     return _laid(left, right, width, ascii)
 
 
 def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, ascii: bool = False) -> list[Row]:
-    """All that a terminal which is too small for panes is told."""
+    """Draw all that a terminal shows which is too small for panes."""
     fields = [
         _state(snapshot, NOTHING)._replace(rank=0),
         *_marks(snapshot, "live", False),
@@ -69,7 +69,7 @@ def _state(snapshot: Snapshot, pending: Mapping[str, str]) -> Field:
     if not snapshot.over:
         if "stop" in pending:
             return Field(0, "STOPPING", "warn")
-        if pending.get("pause", _yes(snapshot.paused)) != _yes(snapshot.paused):
+        if pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
             return Field(0, "RESUMING" if snapshot.paused else "PAUSING", "warn")
         if snapshot.paused:
             return Field(0, "PAUSED", "warn")
@@ -117,7 +117,7 @@ def _times(snapshot: Snapshot) -> list[Field]:
 def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
     """Both, always; a star where something else was asked for than counts."""
     schedule = pending.get("schedule", snapshot.schedule)
-    fallback = pending.get("cpu_fallback", _yes(snapshot.cpu_fallback))
+    fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
     other = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
     exclusive = _toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending)
     return [exclusive, *other, _toggle(4, "CPU-FB", fallback == "yes", "cpu_fallback" in pending)]
@@ -137,10 +137,6 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: int
     if dropped:
         fields.append(Field(7, f"dropped {words.count(dropped)}", "warn"))
     return fields
-
-
-def _yes(on: bool) -> str:
-    return "yes" if on else "no"
 
 
 def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> list[Row]:

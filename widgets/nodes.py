@@ -68,12 +68,12 @@ class Node:
 
 
 def index(step: int) -> int:
-    """The number of an item in the document it is in."""
+    """Number an item in the document it is in."""
     return step if step >= 0 else ~step
 
 
 def children(node: Node) -> Iterator[Node]:
-    """What is below a node, in the order of the first document; what only the second has comes last."""
+    """Make what is below a node, in the order of the first document; what only the second has comes last."""
     here, there = node.here, node.there
     if there is No.OTHER:
         pairs: Iterable[tuple[Step, object, object]] = ((step, value, there) for step, value in _items(here))
@@ -90,7 +90,7 @@ def children(node: Node) -> Iterator[Node]:
 
 
 def walk(top: Node, deeper: Callable[[Node], bool] = lambda _: True) -> Iterator[Node]:
-    """The node and everything below it, in order; below a node only where `deeper` says so."""
+    """Visit the node and everything below it, in order; below a node only where `deeper` says so."""
     stack = [iter((top,))]
     while stack:
         node = next(stack[-1], None)
@@ -103,7 +103,7 @@ def walk(top: Node, deeper: Callable[[Node], bool] = lambda _: True) -> Iterator
 
 
 def differences(top: Node) -> list[Node]:
-    """Every place where two documents differ, in order; a branch that only one has counts as one.
+    """Find every place where two documents differ, in order; a branch that only one has counts as one.
 
     Named items that only changed their places are the same here, so it can refuse nothing: `record.compare` does, to
     which the order of a list is part of it.
@@ -112,7 +112,7 @@ def differences(top: Node) -> list[Node]:
 
 
 def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
-    """How many of these places each branch above them holds."""
+    """Count how many of these places each branch above them holds."""
     counts: Counter[Steps] = Counter(node.steps[:-1] for node in places if node.steps)
     for depth in range(max(map(len, counts), default=0), 0, -1):
         for steps in [steps for steps in counts if len(steps) == depth]:
@@ -121,13 +121,13 @@ def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
 
 
 def find(top: Node, text: str) -> list[Steps]:
-    """Where a key or a value contains `text`, in any case of letters."""
+    """Find where a key or a value contains `text`, in any case of letters."""
     wanted = text.casefold()
     return [node.steps for node in walk(top) if _holds(node, wanted)] if wanted else []
 
 
 def written(value: object, limit: int = 500) -> str:
-    """A value on one line: JSON, or how much a branch holds."""
+    """Write a value on one line: JSON, or how much a branch holds."""
     match value:
         case dict():
             return f"{{{len(value)}}}"
@@ -141,7 +141,7 @@ def written(value: object, limit: int = 500) -> str:
 
 
 def human(steps: Steps, value: object) -> str:
-    """Bytes and seconds as people read them, by the name of the field; empty where there is nothing to add."""
+    """Write bytes and seconds as people read them, by the name of the field; empty where there is nothing to add."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     names = [step for step in steps[-2:] if isinstance(step, str)]
@@ -152,7 +152,7 @@ def human(steps: Steps, value: object) -> str:
 
 
 def is_bytes(name: str) -> bool:
-    """Whether a field of this name holds a number of bytes."""
+    """Tell whether a field of this name holds a number of bytes."""
     return re.search(r"(^|_)bytes$", name) is not None or name in MEMORY
 
 
@@ -167,7 +167,7 @@ TITLES = ("name", "model", "rung", "path", "file", "control", "device", "lease",
 
 
 def title(value: object) -> str:
-    """What an item of a list calls itself."""
+    """Find what an item of a list calls itself; empty where it has no name."""
     texts = (value.get(name) for name in TITLES) if isinstance(value, dict) else ()
     return next((text for text in texts if isinstance(text, str) and text), "")
 

@@ -76,8 +76,8 @@ class Outline:
         return True
 
     def following(self, places: Sequence[Steps], way: int) -> int:
-        """Which of the places (in the order of the document) comes after the chosen line, or before it where `way` is
-        -1; round at the ends. A place that is hidden counts as just below what hides it."""
+        """Find which of the places (in the order of the document) comes after the chosen line, or before it where
+        `way` is -1; round at the ends. A place that is hidden counts as just below what hides it."""
         if self.node.steps in places:
             return (places.index(self.node.steps) + way) % len(places)
         lines = {node.steps: line for line, node in enumerate(self.nodes)}

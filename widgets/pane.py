@@ -110,7 +110,7 @@ class Bar(Pane, can_focus=False):
 
 
 def keys(shown: Sequence[Key], width: int) -> Row:
-    """Keys with their labels as far as they go, those that matter most first; the last of them is never left out."""
+    """Draw keys with their labels as far as they go, in the order of what matters; the last is never left out."""
     if not shown:
         return ()
     last = _key(shown[-1])

@@ -36,7 +36,7 @@ class Passes(Pane):
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = False, ascii: bool = False) -> list[Row]:
-    """Passes, then a line of the cache where it is asked for, then collections; at most `height` rows.
+    """Draw passes, then a line of the cache where it is asked for, then collections; at most `height` rows.
 
     Where there are more passes than lines, one line tells of those that are not shown.
     """

@@ -17,7 +17,7 @@ LEAST_TEXT = 14
 def rows(
     heads: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, of: int | None = None, ascii: bool = False
 ) -> list[Row]:
-    """The head and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
+    """Draw the heads and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
     texts = [[safe(cell) for cell in line] for line in cells]
     right = numeric(texts, len(heads))
     needs = [max(map(width_of, column)) for column in zip(heads, *texts, strict=True)]

@@ -1,7 +1,7 @@
 """What a pane draws, as plain data: rows of spans, each a text with the name of a style; and how texts are made to fit.
 
 Width is counted in terminal cells, not in signs. Every text that comes from a run goes through `safe` on its way to the
-screen (`Row.cells` does it), so no name of a model or a file can steer a terminal, and none is read as markup.
+screen (`Pane.render_line` does it), so no name of a model or a file can steer a terminal, and none is read as markup.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,21 +24,23 @@ Row = tuple[Span, ...]
 
 
 def row(*parts: str | Span | tuple[str, str]) -> Row:
-    """A row of spans, from texts and (text, style) pairs."""
+    """Make a row of spans, from texts and (text, style) pairs."""
     return tuple(Span(part) if isinstance(part, str) else Span(*part) for part in parts)
 
 
 def plain(rows: Iterable[Row]) -> list[str]:
-    """The text of rows, as a terminal without colour shows it."""
+    """Take the text of rows, as a terminal without colour shows it."""
     return ["".join(safe(span.text, LONGEST) for span in each) for each in rows]
 
 
 LONGEST = 4000
 ELLIPSIS, CUT = "…", "~"
+CURSOR, DOT = "▸", "·"
+_ASCII = str.maketrans({ELLIPSIS: CUT, CURSOR: ">", DOT: "."})
 
 
 def width_of(text: str) -> int:
-    """Terminal cells that a text takes."""
+    """Count the terminal cells that a text takes."""
     return len(text) if _easy(text) else cell_len(safe(text, LONGEST))
 
 
@@ -48,7 +50,7 @@ def _easy(text: str) -> bool:
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """`text` in exactly `width` cells: padded, or cut with an ellipsis (which `ascii_only` makes a tilde)."""
+    """Bring `text` to exactly `width` cells: padded, or cut with an ellipsis (which `ascii_only` makes a tilde)."""
     text = text if _easy(text) else safe(text, LONGEST)
     size = cell_len(text)
     if size <= width:
@@ -57,7 +59,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def fitted(spans: Sequence[Span], width: int) -> Row:
-    """A row cut or padded to `width` cells."""
+    """Make a row of spans, cut or padded to `width` cells."""
     row: list[Span] = []
     left = width
     for span in spans:
@@ -70,7 +72,7 @@ def fitted(spans: Sequence[Span], width: int) -> Row:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells (1 at least), broken between words where there are any; none of an empty text."""
+    """Break a text between words, where it has any, into lines of at most `width` cells (1 at least)."""
     lines, width = [""], max(1, width)
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -82,7 +84,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def kept(sizes: Sequence[int], ranks: Sequence[int], width: int, gap: int = 1) -> list[int]:
-    """Which of the fields of these sizes fit in `width`, those of the lowest ranks first; places, in their order.
+    """Choose which of the fields of these sizes fit in `width`, lowest ranks first; their indices, in order.
 
     A field that does not fit is left out, and a smaller one that matters less may still stand.
     """
@@ -96,5 +98,5 @@ def kept(sizes: Sequence[int], ranks: Sequence[int], width: int, gap: int = 1) -
 
 
 def ascii_only(rows: Iterable[Row]) -> list[Row]:
-    """Rows whose ellipses are ASCII too, those that `safe` made among them."""
-    return [tuple(Span(span.text.replace(ELLIPSIS, CUT), span.style) for span in each) for each in rows]
+    """Make our signs in rows ASCII, the ellipses that `safe` made among them."""
+    return [tuple(Span(span.text.translate(_ASCII), span.style) for span in each) for each in rows]

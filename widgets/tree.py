@@ -27,7 +27,7 @@ def rows(
     outline: Outline, top: int, width: int, height: int,
     *, name: str = "$", differing: Mapping[Steps, int] | None = None, ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """The lines from `top` on, each `width` cells; `differing` counts the differences inside branches."""
+    """Draw the lines from `top` on, each `width` cells; `differing` counts the differences inside branches."""
     shown = []
     for line in range(top, min(top + height, len(outline.nodes))):
         node, chosen = outline.nodes[line], line == outline.chosen
@@ -46,7 +46,7 @@ def rows(
 
 
 def window(top: int, chosen: int, count: int, height: int) -> int:
-    """The first line in sight, moved no further than the chosen one needs."""
+    """Choose the first line in sight, moved no further than the chosen one needs."""
     return max(0, min(max(min(top, chosen), chosen - height + 1), count - height))
 
 
@@ -61,7 +61,7 @@ def _label(node: Node, name: str) -> list[Span]:
 
 def _value(node: Node, room: int) -> list[Span]:
     if node.mark == "~":
-        one, other = _shares(written(node.here), written(node.there), room - len(":  -> "))
+        one, other = _side_by_side(written(node.here), written(node.there), room - len(":  -> "))
         return [Span(f": {one} -> {other}", "warn")]
     if isinstance(node.value, dict | list):
         return [Span(f" {written(node.value)}", "dim")]
@@ -70,7 +70,7 @@ def _value(node: Node, room: int) -> list[Span]:
     return [Span(f": {written(node.value)}", style), *([Span(f"  {extra}", "dim")] if extra else [])]
 
 
-def _shares(one: str, other: str, room: int) -> tuple[str, str]:
+def _side_by_side(one: str, other: str, room: int) -> tuple[str, str]:
     """Two texts in so many cells together; one that is short leaves its room to the other."""
     half = max(6, room // 2)
     first = max(half, room - width_of(other))

@@ -24,7 +24,7 @@ class Vram(Pane):
 
 
 def legend(width: int, *, ascii: bool = False) -> str:
-    """What the signs of a gauge mean; nothing where there is no room to say so."""
+    """Say what the signs of a gauge mean; nothing where there is no room to say so."""
     signs = (glyphs.WEIGHTS, glyphs.WORK, glyphs.CEILING, glyphs.PEAK, glyphs.OTHERS)
     names = ("weights", "activations", "ceiling", "peak", "others")
     text = "  ".join(f"{sign[ascii]} {name}" for sign, name in zip(signs, names, strict=True))
@@ -32,7 +32,7 @@ def legend(width: int, *, ascii: bool = False) -> str:
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
-    """At most `height` rows of `width` cells."""
+    """Draw at most `height` rows of `width` cells."""
     shown = _shown(snapshot.devices, width, height, ascii)
     return ascii_only(shown) if ascii else shown
 
@@ -91,8 +91,8 @@ def _gauge(
     if 0 in shown:
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
     bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 6 - len(after))
-    share = _share(device)
-    style = "error" if share >= FULL else "warn" if share >= NEARLY_FULL else ""
+    fraction = _fraction(device)
+    style = "error" if fraction >= FULL else "warn" if fraction >= NEARLY_FULL else ""
     spans += [*_bar(device, bar, ascii), Span(f" {numbers} "), Span(_percent(device), style), Span(after, "dim")]
     return fitted(spans, width)
 
@@ -118,7 +118,7 @@ def _paired(devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Ro
 
 def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool) -> list[Row]:
     """The lost and the fullest, in their usual order, and what is to be known of the others."""
-    ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -_share(devices[place])))
+    ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -_fraction(devices[place])))
     most = max(1, height - 1)
     rows = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
     others = [devices[place] for place in ranked[most:]]
@@ -180,12 +180,12 @@ def _others(device: DeviceView) -> int:
     return known if known >= 0.05 * GIB else 0
 
 
-def _share(device: DeviceView) -> float:
+def _fraction(device: DeviceView) -> float:
     return _used(device) / device.facts.ceiling_bytes if device.facts.ceiling_bytes > 0 else 0.0
 
 
 def _percent(device: DeviceView) -> str:
-    return f"{min(999, int(_share(device) * 100 + 1e-9)):>3}%"
+    return f"{min(999, int(_fraction(device) * 100 + 1e-9)):>3}%"
 
 
 def _name_width(devices: tuple[DeviceView, ...]) -> int:

@@ -40,7 +40,7 @@ UNRANKED = 1e-6
 
 
 def offered(screen: Screen[Any]) -> Sequence[Action]:
-    """The actions of the screen that the palette is laid over, in the order in which it offers them."""
+    """List the actions of the screen under the palette, in the order in which it offers them."""
     return sorted(actions_of(getattr(screen, "ACTIONS", "")), key=lambda action: action.changes)
 
 

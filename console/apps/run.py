@@ -58,7 +58,7 @@ class Console(Frame[Leave]):
         self.push_screen(Main(self.source, self.look, self))
 
     def on_ready(self) -> None:
-        """Some screen was laid out, which need not be ours yet."""
+        """Begin when the main screen is laid out, which some other screen may have been before."""
         self.main.call_after_refresh(self._begin)
 
     def poll(self) -> None:
@@ -117,7 +117,7 @@ class Console(Frame[Leave]):
         self.refresh()
 
     def seen(self) -> Snapshot:
-        """The source's snapshot at this second; without curves on a slow link."""
+        """Take the source's snapshot at this second, without curves on a slow link."""
         now = self.source.snapshot()
         ages = self.source.kind != "replay" and not self.source.note
         if ages and now.latest_at and not now.over:
@@ -137,7 +137,7 @@ class Console(Frame[Leave]):
         return self._rate
 
     async def action_quit(self) -> None:
-        """Textual's own way out is ours."""
+        """Leave as the main screen does, where Textual would end the app."""
         self.main.action_quit()
 
     def action_help_quit(self) -> None:

@@ -25,7 +25,7 @@ class Form(Frame[list[str]]):
 
 
 def models_here(configuration: Configuration) -> list[str]:
-    """The models of the registry whose files are on this machine."""
+    """List the models of the registry whose files are on this machine."""
     from interlock.engine.models import assets
     from interlock.engine.models.registry import extended
 
@@ -33,7 +33,7 @@ def models_here(configuration: Configuration) -> list[str]:
 
 
 def plan_of(words: Sequence[str]) -> list[str]:
-    """What a run of these arguments would do. Raises what `interlock plan` would raise."""
+    """Tell in lines what a run of these arguments would do. Raises what `interlock plan` would raise."""
     from interlock.console.cli import configuration, parse
     from interlock.engine.forecast import forecast
 

@@ -7,13 +7,12 @@ the same run to its end.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.console.crash import told
-from interlock.console.front_ends.headless import Headless, deliver_summary, say
+from interlock.console.crash import reportable
+from interlock.console.front_ends.headless import Handler, Headless, deliver_summary, handling, say
 from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
@@ -37,7 +36,7 @@ class Outputs:
 def run_with_front_end(
     make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs
 ) -> ExitCode:
-    """Do a run of `chunks` under the front end that fits the terminal; how it ended.
+    """Do a run of `chunks` under the front end that fits the terminal; return how it ended.
 
     Raises InterlockError for whatever the run raises; a summary that was asked for says so too.
     """
@@ -47,7 +46,7 @@ def run_with_front_end(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        failure = told(error, session.work.directory.path if session.work else None)
+        failure = reportable(error, session.work.directory.path if session.work else None)
         summarise_failure(chunks, configuration, failure, outputs, session.work)
         raise failure from error
     if session.work:
@@ -64,7 +63,7 @@ def summarise_failure(
     chunks: Path, configuration: Configuration | None, failure: InterlockError, outputs: Outputs,
     work: Work | None = None,
 ) -> None:  # fmt: skip
-    """Write the summary of a run that came to nothing, where one was asked for; what hinders that is told."""
+    """Write the summary of a run that came to nothing, where one was asked for; a failure to do so is a line."""
     if not outputs.summary:
         return
     from interlock.console.front_ends.refusal import refused, summary_of
@@ -97,8 +96,12 @@ def _console(session: Session, configuration: Configuration) -> int:
     look = look_of(configuration)
     app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
     left, failure = None, "it exited"
+    stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
+        signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),
+        signal.SIGTERM: lambda *_: session.stop(ExitCode.TERMINATED),
+    }
     try:
-        with quiet_descriptors(), _heeding(session):
+        with quiet_descriptors(), handling(stops):
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
         failure = safe(error)
@@ -114,18 +117,6 @@ def _console(session: Session, configuration: Configuration) -> int:
     elif session.alive:
         say("console detached, the run continues: ^C stops it after the current batch")
     return app.seen_seq
-
-
-@contextmanager
-def _heeding(session: Session) -> Iterator[None]:
-    """Signals stop the run after the batch in flight, and the console leaves when it has ended."""
-    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
-    before = {number: signal.signal(number, lambda *_, code=code: session.stop(code)) for number, code in codes.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
@@ -151,7 +142,7 @@ def _instead(summary: Path) -> str:
 
 
 def set_up(configuration: Configuration) -> list[str] | None:
-    """The command line that the form leads to; None when it was left."""
+    """Show the set-up form; return the command line that it leads to, None when it was left."""
     from interlock.console.apps.setup import Form
     from interlock.console.look import look_of
 

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -22,6 +22,7 @@ from interlock.engine.record.events import Entry, RecordRefused
 from interlock.engine.record.facts import REFUSALS_TOLD
 from interlock.engine.record.safe import safe
 
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10.0
 
@@ -39,16 +40,16 @@ class Headless:
         self._refusals = 0
 
     def watch(self) -> ExitCode:
-        restore = _signals(self._session.controls)
-        while self._session.alive:
-            self._session.wait(POLL_SECONDS)
+        """Print what happens until the run has ended; return how. Raises what the run raises."""
+        with _stopped_by_signals(self._session.controls):
+            while self._session.alive:
+                self._session.wait(POLL_SECONDS)
+                self.poll()
             self.poll()
-        self.poll()
-        restore()
         return self._session.result()
 
     def poll(self) -> None:
-        """Tell of what happened since the last time."""
+        """Print what happened since the last time."""
         work = self._session.work
         if work is None:
             return
@@ -61,11 +62,11 @@ class Headless:
         for entry in entries:
             self._seen = entry.seq
             self._stream(entry)
-            self._tell(entry)
+            self._print(entry)
         if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
             self._say(text)
 
-    def _tell(self, entry: Entry) -> None:
+    def _print(self, entry: Entry) -> None:
         """One line for what people want to know, and not a thousand for a thousand refusals."""
         if isinstance(entry.body, RecordRefused):
             self._refusals += 1
@@ -100,7 +101,18 @@ def say(line: str) -> None:
         silence(sys.stderr)
 
 
-def _signals(stop: Controls) -> Callable[[], None]:
+@contextmanager
+def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Answer these signals so for a while."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped_by_signals(stop: Controls) -> AbstractContextManager[None]:
     """Interrupt and terminate stop the run at the next batch, a second interrupt at once; a hang-up stops nothing."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -110,14 +122,7 @@ def _signals(stop: Controls) -> Callable[[], None]:
         with suppress(OSError):
             os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    return restore
+    return handling({signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGHUP: signal.SIG_IGN})
 
 
 def deliver_summary(summary: bytes, target: str) -> None:
@@ -142,6 +147,6 @@ def silence(stream: TextIO) -> None:
 
 
 def check_outputs(events: str | None, summary: str | None) -> None:
-    """Raises UsageError where both events and summary want stdout."""
+    """Raise UsageError where both events and summary want stdout."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")

@@ -21,7 +21,7 @@ from interlock.engine.record.summary import Summary
 
 
 def summary_of(work: Work, failure: InterlockError) -> Summary | None:
-    """The summary of a run that began; it ended for this reason unless it says itself how it ended."""
+    """Summarise a run that began; it ended for this reason unless it says itself how it ended."""
     written = work.recorder.look(lambda state: summary.summarise(state) if state.started else None)
     if written is None or written.exit_code is not None:
         return written
@@ -29,7 +29,7 @@ def summary_of(work: Work, failure: InterlockError) -> Summary | None:
 
 
 def refused(chunks: Path, configuration: Configuration | None, failure: InterlockError) -> Summary:
-    """The summary of a run that never began; `configuration` is None where that was the reason."""
+    """Summarise a run that never began; `configuration` is None where that was the reason."""
     settings = configuration.settings if configuration else None
     began = RunStarted(
         run_id=settings.run_id if settings else "",

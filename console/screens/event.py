@@ -4,9 +4,7 @@ Whatever the entry holds is shown as text on lines of its own, escaped and folde
 """
 
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
@@ -20,6 +18,7 @@ from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
+from interlock.widgets.formats import clock
 from interlock.widgets.nodes import is_bytes
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, fitted, wrapped
@@ -57,7 +56,7 @@ class EventScreen(ModalScreen[None]):
         self.dismiss()
 
     def action_copy(self) -> None:
-        """The entry as one line of JSON, through the terminal (OSC 52)."""
+        """Copy the entry as one line of JSON, through the terminal (OSC 52)."""
         self.app.copy_to_clipboard(json_of(self.entry))
         self.notify("copied as JSON", markup=False)
 
@@ -72,19 +71,19 @@ class Details(Pane):
 
 
 def json_of(entry: Entry) -> str:
-    """An entry as the journal has it, without its checksum."""
+    """Write an entry as the journal has it, without its checksum."""
     return msgspec.json.encode(entry).decode()
 
 
 def rows(entry: Entry, width: int) -> list[Row]:
-    """Where the entry stands in its run, and below that every field of its event; no row is wider than `width`."""
+    """Draw where the entry stands in its run, and below that every field of its event, in rows of at most `width`."""
     if width < 1:
         return []
     body = msgspec.to_builtins(entry.body)
     about = {
         "event": body.pop("event"),
         "seq": entry.seq,
-        "time": _moment(entry.at),
+        "time": f"{clock(entry.at, '%Y-%m-%d %H:%M:%S', otherwise=str(entry.at))} ({clock(entry.at, utc=True)} UTC)",
         "session": entry.session,
         "elapsed": f"{entry.elapsed:.3f} s into the session",
         "device_kind": entry.device_kind,
@@ -94,14 +93,6 @@ def rows(entry: Entry, width: int) -> list[Row]:
     for name, value in body.items():
         lines += [line for field in _fields(0, name, value) for line in _folded(*field, width)]
     return lines
-
-
-def _moment(at: float) -> str:
-    """Local time, as on the events pane, and what that is in UTC."""
-    with suppress(ValueError, OverflowError, OSError):
-        here, there = time.localtime(at), time.gmtime(at)
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S', here)} ({time.strftime('%H:%M:%S', there)} UTC)"
-    return str(at)
 
 
 def _fields(depth: int, name: str, value: object) -> Iterator[tuple[int, str, str]]:

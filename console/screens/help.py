@@ -9,15 +9,16 @@ from textual.widgets import Static
 from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, shown_keys
 from interlock.console.look import Look
 
-LEGEND = """
-VRAM     weights, activations and free memory under the ceiling (the mark); ^ is the peak so far
-Passes   one cell per batch of a model; the bar fills as batches are committed
-Leases   GiB before > peak > after, as the driver reports it, and the residue that a lease left behind
-Events   note, notice, warning, error; enter shows every field
-EXCL on* * marks a request that the engine has not answered yet
-stale    time since the last news
-SIMULATED  the GPUs are not real: the logic is, the speed is not
-"""
+LEGEND = (
+    ("VRAM", "weights, activations, free; a mark: ceiling, ^: peak so far"),
+    ("Passes", "the bar fills as batches are committed"),
+    ("Leases", "GiB before > peak > after, and the residue left behind"),
+    ("Events", "note, notice, warning, error"),
+    ("EXCL on*", "* marks a request that the engine has not answered yet"),
+    ("STALE", "time since the last event"),
+    ("SIMULATED", "the GPUs are not real: the logic is, the speed is not"),
+)
+"""What the signs of the main screen mean."""
 
 
 class Help(ModalScreen[None]):
@@ -42,9 +43,9 @@ class Help(ModalScreen[None]):
         with VerticalScroll() as box:
             box.border_title = "Keys"
             box.border_subtitle = "esc closes"
-            actions = ((shown_keys(action, self._look.keys), action.help) for action in actions_of(self._of))
-            legend = LEGEND if self._of == MAIN else ""
-            yield Static(Text("\n".join(f"{keys:<12} {text}" for keys, text in actions) + "\n" + legend))
+            lines = [(shown_keys(action, self._look.keys), action.help) for action in actions_of(self._of)]
+            lines += [("", ""), *LEGEND] if self._of == MAIN else []
+            yield Static(Text("\n".join(f"{name:<12} {text}" for name, text in lines)))
 
     def action_back(self) -> None:
         self.dismiss()

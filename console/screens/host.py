@@ -10,7 +10,7 @@ class Themed(Protocol):
     """An application whose look can be changed."""
 
     def next_theme(self) -> str:
-        """Use the next theme; its name."""
+        """Use the next theme; return its name."""
 
 
 class Host(Themed, Protocol):
@@ -33,10 +33,10 @@ class Host(Themed, Protocol):
         """Show the summary as it is on disk now."""
 
     def export(self, lines: Sequence[str]) -> str:
-        """Write these lines beside the summary; what to say of it."""
+        """Write these lines beside the summary; return what to say of it."""
 
     def redraw(self) -> None:
         """Send the whole screen anew."""
 
     def change_rate(self, step: int) -> float:
-        """Look more often, or less; how often now."""
+        """Look more often, or less; return how often a second."""

@@ -29,7 +29,7 @@ class Wants(NamedTuple):
 
 
 def layout(width: int, height: int, wants: Wants, chosen: str, *, zoomed: bool) -> dict[str, Box]:
-    """The boxes of the panes that are shown, between the header's line and the footer's; none where it is too small."""
+    """Place the panes that are shown between the header's line and the footer's; none where it is too small."""
     if too_small(width, height):
         return {}
     room = Box(0, 1, width, height - 2)
@@ -43,7 +43,7 @@ def layout(width: int, height: int, wants: Wants, chosen: str, *, zoomed: bool) 
 
 
 def too_small(width: int, height: int) -> bool:
-    """Whether only one line can be shown."""
+    """Tell whether only one line can be shown."""
     return width < LEAST_WIDTH or height < LEAST_HEIGHT
 
 
@@ -57,13 +57,13 @@ def _accordion(room: Box, wants: Wants, chosen: str) -> dict[str, Box]:
 
 def _column(room: Box, wants: Wants) -> dict[str, Box]:
     """All but the cache pane, which is a line of the passes' here; what is over goes to the events."""
-    share = room.height // 4
+    quarter = room.height // 4
     tall = room.height - 22  # the lines that a terminal of the least height for this layout has not
     # More than four devices stand two in a line here, and more than eight are not all shown.
     lines = wants.devices if wants.devices <= 4 else min(5, (wants.devices + 1) // 2)
     heights = {
-        "vram": min(lines + BORDER + max(0, min(wants.devices, tall // 3)), share + 2),
-        "passes": min(wants.passes + 1 + BORDER, share + 2),
+        "vram": min(lines + BORDER + max(0, min(wants.devices, tall // 3)), quarter + 2),
+        "passes": min(wants.passes + 1 + BORDER, quarter + 2),
         "leases": BORDER + 3 + max(0, min(4, tall // 4)),
     }
     heights["events"] = room.height - sum(heights.values())

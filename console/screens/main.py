@@ -99,7 +99,7 @@ class Main(Steering):
             self._draw()
 
     def finish(self) -> None:
-        """The run is over: leave where that was asked for, else stay; who waited for it sees what became of it."""
+        """Leave where the run was to be stopped; else stay, and show who waited for it what became of it."""
         if self.stopping:
             self.host.exit(Leave.STOP)
             return
@@ -116,7 +116,7 @@ class Main(Steering):
             self.host.show_summary()
 
     def say(self, text: str) -> None:
-        """In the footer, until the next key."""
+        """Write in the footer, until the next key."""
         self._notice = text
         self._draw_footer()
 
@@ -184,7 +184,7 @@ class Main(Steering):
         return self.query_one(f"#{name}", Pane)
 
     def action_freeze(self) -> None:
-        """Nothing is written to the terminal until it goes on; what came meanwhile is shown then."""
+        """Stop drawing, or go on and show what came meanwhile."""
         if self._frozen_at is None:
             self._frozen_at = self.seen
         else:

@@ -30,7 +30,7 @@ Plan = Callable[[Sequence[str]], Sequence[str]]
 
 
 def command_of(form: Mapping[str, str]) -> list[str]:
-    """The arguments that a filled-in form stands for; what is as by default is left out."""
+    """Write the arguments that a filled-in form stands for, without those that are as by default."""
     words = ["run", form.get("chunks", "").strip() or "."]
     for flag, default in (("roster", ""), ("devices", "auto"), ("fusion", "concat"), ("qdrant", ""), ("ceiling", "")):
         value = form.get(flag, "").strip()
@@ -84,7 +84,7 @@ class Setup(Keyed):
 
     def on_mount(self) -> None:
         self.query_one("#chunks", Input).focus()
-        self._tell_command()
+        self._show_command()
 
     def on_resize(self) -> None:
         shown = [Key("^p", "Plan"), Key("^r", "Run"), Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]
@@ -101,7 +101,7 @@ class Setup(Keyed):
 
     @on(Input.Changed)
     @on(Select.Changed)
-    def _tell_command(self) -> None:
+    def _show_command(self) -> None:
         words = shlex.join(["interlock", *command_of(self.form)])
         self.query_one("#command", Static).update(Text(safe(words)))
 

@@ -15,6 +15,7 @@ from interlock.console.text import dialog_text as wording
 from interlock.engine.passes.controls import NO, YES, Controls
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.snapshot import Snapshot
+from interlock.widgets.formats import yes_no
 
 STOP = "stop"
 CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause"}
@@ -46,7 +47,7 @@ class Steering(Keyed):
         return asked | ({STOP: YES} if self.stopping else {})
 
     def why_not(self, action: Action) -> str:
-        """Why a key does nothing now; empty where it does something."""
+        """Say why a key does nothing now; empty where it does something."""
         if not action.changes or (action.name == "pause" and isinstance(self.source, Reel)):
             return ""
         if self.readonly:
@@ -59,7 +60,7 @@ class Steering(Keyed):
         return f"cannot change {action.label}: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
-        """One model at a time, or models side by side; what that does to the cells that are left is shown first."""
+        """Ask for one model at a time, or models side by side; what that does to the cells left is shown first."""
         if not (controls := self._controls("exclusive")):
             return
         if why := wording.no_other(self.snapshot):
@@ -74,10 +75,10 @@ class Steering(Keyed):
         self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch", wanted), "schedule")
 
     def action_fallback(self) -> None:
-        """Whether models and batches may go to the CPU: allowed it costs time, forbidden it may cost rows."""
+        """Allow or forbid the CPU to models and batches: allowed it costs time, forbidden it may cost rows."""
         if not self._controls("fallback"):
             return
-        if self.pending.get("cpu_fallback", _word(self.snapshot.cpu_fallback)) == YES:
+        if self.pending.get("cpu_fallback", yes_no(self.snapshot.cpu_fallback)) == YES:
             title, lines = "Forbid CPU fallback?", wording.no_fallback(self.snapshot)
             choice = Choice("y,enter,c", "yes, forbid it", NO)
         else:
@@ -86,12 +87,12 @@ class Steering(Keyed):
         self._confirm(title, lines, choice, "cpu_fallback")
 
     def action_pause(self) -> None:
-        """The run; or a replay, which is nobody's but the screen's."""
+        """Pause the run or let it go on; or a replay, which is nobody's but the screen's."""
         if isinstance(self.source, Reel):
-            self.source.pause(not self.source.paused)
+            self.source.toggle_pause()
             return
         if self._controls("pause"):
-            paused = self.pending.get("pause", _word(self.snapshot.paused)) == YES
+            paused = self.pending.get("pause", yes_no(self.snapshot.paused)) == YES
             self._ask("pause", NO if paused else YES)
 
     def action_stop(self) -> None:
@@ -142,7 +143,3 @@ class Steering(Keyed):
         if refused := controls.ask(control, value, self.host.who):
             self.say(refused)
         self.asked()
-
-
-def _word(value: bool) -> str:
-    return YES if value else NO

@@ -85,7 +85,7 @@ class SummaryScreen(Keyed):
         self._draw_detail()
 
     def say(self, text: str) -> None:
-        """A few lines for the operator, until the next key."""
+        """Write a few lines for the operator, until the next key."""
         width = self.size.width
         lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:NOTE_LINES]
         note = self.query_one("#note", Bar)
@@ -178,8 +178,8 @@ class SummaryScreen(Keyed):
         if where in ("in", "out"):
             (outline.inward if where == "in" else outline.outward)()
         else:
-            whole = len(outline.nodes)
-            lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -whole, "last": whole}
+            every = len(outline.nodes)
+            lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -every, "last": every}
             outline.move(lines[where])
         self._redraw()
 
@@ -246,7 +246,7 @@ class SummaryScreen(Keyed):
         self._draw()
 
     def action_back(self) -> None:
-        """One step back: from a search, from a comparison, from the screen."""
+        """Go one step back: from a search, from the screen."""
         if self._pattern:
             self._pattern = ""
             self._redraw()
@@ -256,7 +256,7 @@ class SummaryScreen(Keyed):
             self.say(f"{first_key(named('quit'), self._look.keys)} leaves")
 
     async def action_quit(self) -> None:
-        """The way out is the app's: while a run is live it asks."""
+        """Leave as the app does, which asks while a run is live."""
         await self.app.action_quit()
 
     def _redraw(self) -> None:

@@ -1,4 +1,4 @@
-"""A run that is told by its journal: `Watched` while another process writes it, `Replayed` at any speed.
+"""A run that is read from its journal: `Watched` while another process writes it, `Replayed` at any speed.
 
 Both are sources for a screen and change nothing: no lock is kept, nothing is written. A thread of their own reads and
 folds a few hundred entries at a time, so that a screen never waits for a long journal. What is wrong with the journal
@@ -33,8 +33,8 @@ QUIET_SECONDS = 4.0
 GONE = "stopped writing"
 
 
-class _Told(ABC):
-    """Entries, folded one after the other by a thread that `close` ends; the latest of them are kept."""
+class _Folding(ABC):
+    """Folds entries one after the other in a thread that `close` ends, and keeps the latest of them."""
 
     kind = ""
     controls: Controls | None = None
@@ -47,7 +47,7 @@ class _Told(ABC):
         self._forget()
 
     def snapshot(self) -> Snapshot:
-        """The run as far as it was told."""
+        """Copy the state of the run as far as it was folded."""
         with self._lock:
             return snapshot(self._state, self._seq)
 
@@ -87,7 +87,7 @@ class _Told(ABC):
                     self._seq = entry.seq
 
 
-class Watched(_Told):
+class Watched(_Folding):
     """A run that another process writes, or will write, or has written."""
 
     kind = "watch"
@@ -118,7 +118,7 @@ class Watched(_Told):
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     def snapshot(self) -> Snapshot:
-        """The run as it was written so far; its phase says so where nobody writes it any more."""
+        """Copy the state of the run as it was written so far; its phase says so where nobody writes it any more."""
         seen = super().snapshot()
         return replace(seen, phase=GONE, reason=self.note) if self.gone and not seen.over else seen
 
@@ -136,8 +136,8 @@ class Watched(_Told):
         return False
 
 
-class Replayed(_Told):
-    """A run that was written before, told again; time between its sessions is left out."""
+class Replayed(_Folding):
+    """A run that was written before, shown again; time between its sessions is left out."""
 
     kind = "replay"
 
@@ -184,7 +184,7 @@ class Replayed(_Told):
 
     @property
     def over(self) -> bool:
-        """Whether all of it was told."""
+        """Whether all of it was shown."""
         return self._unread is None and self._folded == len(self._entries)
 
     @property
@@ -197,9 +197,9 @@ class Replayed(_Told):
         pace = "paused" if self.paused else f"x{self.speed:g}"
         return f"{pace} {duration(self.position)}/{duration(self.length)}"
 
-    def pause(self, yes: bool) -> None:
+    def toggle_pause(self) -> None:
         self._anchor = self._clock(), self.position
-        self.paused = yes
+        self.paused = not self.paused
 
     def go_at(self, speed: float) -> None:
         self._anchor = self._clock(), self.position
@@ -208,7 +208,7 @@ class Replayed(_Told):
     def _look(self) -> bool:
         try:
             loaded = self._load(CHUNK)
-        except InterlockError as error:  # what stands before the damage is told all the same
+        except InterlockError as error:  # what stands before the damage is shown all the same
             self.failure, self._unread, loaded = error, None, False
         due = bisect_right(self._times, self.position)
         fresh = self._entries[self._folded : min(due, self._folded + CHUNK)]

@@ -1,4 +1,4 @@
-"""Where a screen looks: a run that is live in this process, or one that is told by its journal.
+"""Where a screen looks: a run that is live in this process, or one that is read from its journal.
 
 A source is polled and never waits. `entries` gives what happened since, and how much of it is already gone.
 """
@@ -28,10 +28,10 @@ class Source(Protocol):
         """What an operator must know of where this comes from; mostly nothing."""
 
     def snapshot(self) -> Snapshot:
-        """The run now."""
+        """Copy the state of the run."""
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
-        """Those with a `seq` above `after`, and how many before them were dropped."""
+        """List entries with a `seq` above `after`, and count those before them that were dropped."""
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class Reel(Protocol):
     paused: bool
     speed: float
 
-    def pause(self, yes: bool) -> None:
+    def toggle_pause(self) -> None:
         """Stand still, or go on."""
 
     def go_at(self, speed: float) -> None:

@@ -22,7 +22,7 @@ class Work(Protocol):
     directory: RunDirectory
 
     def go(self) -> ExitCode:
-        """Do it; how it ended."""
+        """Do it; return how it ended."""
 
 
 class Session:
@@ -64,11 +64,11 @@ class Session:
         return self._done.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Until the engine has ended, at most so long."""
+        """Wait until the engine has ended, at most so long."""
         self._done.wait(seconds)
 
     def result(self) -> ExitCode:
-        """How it ended. Raises what the run raised."""
+        """Wait for the end; return how it ended. Raises what the run raised."""
         self._done.wait()
         if self.failure:
             raise self.failure

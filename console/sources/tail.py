@@ -22,7 +22,7 @@ LOCKS = Path("/proc/locks")
 
 
 def journal_at(path: Path) -> Path:
-    """The journal that a path means: a run's directory, or the file itself; it may be empty yet.
+    """Find the journal that a path means: a run's directory, or the file itself; it may be empty yet.
 
     Raises UsageError for a directory of runs, for what can be no journal, and where there is none, naming those
     there are.
@@ -49,7 +49,7 @@ class Tail:
         self._begin_anew()
 
     def more(self) -> tuple[bool, list[Entry]]:
-        """Whether what was read before was taken back, and the entries since, up to a torn line.
+        """Read on: whether what was read before was taken back, and the entries since, up to a torn line.
 
         Raises InterlockError for a journal that is damaged or of another version.
         """
@@ -68,12 +68,12 @@ class Tail:
             self._begin_anew()
             handle.seek(0)
         lines = handle.readlines(CHUNK_BYTES)
-        return anew, self._whole(lines, at_end=not handle.read(1))
+        return anew, self._entries(lines, at_end=not handle.read(1))
 
     def _begin_anew(self) -> None:
         self._end, self._next, self._mark = 0, 0, b""
 
-    def _whole(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
+    def _entries(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
         found = []
         for place, line in enumerate(lines, 1):
             entry = journal.decode(line) if line.endswith(b"\n") else None
@@ -96,7 +96,7 @@ class Tail:
 
 
 def held(path: Path) -> bool:
-    """Whether a process has the journal open for writing.
+    """Tell whether a process has the journal open for writing.
 
     The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
     """

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from interlock.console.summary.document import Document, legend, meaning, told
+from interlock.console.summary.document import Document, in_a_line, legend, meaning
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.safe import safe
 from interlock.widgets import table
 from interlock.widgets.nodes import No, Node, children, human, title, written
 from interlock.widgets.text import Row, ascii_only, fitted, row, wrapped
 
-MOST = 300
+MOST_LINES = 300
 """Lines that a value or a list of differences may take; the tree has all of it."""
 FEW = 20
 """Rows of each table of the overview."""
@@ -27,7 +27,7 @@ STYLES = {"-": "error", "+": "ok", "~": "warn", "": ""}
 def rows(
     document: Document, node: Node, siblings: Sequence[Node], found: Sequence[Node], width: int, *, ascii: bool = False
 ) -> list[Row]:
-    """The chosen `node`, its `siblings` of the same name in the list above, and all differences `found`."""
+    """Draw the chosen `node` beside its `siblings` in the list above, with the differences `found` below it."""
     # Type and meaning; of a branch, whose size the tree shows, only the meaning.
     sort = "" if node.branch else kind(node.value)
     text = ": ".join(filter(None, [sort, meaning(node.steps)]))
@@ -55,7 +55,7 @@ def kind(value: object) -> str:
 
 
 def copied(value: object) -> str:
-    """A value for the clipboard: text as it is where no sign of it could do harm in a terminal, else JSON."""
+    """Write a value for the clipboard: text as it is where no sign of it could do harm in a terminal, else JSON."""
     if isinstance(value, str) and safe(value, len(value)) == value:
         return value
     return json.dumps(value, indent=2)
@@ -72,10 +72,10 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
     else:
         below = [each for each in found if each.steps[: len(node.steps)] == node.steps]
         yield from _wrapped(legend(len(below)) if below else "same in both", width, "bold")
-        for each in below[:MOST]:
-            yield row((told(each), STYLES[each.mark]))
-        if len(below) > MOST:
-            yield row((f"and {len(below) - MOST:,} more: n steps through all of them", "dim"))
+        for each in below[:MOST_LINES]:
+            yield row((in_a_line(each), STYLES[each.mark]))
+        if len(below) > MOST_LINES:
+            yield row((f"and {len(below) - MOST_LINES:,} more: n steps through all of them", "dim"))
     yield ()
 
 
@@ -84,8 +84,8 @@ def _by(node: Node) -> str:
     if not (isinstance(one, int | float) and isinstance(other, int | float)) or isinstance(one, bool):
         return ""
     try:
-        share = f", {(other - one) / abs(one):+.1%}" if one else ""
-        return f"  ({other - one:+,.6g}{share})"
+        percent = f", {(other - one) / abs(one):+.1%}" if one else ""
+        return f"  ({other - one:+,.6g}{percent})"
     except OverflowError:
         return ""
 
@@ -95,7 +95,7 @@ def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[R
     if not node.steps:
         if node.there is No.OTHER:
             yield from _overview(document, width, ascii)
-    elif cells := table_of(node.steps, value, MOST):
+    elif cells := table_of(node.steps, value, MOST_LINES):
         yield from _table(cells, width, ascii)
     elif isinstance(value, dict | list):
         yield from _fields(node, width)
@@ -123,7 +123,7 @@ def _table(cells: Table, width: int, ascii: bool) -> list[Row]:
 def _fields(node: Node, width: int) -> Iterator[Row]:
     """An object or a list, a line for each thing in it."""
     value = node.value
-    pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(listed(value)), MOST))
+    pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(listed(value)), MOST_LINES))
     longest = min(max((len(safe(key, 30)) for key, _ in pairs), default=0), width // 2)
     for key, each in pairs:
         extra = human((*node.steps, key), each)
@@ -140,7 +140,7 @@ def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
         return
     yield ()
     yield row(("same for each", "dim"))
-    for item in siblings[:MOST]:
+    for item in siblings[:MOST_LINES]:
         for each in (child for child in children(item) if child.label == node.label):
             name = f"{item.label} {title(item.value)}"
             style = "chosen" if each.steps == node.steps else STYLES[each.mark]
@@ -161,7 +161,7 @@ def _wrapped(text: str, width: int, style: str = "") -> Iterator[Row]:
     lines = [
         piece for line in text[:LONGEST].splitlines() or [""] for piece in wrapped(safe(line, LONGEST), width) or [""]
     ]
-    for line in lines[:MOST]:
+    for line in lines[:MOST_LINES]:
         yield row((line, style))
-    if len(lines) > MOST or len(text) > LONGEST:
+    if len(lines) > MOST_LINES or len(text) > LONGEST:
         yield row(("... (Y copies all of it)", "dim"))

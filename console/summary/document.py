@@ -48,7 +48,7 @@ class Fact:
 
 
 def load(path: Path) -> Document:
-    """The summary at a path, or in the run directory at it. Raises UsageError."""
+    """Read the summary at a path, or in the run directory at it. Raises UsageError."""
     file = _file(path)
     try:
         facts = file.stat()
@@ -64,7 +64,7 @@ def load(path: Path) -> Document:
 
 
 def parse(data: bytes, name: str) -> Mapping[str, object]:
-    """The summary in these bytes. Raises UsageError, whose text begins with `name`."""
+    """Read the summary in these bytes. Raises UsageError, whose text begins with `name`."""
     if not data.strip():
         raise UsageError(f"{name}: empty file: copy it again from the run")
     try:
@@ -119,12 +119,12 @@ def _of_directory(path: Path) -> Path:
 
 
 def top(document: Document, other: Document | None = None) -> Node:
-    """The whole summary as the first node of an outline, beside another one where there is one."""
+    """Make the first node of an outline of a summary, or of two that are compared."""
     return Node((), document.data, other.data if other else No.OTHER)
 
 
 def header(document: Document) -> list[Fact]:
-    """Who, how it ended, how long it took, how much was done."""
+    """Say which run it was, how it ended, how long it took, how much was done."""
     data = document.data
     status = str(data.get("status", "?"))
     collections = objects(data.get("collections"))
@@ -150,7 +150,7 @@ def header(document: Document) -> list[Fact]:
 
 
 def plain(document: Document, other: Document | None = None) -> str:
-    """The header and the tables as text, or the differences of two summaries, for a pipe."""
+    """Write the header and the tables as text, or the differences of two summaries, for a pipe."""
     if other:
         return "\n".join(_compared(document, other)) + "\n"
     head = "  ".join(fact.text for fact in header(document))
@@ -160,8 +160,8 @@ def plain(document: Document, other: Document | None = None) -> str:
     return "\n".join([head, safe(document.name), *reasons, *tables]) + "\n"
 
 
-def told(node: Node) -> str:
-    """One difference in one line: `~ $.seconds: 5.1 -> 6.2`."""
+def in_a_line(node: Node) -> str:
+    """Write a difference in one line: `~ $.seconds: 5.1 -> 6.2`."""
     if node.mark == "~":
         return f"~ {node.path}: {written(node.here, 120)} -> {written(node.there, 120)}"
     called = title(node.value) if node.branch else ""
@@ -169,7 +169,7 @@ def told(node: Node) -> str:
 
 
 def legend(count: int) -> str:
-    """What the signs of a comparison mean."""
+    """Count the differences, and say what their signs mean."""
     if not count:
         return "no difference"
     return f"{several(count, 'difference')}: - only in the first, + only in the second, ~ first -> second"
@@ -180,11 +180,11 @@ def _compared(document: Document, other: Document) -> Iterator[str]:
         yield f"{number}  " + "  ".join(fact.text for fact in header(each)) + f"  {safe(each.name)}"
     nodes = differences(top(document, other))
     yield "\n" + legend(len(nodes))
-    yield from (safe(told(node), 1000) for node in nodes)
+    yield from (safe(in_a_line(node), 1000) for node in nodes)
 
 
 def meaning(steps: tuple[Step, ...]) -> str:
-    """What the schema says of a field; empty where it says nothing."""
+    """Look up what the schema says of a field; empty where it says nothing."""
     place = schema = _schema()
     for step in steps:
         chosen: dict[str, Any] = next((each for each in place.get("anyOf", [place]) if each.get("type") != "null"), {})

@@ -12,7 +12,7 @@ from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import Step, is_bytes, written
 
 NOTHING = "-"
-MOST = 1e15
+LARGEST_RATE = 1e15
 """A rate beyond it was damaged, not measured."""
 Item = Mapping[str, object]
 
@@ -28,7 +28,7 @@ class Table:
 
 
 def listed(value: object) -> list[object]:
-    """A list, or nothing where it is none."""
+    """Take a value as a list, as an empty one where it is none."""
     return value if isinstance(value, list) else []
 
 
@@ -37,7 +37,7 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def table_of(steps: tuple[Step, ...], value: object, most: int | None = None) -> Table | None:
-    """The table of the value at a place, of its first `most` rows; None where it is no list of objects."""
+    """Make the table of the value at a place, of its first `most` rows; None where it is no list of objects."""
     names = [step for step in steps if isinstance(step, str)]
     name = names[-1] if names else ""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
@@ -49,7 +49,7 @@ def table_of(steps: tuple[Step, ...], value: object, most: int | None = None) ->
 
 
 def overview(data: Mapping[str, object], most: int | None = None) -> list[Table]:
-    """What a reader wants to see first: each list of the summary that holds anything, over all its collections."""
+    """Make the tables that a reader wants first: each list that holds anything, over all collections."""
     return [table for name in OVERVIEW if (table := _over(data, name, most))]
 
 
@@ -95,7 +95,7 @@ def _form(field: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _text(value)
     if field == "rows_per_second":
-        return f"{value:,.1f}" if abs(value) < MOST else "?"
+        return f"{value:,.1f}" if abs(value) < LARGEST_RATE else "?"
     if field.endswith("seconds"):  # short times to the tenth, longer ones as a clock shows them
         return f"{value:.1f}" if 0 <= value < 60 else duration(value)
     if isinstance(value, float):
@@ -116,10 +116,6 @@ def _text(value: object) -> str:
         case list() if all(isinstance(each, str) for each in value):
             return ",".join(value) or NOTHING
     return written(value)
-
-
-def _size(name: str) -> Callable[[Item], str]:
-    return lambda item: f"{len(listed(item.get(name))):,}"
 
 
 def _occupied(moment: str) -> Callable[[Item], str]:
@@ -149,8 +145,8 @@ OVERVIEW = (
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
 MADE: Mapping[str, Callable[[Item], str]] = {
-    "passes.count": _size("passes"),
-    "mitigations.count": _size("mitigations"),
+    "passes.count": lambda item: f"{len(listed(item.get('passes'))):,}",
+    "mitigations.count": lambda item: f"{len(listed(item.get('mitigations'))):,}",
     "verification.ok": lambda item: _text(_get(item.get("verification"), "ok")),
     "receipts.peak": _most_occupied,
     "receipts.residue": _left_behind,

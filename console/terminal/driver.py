@@ -50,7 +50,7 @@ class HangupSafeDriver(LinuxDriver):
         self._app.refresh()
 
     def write(self, data: str) -> None:
-        """Never waits."""
+        """Send it without waiting."""
         if self._wire:
             self._wire.write(data)
 
@@ -76,7 +76,7 @@ class HangupSafeDriver(LinuxDriver):
             self._terminal.lose()
 
     def disable_input(self) -> None:
-        """Of a lost terminal nothing is asked any more; its thread ends by itself."""
+        """Stop reading keys; a lost terminal is asked nothing any more, and its thread ends by itself."""
         if not self._terminal.lost:
             super().disable_input()
             return

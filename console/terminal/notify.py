@@ -11,12 +11,12 @@ LIMIT = 200
 
 
 def call(text: str) -> str:
-    """What makes a terminal ring and show `text`, which cannot steer it."""
+    """Write what makes a terminal ring and show `text`, which cannot steer it."""
     return f"\a\x1b]9;{safe(text, LIMIT)[:LIMIT]}\x1b\\"
 
 
 def words(snapshot: Snapshot) -> str:
-    """How the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
+    """Say how the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
     kind = " SCRIPTED" if snapshot.scripted else " SIMULATED" if snapshot.simulated else ""
     reason = f": {snapshot.reason}" if snapshot.reason else ""
     return f"interlock{kind} {snapshot.run_id or 'run'} {snapshot.phase}{reason}"

@@ -50,7 +50,7 @@ class Wire:
             self._rouse()
 
     def leave(self) -> None:
-        """From here on nothing is left out: the terminal is being given back as it was."""
+        """Leave nothing out from here on: the terminal is being given back as it was."""
         with self._lock:
             self._last = True
 

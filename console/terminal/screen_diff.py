@@ -53,13 +53,13 @@ class Thrift:
         return "".join([*parts, self._other(text[end:])])
 
     def fit(self, columns: int, rows: int) -> None:
-        """The terminal has this size now; with another one than before its cells may be any."""
+        """Take in the size of the terminal; with another one than before its cells may be any."""
         if self._size != (columns, rows):
             self._size = columns, rows
             self.forget()
 
     def forget(self) -> None:
-        """The terminal's cells may be others than those that were sent."""
+        """Forget what was sent: the terminal's cells may be others."""
         self._rows.clear()
 
     def _row(self, row: int, column: int, text: str) -> str:

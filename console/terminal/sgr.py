@@ -28,7 +28,7 @@ PLAIN = Style()
 
 @lru_cache(4096)
 def after(style: Style, codes: str) -> Style | None:
-    """The style after a sequence's codes; None where one of them is not known here."""
+    """Apply a sequence's codes to a style; None where one of them is not known here."""
     place, codes = 0, ";".join(code or "0" for code in codes.split(";"))
     while place < len(codes):
         found = _CODE.match(codes, place)
@@ -41,7 +41,7 @@ def after(style: Style, codes: str) -> Style | None:
 
 @lru_cache(4096)
 def turn(now: Style, wanted: Style) -> str:
-    """The shortest sequence that leads from one style to another."""
+    """Write the shortest sequence that leads from one style to another."""
     if now == wanted:
         return ""
     ways = _codes(now, wanted), ("0", *_codes(PLAIN, wanted))
@@ -50,7 +50,7 @@ def turn(now: Style, wanted: Style) -> str:
 
 @lru_cache(4096)
 def on_blank(style: Style, now: Style = PLAIN) -> Style:
-    """The style closest to `now` in which a blank looks as in `style`."""
+    """Choose the style closest to `now` in which a blank looks as in `style`."""
     if not style.attributes <= _UNSEEN:
         return style
     return Style(now.front, style.back, now.attributes & _UNSEEN)

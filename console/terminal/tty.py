@@ -33,7 +33,7 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> "Surroundings":
-        """Those of this process."""
+        """Look at those of this process."""
         stdin, stderr = _is_terminal(0), _is_terminal(2)
         return cls(os.environ, stdin, stderr, foreground=not stdin or _in_foreground(0))
 
@@ -41,7 +41,7 @@ class Surroundings:
 def why_headless(
     *, no_ui: bool = False, events: bool = False, summary: str | None = None, around: Surroundings | None = None
 ) -> str:
-    """Why there can be no console, in words for one line; empty when there can be one."""
+    """Say why there can be no console, in words for one line; empty when there can be one."""
     around = around or Surroundings.here()
     terminal = around.environment.get("TERM", "")
     # A notebook's kernel gives the commands of its cells a terminal, but shows no screen; a shell that a kernel started
@@ -87,7 +87,7 @@ _held: Terminal | None = None
 
 
 def held() -> Terminal:
-    """The terminal that is held; where none is, that of descriptors 0 and 2 as they are."""
+    """Get the terminal that is held; where none is, that of descriptors 0 and 2 as they are."""
     return _held or Terminal(os.dup(0), _writable(2), quiet=False)
 
 
@@ -116,7 +116,7 @@ def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
         aside.restore(lost=terminal.lost)
         terminal.close()
         if not terminal.lost:
-            _tell(path, os.fstat(sink).st_size - began, keep=log is not None)
+            _mention(path, os.fstat(sink).st_size - began, keep=log is not None)
         os.close(sink)
 
 
@@ -139,7 +139,7 @@ class _Aside:
         os.close(source)
 
     def restore(self, *, lost: bool) -> None:
-        """Everything as it was; but what led to a terminal that is lost stays where it is."""
+        """Put everything back as it was; but what led to a terminal that is lost stays where it is."""
         _flush()
         for number, copy in enumerate(self.copies):
             if not (lost and number in self.terminals):
@@ -177,7 +177,7 @@ def _log(path: Path | None) -> tuple[Path, int]:
     return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def _tell(path: Path, size: int, *, keep: bool) -> None:
+def _mention(path: Path, size: int, *, keep: bool) -> None:
     if size:
         with suppress(OSError):
             os.write(2, f"output captured while the console was open: {safe(path)}\n".encode())

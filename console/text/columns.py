@@ -7,7 +7,7 @@ from interlock.widgets.formats import numeric
 
 
 def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table as text without a final newline."""
+    """Draw a table as text, without a final newline."""
     cells = [[safe(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
     right = numeric(cells, len(heads))

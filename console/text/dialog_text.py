@@ -1,22 +1,21 @@
 """What the console says when it asks, labels or exports something, as pure text from plain state."""
 
-import time
-
 from interlock.console.actions import Action
 from interlock.engine.passes.schedule import Placement, Schedule
 from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets.events import Line
+from interlock.widgets.formats import clock
 
 
 def label(action: Action, snapshot: Snapshot) -> str:
-    """What a key would do now."""
+    """Name what a key would do now."""
     return "Resume" if action.name == "pause" and snapshot.paused else action.label
 
 
 def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> list[str]:
-    """What another schedule would do to the cells that are left, as the engine foresees it."""
+    """Tell what another schedule would do to the cells that are left, as the engine foresees it."""
     if not snapshot.passes:
         return ["Batches are not planned yet; the change takes effect with the first lease."]
     if then is None or not then.assignments:
@@ -35,7 +34,7 @@ def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> li
 
 
 def staying(snapshot: Snapshot) -> list[str]:
-    """What another schedule does for which everything that is leased stays where it is."""
+    """Tell what another schedule does for which everything that is leased stays where it is."""
     held = {lease.model_pass: lease.model for lease in snapshot.leases if lease.held}
     models = " and ".join(held.values()) or "the leased model"
     return [
@@ -44,7 +43,7 @@ def staying(snapshot: Snapshot) -> list[str]:
 
 
 def no_other(snapshot: Snapshot) -> str:
-    """Why no other schedule would change anything, now or later; empty where one may."""
+    """Say why no other schedule would change anything, now or later; empty where one may."""
     left = [each for each in snapshot.passes if each.batches_done < each.batches and not each.failure]
     if len(left) != 1:
         return ""
@@ -72,7 +71,7 @@ def fallback(snapshot: Snapshot) -> list[str]:
 
 
 def stopping(snapshot: Snapshot) -> list[str]:
-    """What is lost by stopping now."""
+    """Tell how far the run is, and that stopping loses nothing of that."""
     done, of = snapshot.batches_done, snapshot.batches
     left = snapshot.seconds_left()
     time = f", about {duration(left)} left" if left else ""
@@ -83,6 +82,5 @@ def stopping(snapshot: Snapshot) -> list[str]:
 
 
 def exported(line: Line) -> str:
-    """An event as it stands in a file: in UTC, with its severity and its kind."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(line.at))
-    return f"{at} {line.severity:<7} {line.word:<10} {line.text}"
+    """Write an event as it stands in a file: in UTC, with its severity and its kind."""
+    return f"{clock(line.at, '%Y-%m-%dT%H:%M:%SZ', utc=True)} {line.severity:<7} {line.word:<10} {line.text}"

@@ -1,6 +1,6 @@
 """Journal entries as the lines that the events pane shows: each fact in plain text, many of one kind as a count.
 
-Batches and samples are no lines; what is left is bounded, and how much of it is gone is known.
+Batches and samples are no lines, and only the latest of the others are kept.
 """
 
 from collections import deque
@@ -14,8 +14,8 @@ from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
 from interlock.widgets.events import Line
 
-MOST = 4096
-TOLD = 20
+MOST_LINES = 4096
+ONE_BY_ONE = 20
 """So many of one kind in a row are told one by one; the rest of them is a count."""
 
 
@@ -29,11 +29,7 @@ class Held(NamedTuple):
 class Feed:
     """The latest lines of a run."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self.dropped = 0
-        """Lines that gave way to later ones."""
-        self.missed = 0
-        """Entries that never came: the source had dropped them."""
+    def __init__(self, most: int = MOST_LINES) -> None:
         self._held: deque[Held] = deque(maxlen=most)
         self._lines: tuple[Line, ...] = ()
         self._latest = -1
@@ -41,22 +37,22 @@ class Feed:
         self._in_row = 0
 
     def take(self, entries: Iterable[Entry]) -> tuple[Line, ...]:
-        """Take in what came, in its order; all lines there are now, the same tuple where nothing became a line."""
+        """Take in what came, in its order; return all lines, the same tuple where nothing became a line."""
         changed = False
         for entry in entries:
             changed = self._gap(entry) or changed
             self._latest = entry.seq
-            changed = self._tell(entry) or changed
+            changed = self._append(entry) or changed
         if changed:
             self._lines = tuple(held.line for held in self._held)
         return self._lines
 
     def held(self) -> tuple[Line, ...]:
-        """All lines there are now."""
+        """Get all lines there are now."""
         return self._lines
 
     def entry(self, seq: int) -> Entry | None:
-        """What a line tells of; None where it is gone, or tells of what is missing."""
+        """Find the entry of a line; None where it is gone, or is a count of others."""
         return next((held.entry for held in self._held if held.line.seq == held.entry.seq == seq), None)
 
     def _gap(self, entry: Entry) -> bool:
@@ -64,28 +60,23 @@ class Feed:
         gone = entry.seq - self._latest - 1 if self._latest >= 0 else 0
         if gone <= 0:
             return False
-        self.missed += gone
         self._row = ""
         text = f"{several(gone, 'event')} skipped, too fast to show (the journal has them all)"
-        self._add(Line(entry.seq - 1, entry.at, entry.elapsed, "notice", "missed", text), entry)
+        self._held.append(Held(Line(entry.seq - 1, entry.at, entry.elapsed, "notice", "missed", text), entry))
         return True
 
-    def _tell(self, entry: Entry) -> bool:
+    def _append(self, entry: Entry) -> bool:
         severity, word, text, more, _ = describe(entry.body, entry.device_kind)
         if severity is None:
             return False
         self._in_row = self._in_row + 1 if more and more == self._row else 1
         self._row = more
-        if self._in_row > TOLD:
-            text = f"{self._in_row - TOLD:,} more {more} (the journal has them all)"
+        if self._in_row > ONE_BY_ONE:
+            text = f"{self._in_row - ONE_BY_ONE:,} more {more} (the journal has them all)"
         text = safe(text)
-        if self._in_row > TOLD + 1:
+        if self._in_row > ONE_BY_ONE + 1:
             last = self._held.pop()
             self._held.append(Held(replace(last.line, text=text), last.entry))
         else:
-            self._add(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry)
+            self._held.append(Held(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry))
         return True
-
-    def _add(self, line: Line, entry: Entry) -> None:
-        self.dropped += len(self._held) == self._held.maxlen
-        self._held.append(Held(line, entry))

@@ -252,7 +252,7 @@ BEFORE = {
 
 
 def progress(snapshot: Snapshot) -> str:
-    """What is being done and how far it has come: the run as a whole, then the pass; nothing of a run that is over."""
+    """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
     if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
         return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
     now = snapshot.passes[snapshot.current_pass]

@@ -29,7 +29,7 @@ NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")
 
 
 def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
-    """Two tables, of collections and of passes with these columns, without a final newline."""
+    """Draw two tables, of collections and of passes with these columns, without a final newline."""
     collections = []
     for rows in seen.collections:
         counts = (len(rows.collection.files), len(rows.texts), rows.own_texts, rows.duplicates, len(rows.refusals))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from interlock.console.commands import best_chunks, limit_threads
-from interlock.console.crash import told
+from interlock.console.crash import reportable
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, knobs, load
@@ -132,7 +132,7 @@ def embed(
     try:
         code = session.result()
     except Exception as error:
-        failure = told(error, session.work.directory.path if session.work else None)
+        failure = reportable(error, session.work.directory.path if session.work else None)
         with telling():
             raise failure from (None if failure is error else error)
     assert session.work, "a run that has a result was made"
