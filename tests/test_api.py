@@ -461,7 +461,7 @@ def test_a_run_is_found_again_after_the_directory_changed(small, tmp_path, monke
     assert run.vectors("Docs, all").ids == again.vectors("Docs, all").ids
 
 
-def test_a_run_whose_journal_is_gone_is_an_error_of_ours(tmp_path):
+def test_a_run_whose_journal_is_gone_raises_an_interlock_error(tmp_path):
     with pytest.raises(interlock.InterlockError, match=r"cannot read .*journal"):
         interlock.RecordedRun(tmp_path / "gone").summary  # noqa: B018
 

@@ -105,7 +105,7 @@ def test_a_row_has_a_cell_for_each_head_whatever_results_there_are(name):
 
 
 @pytest.mark.parametrize("page", ["docs/measurements.md", "bench/README.md"])
-def test_figures_changed_by_hand_are_drift(page):
+def test_figures_changed_by_hand_are_put_right_by_generating(page):
     text = (ROOT / page).read_text()
     head, marker, rest = text.partition("<!-- figures: ")
     name, end, table = rest.partition(" -->\n")

@@ -267,7 +267,7 @@ def nobody():
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o711])
-def test_a_root_that_may_not_be_read_is_refused_as_that(nobody, mode):
+def test_a_root_that_may_not_be_read_is_refused_with_permission_denied(nobody, mode):
     root = corpus(nobody / "in", {"Docs": {"a_chunks.json": ["a"]}})
     root.chmod(mode)
     with unprivileged(), pytest.raises(UsageError, match=r"cannot read .*in: Permission denied"):

@@ -81,7 +81,7 @@ def run_of(tmp_path_factory, tiny_a, tiny_b):
     return make
 
 
-def test_switching_the_fallback_on_a_cpu_run_is_refused_and_summarised(run_of):
+def test_switching_the_cpu_fallback_off_without_a_gpu_is_refused_and_summarised(run_of):
     controls = Controls()
     controls.ask("cpu_fallback", "no", "ada")
     run = run_of(controls, devices="cpu")

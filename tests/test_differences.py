@@ -81,11 +81,11 @@ def test_named_things_in_lists_are_compared_by_name():
         ({"a": None}, {}, "-"),
     ],
 )
-def test_every_change_in_a_list_or_kind_is_one_sign(one, other, marks):
+def test_each_item_added_removed_or_changed_has_one_sign(one, other, marks):
     assert "".join(each.mark for each in differences(Node((), one, other))) == marks
 
 
-def test_a_thousand_levels_are_walked_found_and_compared():
+def test_five_thousand_levels_are_walked_found_and_compared():
     def deep(bottom):
         for _ in range(5000):
             bottom = [bottom]

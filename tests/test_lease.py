@@ -261,8 +261,10 @@ def test_the_receipt_of_a_lost_device_says_so_and_claims_no_residue(gpus):
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])
-def test_auto_and_cpu_choose_a_device_of_a_named_kind(wanted):
-    assert all(device.kind in ("cpu", "cuda", "sim") and device.name for device in choose(wanted))
+def test_auto_and_cpu_each_choose_a_device_of_a_known_kind(wanted):
+    chosen = choose(wanted)
+    assert chosen
+    assert {device.kind for device in chosen} <= ({"cpu"} if wanted == "cpu" else {"cpu", "cuda"})
 
 
 def test_an_unknown_device_is_named():

@@ -125,3 +125,4 @@ def test_a_mistake_on_a_terminal_is_told_in_plain_lines_with_its_exit_code(place
     with run(place, "--roster", "nobody") as terminal:
         assert terminal.wait(PATIENCE) == 2
         assert "nobody" in terminal.screen().text
+        assert b"\x1b" not in terminal.output.rpartition(b"\x1b[?1049l")[2].partition(b"interlock: ")[2]

@@ -251,7 +251,7 @@ def test_random_faults_leave_the_vectors_of_an_undisturbed_run(desk):
         desk.check(run)
 
 
-def test_a_run_stopped_on_two_gpus_resumes_on_the_cpu_without_repeating(desk):
+def test_a_run_stopped_on_two_gpus_resumes_on_one_without_repeating(desk):
     controls = Controls()
     settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4"}, {}, desk.file)
     run = Run(desk.root, settings, controls)

@@ -120,7 +120,7 @@ def test_without_modules_nothing_beside_the_configuration_counts_and_the_mean_is
     ],
     ids=["flags", "list", "list-of-one", "one-other", "none"],
 )
-def test_several_poolings_stand_side_by_side(model, pooling, width):
+def test_the_vectors_of_several_poolings_stand_side_by_side(model, pooling, width):
     edit(model / "1_Pooling" / "config.json", **pooling)
     assert card_of(model).dim == width
     assert worst_cosine(model) > 0.9999

@@ -116,7 +116,7 @@ def test_an_open_store_is_in_use_to_another_process(tmp_path):
     assert run_python(code, tmp_path).returncode == 0
 
 
-def test_a_creation_killed_before_the_shard_is_taken_up(tmp_path):
+def test_a_creation_killed_before_the_shard_was_made_is_taken_up_by_the_next(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / ".manifest.json.partial").write_text("{")
     open_store(tmp_path).close()
@@ -228,7 +228,7 @@ def test_a_collection_whose_files_the_engine_has_yet_to_make_is_in_use_too(tmp_p
     assert not list((tmp_path / "docs").iterdir())
 
 
-def test_who_writes_is_not_refused_because_another_run_just_checks(tmp_path, monkeypatch):
+def test_a_writer_waits_for_a_run_that_only_checks(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     checking = ExitStack()
     checking.enter_context(shard.holding(tmp_path / "docs", fcntl.LOCK_SH))
@@ -252,7 +252,7 @@ for line in sys.stdin:
 """
 
 
-def test_two_processes_that_make_one_new_collection_leave_it_whole_and_are_told_no_worse_than_in_use(tmp_path):
+def test_two_processes_making_one_collection_leave_it_whole_or_are_told_that_it_is_in_use(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     both = [subprocess.Popen([sys.executable, "-c", CREATOR], **pipes) for _ in range(2)]
     for each in both:
@@ -269,7 +269,7 @@ def test_two_processes_that_make_one_new_collection_leave_it_whole_and_are_told_
 
 
 @pytest.mark.parametrize(("fusion", "refused"), [(Fusion.CONCAT, False), (Fusion.NAMED, True)])
-def test_checking_for_a_run_refuses_only_another_meaning(tmp_path, fusion, refused):
+def test_checking_for_a_new_run_refuses_another_fusion_and_takes_the_same(tmp_path, fusion, refused):
     shared = {"weight": 0.5, "source": "/m", "commit": None, "fingerprint": "f", "max_tokens": 9, "batch_tokens": 9}
     text = {"dtype": "float32", "document_prompt": "", "query_prompt": ""}
     roster = [RosterEntry(model=name, dim=dim, **shared, **text) for name, dim in (("a", 8), ("b", 4))]

@@ -1,7 +1,6 @@
 """Which errors are a shortage of memory, which the loss of a device, and which are neither and must not be hidden."""
 
 import errno
-import math
 
 import numpy as np
 import pytest
@@ -90,7 +89,7 @@ def test_a_mistake_of_another_kind_is_not_hidden(error):
     assert classify(error) is None
 
 
-def test_torchs_host_memory_error_is_memory_and_says_how_much():
+def test_the_error_that_torch_raises_when_the_host_is_full_is_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 46, dtype=torch.uint8)
     assert classify(caught.value) is Trouble.MEMORY
@@ -100,11 +99,3 @@ def test_torchs_host_memory_error_is_memory_and_says_how_much():
 def test_reading_any_error_text_never_fails(text):
     assert classify(ValueError(text)) is None
     classify(RuntimeError(text))
-
-
-def torch_words(size):
-    """`format_size` of c10/core/Allocator.h: two decimals, and a unit only beyond 1024 of the one below."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size > 1 << power:
-            return f"{size / (1 << power):.2f} {unit}"
-    return f"{math.floor(size)} bytes"

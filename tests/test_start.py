@@ -142,7 +142,7 @@ def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself
         assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
 
 
-def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_completes(tmp_path):
+def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_goes_to_its_end(tmp_path):
     with rehearsed(tmp_path, 3, "--speed", "1000", "--roster", "sim-minilm-l6") as terminal:
         terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.output, PATIENCE)
         terminal.hang_up()

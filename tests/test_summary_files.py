@@ -78,7 +78,7 @@ def test_viewing_a_file_without_permission_says_so(tmp_path):
     assert done.returncode == ExitCode.USAGE and "permissions" in done.stderr
 
 
-def test_a_disk_error_is_a_message(tmp_path, monkeypatch):
+def test_a_file_that_the_disk_refuses_is_told_with_what_to_check(tmp_path, monkeypatch):
     (file := tmp_path / "s.json").write_text("{}")
 
     def refuse(self):

@@ -56,7 +56,7 @@ def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
     ]
 
 
-def test_ascii_draws_no_sign_beyond_it():
+def test_ascii_mode_draws_ascii_alone():
     summary = a_summary(reason="x" * 9000, run_id="y" * 900)
     outline = Outline(Node((), summary, changed()))
     outline.open(1)

@@ -88,7 +88,7 @@ def test_a_batch_of_an_8k_token_chunk_is_replanned_smaller_and_told(
     }
 
 
-def test_the_card_has_no_room_for_that_batch_in_one_forward():
+def test_a_card_has_no_room_for_the_batch_of_an_8k_token_chunk_in_one_forward():
     gpu = T4(0)
     gpu.wall(CEILING)
     replica = Replica(hydrate(HEAVY), gpu)

@@ -114,7 +114,7 @@ def test_what_prints_while_a_terminal_is_held_goes_to_the_log(tmp_path: Path, se
     assert f"while the console was open: {tmp_path / 'deep/log'}"[:48] in painted
 
 
-def test_a_held_terminal_without_prints_leaves_no_file_and_signals_as_before(
+def test_a_held_terminal_without_prints_leaves_no_file_and_restores_signals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

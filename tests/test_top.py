@@ -102,7 +102,7 @@ def test_a_limit_of_the_machine_is_told_as_what_it_is_and_leaves_no_file(error, 
     assert list(temporary.iterdir()) == []
 
 
-def test_an_error_of_any_other_kind_is_no_limit():
+def test_another_error_is_not_taken_for_a_limit_of_the_machine():
     assert limit(OSError(errno.EIO, "Input/output error")) == limit(RuntimeError("no")) == limit(KeyError("x")) == ""
 
 
@@ -177,7 +177,7 @@ def test_a_server_where_a_store_should_be_is_refused_in_one_line(place):
 
 
 @pytest.mark.parametrize("place", ["store", "./localhost:6333", "/a/b:80", "c:/store", "a:b"])
-def test_a_directory_with_a_colon_is_one_all_the_same(place):
+def test_a_path_with_a_colon_that_names_no_server_is_a_directory(place):
     assert load({"qdrant": place}, {}).settings.qdrant == Path(place)
 
 

@@ -177,7 +177,7 @@ def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path)
     assert "timed out" not in told
 
 
-def test_memory_that_runs_out_has_a_reason(model, monkeypatch):
+def test_memory_that_runs_out_when_tokenising_or_loading_is_told_as_that(model, monkeypatch):
     class Full:
         def encode_batch_fast(self, texts, add_special_tokens):
             raise MemoryError
@@ -274,7 +274,7 @@ def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "modules.json"])
-def test_a_file_of_a_model_that_may_not_be_read_is_told_as_that(name):
+def test_a_model_file_that_may_not_be_read_is_told_with_permission_denied(name):
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         model = tiny_model(Path(directory) / "model")
@@ -287,7 +287,7 @@ def test_a_file_of_a_model_that_may_not_be_read_is_told_as_that(name):
     assert "delete that copy" not in said
 
 
-def test_a_limit_of_descriptors_is_told_as_that(model):
+def test_a_model_read_at_the_limit_of_open_files_says_so(model):
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

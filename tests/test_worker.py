@@ -164,7 +164,7 @@ def test_the_gate_names_vectors_that_are_not_finite_or_zero():
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 3, 1)])
-def test_vectors_of_another_shape_end_the_pass(shape):
+def test_the_gate_refuses_vectors_of_another_shape(shape):
     with pytest.raises(InterlockError, match="expected 3 dimensions"):
         gate(np.ones(shape, np.float32), 3)
 

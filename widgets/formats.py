@@ -28,7 +28,7 @@ def gib(size: float) -> str:
 def count(number: float) -> str:
     """Write a number in at most six cells: 9876, 12.3k, 4.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= (size if unit != "k" else 1e4):
+        if number >= (1e4 if unit == "k" else 0.99995 * size):  # which would be told as 1000.0 of the unit below
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
