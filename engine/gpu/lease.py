@@ -127,9 +127,10 @@ class Lessor:
 
     def lose(self, device: Device) -> None:
         """Mark this device as lost in every open lease, whose receipts cannot measure it any more."""
-        for lease in self._open:
-            if device.name in lease.budgets:
-                lease.lost.add(device.name)
+        with self._lock:
+            for lease in self._open:
+                if device.name in lease.budgets:
+                    lease.lost.add(device.name)
 
     def budget(self, device: Device) -> int:
         """Measure the bytes that a lease may have on a device now."""

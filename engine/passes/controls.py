@@ -69,11 +69,13 @@ class Controls:
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next; None: nothing is left to compute, or not yet known."""
-        return self._steered.preview(schedule) if self._steered else None
+        steered = self._steered  # the engine may end in the middle of this
+        return steered.preview(schedule) if steered else None
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether what is leased now serves another schedule just as it is."""
-        return self._steered is not None and self._steered.unaffected_by(schedule)
+        steered = self._steered
+        return steered is not None and steered.unaffected_by(schedule)
 
     def refuse(self, control: str, reason: str) -> None:
         """Refuse every change of `control` from now on."""

@@ -6,7 +6,8 @@ error is raised. What is measured corrects the law for the forwards to come.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from threading import RLock
 
 from interlock.engine.gpu.device import Device
@@ -37,32 +38,25 @@ def first_calibration(device: Device) -> Calibration:
     return Calibration() if device.metered else Calibration(scale=HEAP_FACTOR, margin=0.0)
 
 
+@dataclass(eq=False)
 class ModelInstance:
     """One model on one device under one lease; used by one thread at a time."""
 
-    def __init__(
-        self,
-        device: Device,
-        attached: Attached,
-        encoder: Encoder,
-        dtype: str,
-        law: Law,
-        calibration: Calibration,
-        lease: Lease,
-        lessor: Lessor,
-    ) -> None:
-        self.device = device
-        self.attached = attached
-        self.encoder = encoder
-        self.dtype = dtype
-        self.law = law
-        self.calibration = calibration
-        self.lock = RLock()
-        self.mlp_sliced = False
-        self._cold = True  # the next forward takes workspaces that stay: it says nothing of activations
-        self._lease = lease
-        self._lessor = lessor
-        lease.watch(attached.network)
+    device: Device
+    attached: Attached
+    encoder: Encoder
+    dtype: str
+    law: Law
+    calibration: Calibration
+    lease: Lease
+    lessor: Lessor
+    lock: AbstractContextManager[object] = field(default_factory=RLock)
+    mlp_sliced: bool = False
+    _cold: bool = True
+    """The next forward takes workspaces that stay: it says nothing of activations."""
+
+    def __post_init__(self) -> None:
+        self.lease.watch(self.attached.network)
 
     @property
     def streamed(self) -> bool:
@@ -98,7 +92,7 @@ class ModelInstance:
         with self.lock:
             if not self.mlp_sliced and not self.streamed:
                 return
-            free = self._lessor.budget(self.device)
+            free = self.lessor.budget(self.device)
             if self.streamed and free + self.law.slots < self.law.weights:
                 return
             pressed = False
@@ -115,7 +109,7 @@ class ModelInstance:
     def room(self) -> int:
         """Measure what one forward may take now: of the lease's budget, and of what the device really has."""
         weights = self.law.slots if self.streamed else self.law.weights
-        return min(self._lease.budgets[self.device.name] - weights, self._lessor.budget(self.device))
+        return min(self.lease.budgets[self.device.name] - weights, self.lessor.budget(self.device))
 
     def most_tokens(self, longest: int) -> int:
         """Return the most tokens, padding included, of a forward with a row of `longest`."""
@@ -156,7 +150,7 @@ class ModelInstance:
     def _forward(self, rows: Sequence[Ids], lawful: int) -> Vectors | tuple[Trouble, str]:
         """Run the network; what is measured beside the `lawful` bytes corrects the law."""
         try:
-            with self._lessor.measuring(self.device) as measure, self.device.computing():
+            with self.lessor.measuring(self.device) as measure, self.device.computing():
                 vectors = self.encoder.encode(rows)
         except Exception as error:
             trouble = classify(error)
