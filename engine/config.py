@@ -178,7 +178,7 @@ def load(
         if name in given:
             value, origin = given[name], origin_of(name)
         values[name], origins[name] = _parsed(item, value, origin), origin
-    if table:
+    if table:  # what no setting took
         raise UsageError(
             f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"
         )

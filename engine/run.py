@@ -135,7 +135,7 @@ class Run:
             if not lost:
                 summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         except InterlockError as error:
-            if reason:
+            if reason and reason != str(error):
                 raise InterlockError(f"{reason}; this could not be recorded: {error}") from error
             raise
         finally:

@@ -68,6 +68,7 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
         raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
+    # A directory without files gets no name in Qdrant, so that it is in nobody's way.
     chosen = [
         replace(collection, qdrant_collection=qdrant_name(collection.name) if collection.files else "")
         for collection in found

@@ -115,6 +115,7 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
             raise UsageError(
                 f"[models.{key}] unknown field {', '.join(map(repr, unknown))}: available {', '.join(sorted(known))}"
             )
+        # A row may change one field of a model that is known: the others stay as they are.
         values = {item: getattr(registry[key], item) for item in known - {"source"}} if key in registry else {}
         values |= {"key": key} | dict(table)
         if "source" in values:

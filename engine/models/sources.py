@@ -52,8 +52,9 @@ def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     Raises Missing, saying what lacks.
     """
     with _as_missing():
-        parts = _parts(source)
-        path, commit = (_joined(parts, _target(parts, spec)), None) if parts else _place(source, spec)
+        parts, path, commit = _place(source, spec)
+        if parts:
+            _join(parts, path)
         check_complete(path)
         return path, commit
 
@@ -64,10 +65,9 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     Raises Missing, saying what lacks.
     """
     with _as_missing():
-        parts = _parts(source)
-        if parts and not _is_joined(_target(parts, spec)):
+        parts, path, commit = _place(source, spec)
+        if parts and not _is_joined(path):
             return parts[0].parent, None
-        path, commit = (_target(parts, spec), None) if parts else _place(source, spec)
         check_complete(path)
         return path, commit
 
@@ -75,8 +75,7 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
 def config_in(source: str, spec: ModelSpec) -> Path:
     """Find the `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
     with _as_missing():
-        parts = _parts(source)
-        path = _target(parts, spec) if parts else _place(source, spec)[0]
+        _, path, _ = _place(source, spec)
         if not (path / "config.json").is_file():
             raise Missing(f"no config.json in {path}")
         return path / "config.json"
@@ -91,19 +90,25 @@ def _as_missing() -> Iterator[None]:
         raise Missing(str(error)) from error
 
 
-def _place(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
+def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:
+    """Where `source` has a model, and at which commit; with the pieces of a zip where it is to be unpacked there first,
+    by their names and sizes: another release goes elsewhere."""
     kind, _, name = source.partition(":")
     if kind == "hf":
-        return _from_hub_cache(name, spec.revision)
+        return [], *_from_hub_cache(name, spec.revision)
+    if kind == "pkg" and "+" in name:
+        parts = _parts(name.split("+"))
+        sizes = "".join(f"{part.name}:{part.stat().st_size}" for part in parts)
+        return parts, model_cache() / spec.key / hashlib.sha256(sizes.encode()).hexdigest()[:16], None
     if kind == "pkg":
         configs = [file for file in _files_of([name]) if file.name in ("modules.json", "config.json")]
         if not configs:
             raise Missing("no model in the package")
-        return min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve(), None
+        return [], min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve(), None
     path = Path(source).expanduser()
     if not path.is_dir():
         raise Missing("not a directory")
-    return path.resolve(), None
+    return [], path.resolve(), None
 
 
 def _from_hub_cache(repo: str, revision: str) -> tuple[Path, str]:
@@ -131,12 +136,8 @@ def _files_of(names: Sequence[str]) -> list[Path]:
         raise Missing("package name missing") from None
 
 
-def _parts(source: str) -> list[Path]:
-    """The pieces of one zip that the packages of `pkg:a+b+...` hold, in order; none for any other source."""
-    kind, _, name = source.partition(":")
-    names = name.split("+")
-    if kind != "pkg" or len(names) == 1:
-        return []
+def _parts(names: Sequence[str]) -> list[Path]:
+    """The pieces of one zip that packages hold, in order."""
     parts = sorted((file for file in _files_of(names) if ".zip." in file.name), key=lambda path: path.name)
     if len(parts) != len(names):
         raise Missing(f"the packages have {len(parts)} of {len(names)} parts")
@@ -145,28 +146,22 @@ def _parts(source: str) -> list[Path]:
     return parts
 
 
-def _target(parts: Sequence[Path], spec: ModelSpec) -> Path:
-    """Where the model that `parts` make is unpacked, by their names and sizes: another release goes elsewhere."""
-    sizes = "".join(f"{part.name}:{part.stat().st_size}" for part in parts)
-    return model_cache() / spec.key / hashlib.sha256(sizes.encode()).hexdigest()[:16]
-
-
 def _is_joined(target: Path) -> bool:
     return (target / "complete").exists()
 
 
-def _joined(parts: Sequence[Path], target: Path) -> Path:
-    """The one zip that `parts` make, unpacked once into `target`, whoever else wants it at the same time."""
+def _join(parts: Sequence[Path], target: Path) -> None:
+    """Unpack the one zip that `parts` make once into `target`, whoever else wants it at the same time."""
     home, archive = target.parent, target.with_name(f"{target.name}.zip")
     if _is_joined(target):
-        return target
+        return
     with ExitStack() as stack:
         with atomic.explaining(home / "lock"):
             home.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((home / "lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)  # waits for who else is at it; the system lets go of it if that one dies
         if _is_joined(target):
-            return target
+            return
         atomic.sweep(home)
         shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
         stack.callback(archive.unlink, missing_ok=True)
@@ -176,7 +171,6 @@ def _joined(parts: Sequence[Path], target: Path) -> Path:
                     shutil.copyfileobj(piece, joined, BLOCK)
         _unpack(archive, target)
         atomic.write_bytes(target / "complete", b"")
-    return target
 
 
 def _unpack(archive: Path, target: Path) -> None:

@@ -49,9 +49,11 @@ def fuse(method: Fusion, vectors: Sequence[Vectors], weights: Sequence[float], f
         case Fusion.NAMED:
             return None
         case Fusion.CONCAT:
+            # Roots, since a dot product multiplies the weight of a block with itself.
             blocks = [matrix * np.float32(np.sqrt(part)) for matrix, part in zip(vectors, share, strict=True)]
             fused = np.concatenate(blocks, axis=1, dtype=np.float32)
         case Fusion.MEAN:
+            # Not normalised anew after the cut: this is what older pipelines computed.
             total = np.zeros((len(parked), min(matrix.shape[1] for matrix in vectors)), dtype=np.float64)
             for matrix, part in zip(vectors, share, strict=True):
                 total += part * matrix[:, : total.shape[1]]

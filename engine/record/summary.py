@@ -273,6 +273,7 @@ def _collection(state: RunState, collection: CollectionState) -> CollectionSumma
 
 def _pass(state: RunState, share: Share) -> PassSummary:
     plan, entry = share.plan, state.roster[share.plan.model_pass]
+    # A pass that failed took nothing from a collection that it had computed whole before.
     failure = None if share.whole else state.failures.get(plan.model_pass)
     computed = {place: rows for place, rows in sorted(share.computed.items()) if rows}
     encoded = sum(computed.values())

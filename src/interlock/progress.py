@@ -22,7 +22,6 @@ from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.units import duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 BAR = 10
@@ -84,8 +83,10 @@ def _display(session: Session, how: Literal["auto", "lines", "none"]) -> Iterato
     if console.is_jupyter:
         yield _kept_up(_in_cell(session))
     elif console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
-        with _in_terminal(session, console) as show:
-            yield _kept_up(show)
+        from rich.live import Live
+
+        with Live(table(_snapshot(session)), console=console, auto_refresh=False) as live:
+            yield _kept_up(lambda: live.update(table(_snapshot(session)), refresh=True))
     else:
         yield Headless(session, events=False, quiet=False).poll
 
@@ -107,14 +108,6 @@ def _kept_up(show: Show) -> Show:
             )
 
     return shown
-
-
-@contextmanager
-def _in_terminal(session: Session, console: "Console") -> Iterator[Show]:
-    from rich.live import Live
-
-    with Live(table(_snapshot(session)), console=console, auto_refresh=False) as live:
-        yield lambda: live.update(table(_snapshot(session)), refresh=True)
 
 
 def _in_cell(session: Session) -> Show:
