@@ -13,6 +13,7 @@ from textual.command import CommandList
 from textual.pilot import Pilot
 
 from interlock.console.apps.run import Console
+from interlock.console.apps.setup import Form
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Ask, Find
 from interlock.console.screens.event import EventScreen
@@ -20,6 +21,7 @@ from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.session import Session
+from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
@@ -108,6 +110,13 @@ async def test_ascii_mode_shows_no_other_character(recorded, size):
         text = "".join(await seen(app, pilot))
         assert {sign for sign in text if ord(sign) > 0x7F} == set()
         assert all(word in text for word in ("RUN", "HELD", "RELEASED", "running", "done"))
+
+
+async def test_the_form_draws_its_plan_in_ascii_where_the_settings_ask_for_it():
+    app = Form(Look(ascii=True), load({}, {}))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert app.screen.query_one("#plan").styles.border_top[0] == "ascii"
 
 
 async def test_a_slow_link_is_redrawn_once_a_second_without_curves(recorded):

@@ -51,7 +51,13 @@ class Frame(App[T]):
     TITLE = "Interlock"
     COMMAND_PALETTE_BINDING = ""
     BINDINGS: ClassVar = []
-    CSS = "Screen { overflow: hidden; }"
+    CSS = """
+    Screen {
+        overflow: hidden;
+        &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
+        &.ascii Bar { border: none; }
+    }
+    """
 
     def __init__(self, look: Look | None = None, *, driver: type[Driver] | None = HangupSafeDriver) -> None:
         super().__init__(driver_class=driver)

@@ -38,12 +38,9 @@ class Main(Steering):
     ACTIONS = MAIN
     BINDINGS: ClassVar = bindings_of(MAIN)
     DEFAULT_CSS = """
-    Main { overflow: hidden; }
     Main > Pane { position: absolute; }
     Main > Bar { width: 100%; }
     Main > .hidden { display: none; }
-    Main.ascii > Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
-    Main > Bar, Main.ascii > Bar { border: none; }
     """
 
     def __init__(self, source: Source, look: Look, host: Host) -> None:
@@ -73,7 +70,6 @@ class Main(Steering):
         yield from (self._header, self._vram, self._passes, self._leases, self._events, self._cache, self._footer)
 
     def on_mount(self) -> None:
-        self.set_class(self._look.ascii, "ascii")
         self._events.focus()
         self._arrange()
 

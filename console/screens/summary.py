@@ -40,7 +40,6 @@ class SummaryScreen(Keyed):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (LEAST_HEIGHT, "-high")]  # noqa: RUF012
     DEFAULT_CSS = """
     SummaryScreen {
-        overflow: hidden;
         & > #parts { height: 1fr; layout: vertical; }
         & #tree { height: 3fr; }
         & #detail { height: 2fr; overflow-x: hidden; }
@@ -48,8 +47,6 @@ class SummaryScreen(Keyed):
         &.-wide #tree { width: 2fr; height: 100%; }
         &.-wide #detail { width: 3fr; height: 100%; }
         &.-thin > #parts, &.-low > #parts { display: none; }
-        &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
-        & > Bar, &.ascii > Bar { border: none; }
         & > #note { display: none; }
     }
     """
@@ -74,7 +71,6 @@ class SummaryScreen(Keyed):
         yield Bar(id="keys")
 
     def on_mount(self) -> None:
-        self.set_class(self._ascii, "ascii")
         self._tree.focus()
 
     def on_resize(self, event: events.Resize) -> None:

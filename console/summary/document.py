@@ -98,22 +98,21 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _file(path: Path) -> Path:
+    """Find the summary: in the directory of a run, or the file itself. Raises UsageError that says what was meant."""
     try:
-        if path.is_dir():
-            return _of_directory(path)
         if not path.exists():
             raise UsageError(f"{path} does not exist: name a {FILE} or a run directory ({beside(path)})")
+        if not path.is_dir():
+            return path
+        if (path / FILE).exists():
+            return path / FILE
+        unfinished = (path / JOURNAL).exists()
+        runs = sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
-    return path
-
-
-def _of_directory(path: Path) -> Path:
-    if (path / FILE).exists():
-        return path / FILE
-    if (path / JOURNAL).exists():
+    if unfinished:
         raise UsageError(f"{path}: no {FILE} yet: watch it with `interlock watch`, or finish it with `run --resume`")
-    if runs := sorted(path.glob(f"*/{FILE}")) or sorted(path.glob(f"runs/*/{FILE}")):
+    if runs:
         raise UsageError(f"{path} has {several(len(runs), 'run')}: name one, such as {runs[-1].parent}")
     raise UsageError(f"{path}: no {FILE} in this directory: name a run directory ({beside(path)})")
 
