@@ -14,13 +14,15 @@ CLUMSY = re.compile(
     r"do it again|computed anew|goes on|was begun|not to be had|of another meaning|without a word|is none of)"
 )
 """Turns of phrase that read as a translation."""
+FOUND = messages.collect()
+"""Reading the source for them takes a second."""
 
 
 def test_the_page_of_messages_is_that_of_the_code():
     assert PAGE.read_text() == messages.page(), "a message changed: read it once more, then run make generate"
 
 
-@pytest.mark.parametrize("message", messages.collect(), ids=lambda each: each.text[:60])
+@pytest.mark.parametrize("message", FOUND, ids=lambda each: each.text[:60])
 def test_a_message_reads_as_an_engineer_would_write_it(message):
     assert not CLUMSY.search(message.text)
     assert "  " not in message.text.replace("\n  ", "\n")
@@ -51,8 +53,8 @@ def test_an_event_line_agrees_with_its_number(kind, count):
     ],
 )
 def test_a_message_is_found_wherever_the_code_keeps_it(text):
-    assert text in {each.text for each in messages.collect()}
+    assert text in {each.text for each in FOUND}
 
 
 def test_every_kind_of_message_has_its_section():
-    assert {each.kind for each in messages.collect()} == set(messages.TITLES)
+    assert {each.kind for each in FOUND} == set(messages.TITLES)
