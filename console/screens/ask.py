@@ -65,7 +65,7 @@ class Find(ModalScreen[str | None]):
     """
     BINDINGS = [("escape", "leave", "Back")]  # noqa: RUF012
 
-    def __init__(self, title: str = "find", value: str = "") -> None:
+    def __init__(self, title: str, value: str = "") -> None:
         super().__init__()
         self._title = title
         self._value = value

@@ -92,14 +92,13 @@ class Watched(_Folding):
 
     kind = "watch"
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """Follow the run at `path`. Raises UsageError or InterlockError for what is no journal of this version."""
         super().__init__()
         self.path = journal_at(path)
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
         self._tail = Tail(self.path)
-        self._clock = clock
         self._grew = -math.inf
         self._look() or self._look()
         self._thread.start()
@@ -127,11 +126,11 @@ class Watched(_Folding):
         if anew:
             self._forget()
         if entries:
-            self._grew, self.gone = self._clock(), False
+            self._grew, self.gone = time.monotonic(), False
             self._take(entries)
             return True
-        if self._seq >= 0 and not self.gone and self._clock() - self._grew > QUIET_SECONDS:
-            self._grew = self._clock()
+        if self._seq >= 0 and not self.gone and time.monotonic() - self._grew > QUIET_SECONDS:
+            self._grew = time.monotonic()
             self.gone = not super().snapshot().over and not held(self.path)
         return False
 

@@ -156,7 +156,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) and value else written(value)
 
 
-def _wrapped(text: str, width: int, style: str = "") -> Iterator[Row]:
+def _wrapped(text: str, width: int, style: str) -> Iterator[Row]:
     """A text of any length in lines, broken at blanks where it has them."""
     lines = [
         piece for line in text[:LONGEST].splitlines() or [""] for piece in wrapped(safe(line, LONGEST), width) or [""]

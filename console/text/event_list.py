@@ -29,8 +29,8 @@ class Held(NamedTuple):
 class Feed:
     """The latest lines of a run."""
 
-    def __init__(self, most: int = MOST_LINES) -> None:
-        self._held: deque[Held] = deque(maxlen=most)
+    def __init__(self) -> None:
+        self._held: deque[Held] = deque(maxlen=MOST_LINES)
         self._lines: tuple[Line, ...] = ()
         self._latest = -1
         self._row = ""
