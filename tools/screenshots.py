@@ -22,12 +22,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.atomic import write_bytes
 from interlock.engine.record.rundir import RunDirectory
 from tools.recorded import Recorded
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # textual reads its environment when it is imported, and that is to be the one of `steady`
     from textual.app import App
     from textual.pilot import Pilot
 
@@ -57,25 +58,23 @@ def console(run: Recorded, look: "Look") -> "App[Any]":
 def comparison(run: Recorded, look: "Look") -> "App[Any]":
     """The viewer on this run and one of eight devices."""
     from interlock.console.apps.viewer import Viewer
-    from interlock.console.summary.document import load
+    from interlock.console.summary import document
 
     other = Recorded(RunDirectory(run.directory.path.with_name(EARLIER)), name="eight-devices")
     other.play_to(1.0)
-    return Viewer(load(run.directory.summary), load(other.directory.summary), look, driver=None)
+    return Viewer(document.load(run.directory.summary), document.load(other.directory.summary), look, driver=None)
 
 
 def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
     from interlock.console.apps.setup import Form
-    from interlock.engine.config import load
 
     return Form(look, load({}, {}))
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: how far the run is, what was asked of it before (and heeded) or just now, and the keys that lead
-    to the screen."""
+    """One picture: how far the run is, what was asked of it before (and heeded) or just now, the keys to its screen."""
 
     name: str
     share: float = 0.65
@@ -208,7 +207,6 @@ def _scene(run: Recorded) -> Iterator[None]:
     import interlock.console.apps.run
     import interlock.console.apps.setup
     import interlock.console.screens.main
-    from interlock.engine.config import load
 
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
     models = [name for name, _ in load({}, {}).settings.roster]
