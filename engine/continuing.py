@@ -59,13 +59,13 @@ class Continuation:
         if not kept and all(planned != model_pass for planned, _ in begun):
             kept = self._take_over(model_pass, corpus, file)
         layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
-        if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.shares):
+        if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.planned):
             raise UsageError(
                 f"run {directory.id} was planned by another version of interlock: start a new run with "
                 f"--reuse {directory.path}"
             )
         reuse.keep_order(path, layout.batches)
-        for share in layout.shares:
+        for share in layout.planned:
             emit(share)
             name = share.collection
             said = self._recorder.look(lambda state: state.collections[name].warnings)  # noqa: B023

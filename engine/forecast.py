@@ -53,19 +53,19 @@ class PassForecast:
 
     @property
     def batches(self) -> int:
-        return sum(share.batches for share in self.layout.shares)
+        return sum(share.batches for share in self.layout.planned)
 
     @property
     def rows(self) -> int:
-        return sum(share.rows for share in self.layout.shares)
+        return sum(share.rows for share in self.layout.planned)
 
     @property
     def tokens(self) -> int:
-        return sum(share.tokens for share in self.layout.shares)
+        return sum(share.tokens for share in self.layout.planned)
 
     @property
     def truncated(self) -> int:
-        return sum(share.truncated for share in self.layout.shares)
+        return sum(share.truncated for share in self.layout.planned)
 
     @property
     def place(self) -> str:

@@ -52,7 +52,7 @@ class Told:
         ]
         self(ev.DevicesFound(devices=facts))
         self(ev.RosterResolved(roster=[entry_of(cells.card, 1.0, cells.card.dim) for cells in grid]))
-        for share in (share for cells in grid for share in cells.layout.shares):
+        for share in (share for cells in grid for share in cells.layout.planned):
             self(share)
 
 

@@ -16,7 +16,7 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "dim": lambda _, each: str(each.layout.card.dim),
     "batches": lambda _, each: f"{each.batches:,}",
     "texts": lambda _, each: f"{each.rows:,}",
-    "reused": lambda _, each: f"{sum(share.reused for share in each.layout.shares):,}",
+    "reused": lambda _, each: f"{sum(share.reused for share in each.layout.planned):,}",
     "tokens": lambda _, each: f"{each.tokens:,}",
     "truncated": lambda _, each: f"{each.truncated:,}",
     "weights": lambda _, each: human_bytes(each.weights_bytes),

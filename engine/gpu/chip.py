@@ -136,7 +136,7 @@ class ChipMeter(Meter):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """What this thread computes in the block belongs to the chip, and to none around it."""
+        """Charge what this thread computes in the block to the chip, and to none around it."""
         around = getattr(_here, "chip", None)
         if around is self._chip:
             yield

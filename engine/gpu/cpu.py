@@ -36,7 +36,7 @@ class CpuDevice(Device):
         return Memory(allocated=self._allocated, occupied=occupied)
 
     def room(self, ceiling: int) -> int:
-        """What the host has free; a ceiling counts what a lease adds there, not what the process had before."""
+        """Measure what the host has free; a ceiling counts what a lease adds there, not what was there before."""
         return int(psutil.virtual_memory().available)
 
     def computing(self) -> AbstractContextManager[object]:

@@ -20,7 +20,7 @@ import msgspec
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 
-_PLACE = "interlock-locks"
+_FOLDER = "interlock-locks"
 _LONGEST = 4096
 _TRIES, _PAUSE = 5, 0.02
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # neither a link nor a pipe in its place leads astray
@@ -54,8 +54,8 @@ def holder(device: Device) -> Holder | None:
     """Look who holds `device` now, this process's own runs too; None when nobody does, or nobody says so."""
     if device.key is None:
         return None
-    with suppress(OSError, UnavailableError), _directory() as (_, place):
-        handle = os.open(_file_name(device.key), _OPEN, dir_fd=place)
+    with suppress(OSError, UnavailableError), _directory() as (_, directory):
+        handle = os.open(_file_name(device.key), _OPEN, dir_fd=directory)
         try:
             return None if _lock(handle, fcntl.LOCK_SH) else _read(handle)
         finally:
@@ -65,9 +65,9 @@ def holder(device: Device) -> Holder | None:
 
 def _take(key: str, name: str, run: str) -> int:
     """The open lock file of a device, locked by us."""
-    with _directory() as (path, place):
+    with _directory() as (path, directory):
         try:
-            handle = _open_file(_file_name(key), place)
+            handle = _open_file(_file_name(key), directory)
         except OSError as error:
             raise UnavailableError(
                 f"cannot lock {name}: {path / _file_name(key)} is in the way ({error.strerror}); remove it, or set "
@@ -94,7 +94,7 @@ def _take(key: str, name: str, run: str) -> int:
 def _directory() -> Iterator[tuple[Path, int]]:
     """A directory that lock files can be made in, open: the machine's, else the user's own."""
     own = os.environ.get("XDG_RUNTIME_DIR") or str(Path.home() / ".cache")
-    for path, mode in ((Path(tempfile.gettempdir(), _PLACE), 0o1777), (Path(own, _PLACE), 0o700)):
+    for path, mode in ((Path(tempfile.gettempdir(), _FOLDER), 0o1777), (Path(own, _FOLDER), 0o700)):
         with suppress(OSError):
             handle = _make_directory(path, mode)
             break
@@ -119,16 +119,16 @@ def _make_directory(path: Path, mode: int) -> int:
     raise PermissionError(path)
 
 
-def _open_file(name: str, place: int) -> int:
+def _open_file(name: str, directory: int) -> int:
     """Opened first, made only if it is missing: Linux refuses O_CREAT for another user's file in a directory of all
     (fs.protected_regular)."""
     with suppress(FileNotFoundError):
-        return _regular(os.open(name, _OPEN, dir_fd=place))
+        return _regular(os.open(name, _OPEN, dir_fd=directory))
     with suppress(FileExistsError):
-        handle = os.open(name, _OPEN | os.O_CREAT | os.O_EXCL, dir_fd=place)
+        handle = os.open(name, _OPEN | os.O_CREAT | os.O_EXCL, dir_fd=directory)
         os.fchmod(handle, 0o666)
         return handle
-    return _regular(os.open(name, _OPEN, dir_fd=place))  # another process made it meanwhile
+    return _regular(os.open(name, _OPEN, dir_fd=directory))  # another process made it meanwhile
 
 
 def _regular(handle: int) -> int:

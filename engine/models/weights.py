@@ -54,7 +54,7 @@ class Attached:
         for module in self._wide:
             module.forward = by_parts(type(module).forward.__get__(module), PART)
 
-    def whole(self) -> None:
+    def restore(self) -> None:
         """Undo `slice_mlp`, and whatever else makes it slower than it could be."""
         for module in self._wide:
             vars(module).pop("forward", None)
@@ -86,8 +86,8 @@ class Replica(Attached):
                 stage.point_to(self._master.flats)
             self._streaming = Streaming(self._stages, self._device)
 
-    def whole(self) -> None:
-        super().whole()
+    def restore(self) -> None:
+        super().restore()
         if self._streaming:
             self._streaming.end()
             self._streaming = None

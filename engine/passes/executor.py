@@ -149,10 +149,10 @@ class PassExecutor:
         for resident in residents:
             resident.unload()
         for worker in workers:
-            if worker.lost:
-                self.lose(worker.device, worker.lost)
+            if worker.lost_because:
+                self.lose(worker.device, worker.lost_because)
                 for resident in residents:
-                    resident.report_lost(worker.device, worker.lost)
+                    resident.report_lost(worker.device, worker.lost_because)
         return self._queues, [worker.error for worker in workers if worker.error]
 
     def _limits(self, now: Placement) -> Sequence[Mapping[str, int] | None]:

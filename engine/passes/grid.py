@@ -29,7 +29,7 @@ class Layout:
     card: ModelCard
     batches: list[Batch] = field(default_factory=list)
     collections: list[str] = field(default_factory=list)
-    shares: list[PassPlanned] = field(default_factory=list)
+    planned: list[PassPlanned] = field(default_factory=list)
 
     def predicted_bytes(self, law: Law, calibration: Calibration) -> int:
         """Predict what the model and its widest batch take."""
@@ -81,7 +81,7 @@ def lay_out(
         todo = own[~reused[own]]
         made = plan(todo, lengths[todo], card.batch_tokens)
         flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
-        layout.shares.append(
+        layout.planned.append(
             PassPlanned(
                 model_pass=model_pass,
                 model=card.key,

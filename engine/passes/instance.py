@@ -97,7 +97,7 @@ class ModelInstance:
                 return
             pressed = False
             try:
-                self.attached.whole()
+                self.attached.restore()
                 self.mlp_sliced = False
             except Exception as error:
                 if classify(error) is None:

@@ -7,9 +7,9 @@ made so far, gets a `Step`, does it, and comes back with the step's effort if a 
     not finite       replan (a single row, as it is) > split (every row alone) > cpu > park
     device lost      relocate > cpu > park
 
-A climb never goes back down, and a rung that cannot help is passed over. Losing a device is no fault of the piece:
-where it goes next, the climb begins again, but it relocates once in its life, and nothing comes back from the CPU. So
-every row is computed or parked within 11 + log2(rows) steps, rounded up, and none is parked for its neighbours' sake.
+A climb never goes back down, and a rung that cannot help is passed over. A lost device is not the piece's fault: where
+it goes next, the climb begins again, but a piece relocates once at most, and nothing comes back from the CPU. So every
+row is computed or parked within 11 + log2(rows) steps, rounded up, and none is parked because of its neighbours.
 
 Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where there is any.
 """
@@ -91,7 +91,7 @@ class Means:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a piece has behind it. Streaming and slicing that were `tried` stay on for what follows."""
+    """What was done for a piece so far. Streaming and slicing that were `tried` stay on for what follows."""
 
     tried: frozenset[Rung] = frozenset()
     """Rungs climbed since the last device was lost."""

@@ -133,9 +133,9 @@ def available(
     path = earlier.directory.vectors(model_pass, member.model)
     groups = list(_groups(earlier, model_pass, path, str(entry["dtype"])))
     vectors = _load(path, texts, member.dim) if path.exists() else None
-    places = _places(digests, earlier.digests)
+    positions = _positions(digests, earlier.digests)
     for rows, crc in groups:
-        here = places[rows]
+        here = positions[rows]
         if not (here >= 0).any():
             continue
         window = None if vectors is None else vectors[rows]
@@ -222,14 +222,14 @@ def _damage_of(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} is damaged ({error}): drop --reuse, or reuse another run") from error
 
 
-def _places(digests: Digests, others: Digests) -> Rows:
+def _positions(digests: Digests, others: Digests) -> Rows:
     """For each text there its row here, or -1; neither has a text twice."""
     halves = np.concatenate([digests, others]).view(np.uint64).reshape(-1, 2)
     order = np.lexsort(halves.T)  # the same text is side by side, and as the sort is stable ours comes first
     same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    places = np.full(len(others), -1, np.int64)
-    places[order[1:][same] - len(digests)] = order[:-1][same]
-    return places
+    positions = np.full(len(others), -1, np.int64)
+    positions[order[1:][same] - len(digests)] = order[:-1][same]
+    return positions
 
 
 def _windows(rows: Rows) -> Iterable[Rows]:

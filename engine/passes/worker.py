@@ -34,7 +34,7 @@ class Worker:
     ) -> None:
         """`sync` makes the journal durable."""
         self.device = device
-        self.lost = ""
+        self.lost_because = ""
         self.error: Exception | None = None
         self._runners = deque(runners)
         self._emit = emit
@@ -44,7 +44,7 @@ class Worker:
         self._synced = time.monotonic()
 
     def run(self) -> None:
-        """Work until nothing is left; sets `lost` when the device is gone, or `error` when the run has to end."""
+        """Work until nothing is left; sets `lost_because` when the device is gone, or `error` when the run must end."""
         try:
             while runner := self._next_runner():
                 self._one(runner)
@@ -52,7 +52,7 @@ class Worker:
             for runner in self._runners:
                 self._record_calibration(runner)
         except DeviceGone as gone:
-            self.lost = str(gone)
+            self.lost_because = str(gone)
         except Exception as error:
             self.error = without_frames(error)
 
