@@ -53,7 +53,10 @@ def minilm() -> Path:
     return directory
 
 
-FIRST = ("bench", "law", "rounds", "t4", "kill", "resume", "network", "survey", "campaigns", "plans", "facts")
+FIRST = (
+    *("bench", "law", "rounds", "t4", "kill", "resume", "network", "survey", "campaigns", "plans", "facts"),
+    *("api", "operator", "rehearsal", "start"),
+)
 """Files that take long: what is begun last ends when nothing else is left to do beside it."""
 TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings")
 """Files that import sentence-transformers, which takes seconds: one worker does."""
