@@ -176,7 +176,7 @@ def name(damage):
 
 
 @pytest.mark.parametrize("damage", [*ANY_JSON, *PLACES, *RUN_JSON], ids=name)
-def test_a_damaged_run_json_is_told_in_one_line_and_hurts_no_other_run(home, call, tiny_a, damage):
+def test_a_run_whose_json_is_damaged_is_told_in_one_line_and_not_continued_or_reused(home, call, tiny_a, damage):
     harm(home / "runs" / "one" / "run.json", damage)
     before = sorted(path for path in (home / "runs" / "one").rglob("*"))
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
@@ -192,6 +192,7 @@ def test_a_run_json_that_is_gone_is_not_written_anew_beside_vectors_of_unknown_t
     corpus(home / "chunks", {"Docs": {"a_chunks.json": [text.replace("text", "else") for text in sentences(12)]}})
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
     assert (code, len(said)) == (ExitCode.FAILED, 1) and "one/run.json is missing" in said[0]
+    assert not (home / "runs" / "one" / "run.json").exists()
 
 
 @pytest.mark.parametrize("damage", [whole(b"[1]"), whole(DEEP), as_directory], ids=name)
@@ -252,7 +253,7 @@ def test_a_manifest_whose_models_are_those_of_the_vectors_is_read(finished):
 
 
 @pytest.mark.parametrize("damage", [cut, *map(whole, (b"", b"{}", b"\0" * 500, DEEP)), *PLACES], ids=name)
-def test_a_damaged_journal_is_told_in_one_line_or_begun_again(home, call, tiny_a, damage):
+def test_a_command_that_fails_on_a_damaged_journal_says_so_in_one_line(home, call, tiny_a, damage):
     harm(home / "runs" / "one" / "journal.jsonl", damage)
     for args in (
         ["run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui"],
