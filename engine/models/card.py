@@ -27,7 +27,6 @@ POOLINGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 Config = Mapping[str, Any]
 
@@ -77,10 +76,6 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     packed = plain and pooling in ("cls", "mean") and packable(config)
     if not packed:
         _check_architecture(spec, path, config)
-    dtype = spec.dtype.get(device_kind, "float32")
-    if dtype not in BYTES:
-        raise UsageError(f"[models.{spec.key}] dtype: expected one of {', '.join(BYTES)}, got {dtype!r}")
-    _width(spec, path, config)
     document, query = _prompts(spec, path, _pooling_file(path, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     check_whole(spec.key, path, dim)
@@ -92,7 +87,7 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
         max_tokens=_max_tokens(spec, path, config),
         pooling=pooling,
         packed=packed,
-        dtype=dtype,
+        dtype=spec.dtype.get(device_kind, "float32"),
         document_prompt=document,
         query_prompt=query,
         batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
@@ -161,7 +156,9 @@ def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str]:
 
 
 def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
-    read = _width(spec, path, config)
+    read = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
+    if read is None:
+        raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
     for module in modules:
         if module.kind == "Pooling":
             read *= poolings
@@ -173,14 +170,6 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     if spec.dim is not None and spec.dim != read:
         raise UnavailableError(f"model {spec.key} has {read} dimensions, expected {spec.dim}: {path}")
     return read
-
-
-def _width(spec: ModelSpec, path: Path, config: Config) -> int:
-    """Numbers that the model itself keeps of each token."""
-    width = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
-    if width is None:
-        raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
-    return width
 
 
 def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:

@@ -91,14 +91,19 @@ REGISTRY: dict[str, ModelSpec] = {
 # fmt: on
 
 
+def nameable(name: str) -> bool:
+    """Tell whether a Qdrant server would take `name` for a collection or a vector, and a disk for a file."""
+    unfit = not name or name.startswith(".") or not name.isprintable() or any(sign in FORBIDDEN for sign in name)
+    return not unfit and len(name.encode()) <= 200
+
+
 def check_key(key: str) -> None:
     """Raise UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
     if key in RESERVED:
         raise UsageError(
             f"{key!r} cannot name a model: exports have a column of that name; choose another in a [models.*] table"
         )
-    unfit = not key or key.startswith(".") or not key.isprintable() or any(sign in FORBIDDEN for sign in key)
-    if unfit or len(key.encode()) > 200:
+    if not nameable(key):
         raise UsageError(f"{key!r} cannot name a model (it also names a file and a vector): use {NAME_RULE}")
 
 

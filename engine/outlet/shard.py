@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.models.registry import NAME_RULE
+from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.outlet.panics import panics_untold
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.compare import differences, few
@@ -35,7 +35,6 @@ LEFT = ".atomicwrite*"  # directories in which the engine was about to write whe
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
 TRIES, PAUSE = 5, 0.02
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
-FORBIDDEN = re.compile(r'[/\\:*?"<>|\x00-\x1f]')  # what a Qdrant server (1.18) refuses in a vector's name
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 ELSEWHERE = "choose another --qdrant DIR"
@@ -63,7 +62,7 @@ def find(directory: Path, collection: str) -> Path:
 
 def check_name(what: str, name: str) -> None:
     """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
-    if not name or name.startswith(".") or len(name.encode()) > 200 or FORBIDDEN.search(name):
+    if not nameable(name):
         raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
 
 
