@@ -119,9 +119,9 @@ def _paired(devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Ro
 def _worst(devices: tuple[DeviceView, ...], width: int, height: int, ascii: bool) -> list[Row]:
     """The lost and the fullest, in their usual order, and what is to be known of the others."""
     ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -_fraction(devices[place])))
-    most = max(1, height - 1)
-    rows = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:most])]
-    others = [devices[place] for place in ranked[most:]]
+    shown = max(1, height - 1)
+    rows = [_single(devices[place], devices, width, ascii) for place in sorted(ranked[:shown])]
+    others = [devices[place] for place in ranked[shown:]]
     lost = sum(bool(device.lost) for device in others)
     text = f"and {len(others)} more" + (f", {lost} LOST" if lost else "")
     text += f", none above {_percent(others[0]).strip()}" if not lost else ""

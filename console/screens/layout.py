@@ -79,8 +79,8 @@ def _grid(room: Box, wants: Wants, columns: int) -> dict[str, Box]:
     width = room.width // columns
     last = room.width - (columns - 1) * width  # the last column takes what the division leaves
     # Of three columns leases stand alone in the middle row and need less of it, so the panes above may be taller.
-    most = room.height // 2 if columns == 3 else room.height // 3
-    top = min(max(2 * wants.devices, wants.passes + 3, 4) + BORDER, most + 1)
+    tallest = room.height // 2 if columns == 3 else room.height // 3
+    top = min(max(2 * wants.devices, wants.passes + 3, 4) + BORDER, tallest + 1)
     boxes = {"vram": Box(0, room.y, width, top)}
     if columns == 3:
         boxes["passes"] = Box(width, room.y, width, top)

@@ -36,30 +36,30 @@ def objects(value: object) -> list[dict[str, Any]]:
     return [each for each in listed(value) if isinstance(each, dict)]
 
 
-def table_of(steps: tuple[Step, ...], value: object, most: int | None = None) -> Table | None:
-    """Make the table of the value at a place, of its first `most` rows; None where it is no list of objects."""
+def table_of(steps: tuple[Step, ...], value: object, limit: int | None = None) -> Table | None:
+    """Make the table of the value at a place, of its first `limit` rows; None where it is no list of objects."""
     names = [step for step in steps if isinstance(step, str)]
     name = names[-1] if names else ""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        return _table(name, [(each, "") for each in value], most)
+        return _table(name, [(each, "") for each in value], limit)
     if isinstance(value, dict) and names == ["configuration"]:
         rows = [(key, _text(_get(each, "value")), _text(_get(each, "origin"))) for key, each in value.items()]
-        return Table(name, ("setting", "value", "from"), tuple(rows[:most]), len(rows))
+        return Table(name, ("setting", "value", "from"), tuple(rows[:limit]), len(rows))
     return None
 
 
-def overview(data: Mapping[str, object], most: int | None = None) -> list[Table]:
+def overview(data: Mapping[str, object], limit: int | None = None) -> list[Table]:
     """Make the tables that a reader wants first: each list that holds anything, over all collections."""
-    return [table for name in OVERVIEW if (table := _over(data, name, most))]
+    return [table for name in OVERVIEW if (table := _over(data, name, limit))]
 
 
-def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | None:
+def _over(data: Mapping[str, object], name: str, limit: int | None) -> Table | None:
     """One list; where it stands in every collection, the collection's name comes first when there are several."""
     if name == "warnings" and name in data:
         rows = tuple((str(each),) for each in listed(data[name]))
-        return Table(name, ("warning",), rows[:most], len(rows)) if rows else None
+        return Table(name, ("warning",), rows[:limit], len(rows)) if rows else None
     if name in data:
-        return table_of((name,), data[name], most)
+        return table_of((name,), data[name], limit)
     items: list[tuple[Item, str]] = []
     collections = objects(data.get("collections"))
     for collection in collections:
@@ -69,11 +69,11 @@ def _over(data: Mapping[str, object], name: str, most: int | None) -> Table | No
     if name == "leases":
         items = list({_text(item.get("lease")): (item, where) for item, where in items}.values())
     named = len(collections) > 1 and name not in SHARED
-    return _table(name, items if named else [(item, "") for item, _ in items], most) if items else None
+    return _table(name, items if named else [(item, "") for item, _ in items], limit) if items else None
 
 
-def _table(name: str, items: Sequence[tuple[Item, str]], most: int | None) -> Table:
-    shown = items[:most]
+def _table(name: str, items: Sequence[tuple[Item, str]], limit: int | None) -> Table:
+    shown = items[:limit]
     # `rows` is a head and its field, as is `dup=duplicates`, or `cost_s=cost_seconds`, whose head has a blank.
     known = [column.partition("=") for column in COLUMNS.get(name, "").split()]
     columns = [(head.replace("_", " "), field) if field else (head, head) for head, _, field in known]
