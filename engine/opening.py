@@ -5,6 +5,9 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import convert
+from msgspec.structs import replace
+
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, recorded
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
@@ -61,18 +64,9 @@ def announce(
     if before is None:
         recorder.emit(started)
     else:
-        recorder.emit(
-            ev.RunResumed(
-                versions=versions,
-                chunks=started.chunks,
-                config=started.config,
-                environment=started.environment,
-                schedule=started.schedule,
-                run_id=directory.id,
-                committed=recorder.look(lambda state: sum(len(done) for done in state.committed.values())),
-            )
-        )
-    facts = [
+        committed = recorder.look(lambda state: sum(len(done) for done in state.committed.values()))
+        recorder.emit(replace(convert(started, ev.RunResumed, from_attributes=True), committed=committed))
+    found = [
         DeviceFacts(
             name=device.name,
             kind=device.kind,
@@ -82,7 +76,7 @@ def announce(
         )
         for device in devices
     ]
-    recorder.emit(ev.DevicesFound(devices=facts))
+    recorder.emit(ev.DevicesFound(devices=found))
     changes = () if before is None else _changes(had, versions, before.config, started.config)
     for message in (*notes, *changes):
         recorder.emit(ev.Warned(message=message))
