@@ -22,7 +22,7 @@ from interlock.engine.record.state import RunState
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
 from tests.warm import Fork
 
-KILLS = 9
+KILLS = 6
 SEED = 20_261_121
 COMMITTED = b'"event":"batch_committed"'
 Cell = tuple[int, int]
@@ -86,7 +86,7 @@ class _Field:
 
 
 def _kills(field: _Field, life: float, batches: int) -> Iterator[Kill]:
-    """Two kills of three at a moment in the life of a run, one after a quarter, half and three quarters of the commits.
+    """Two kills of three at a moment in the life of a run, one after a third and two thirds of the commits.
 
     A run that has outlived its kill, or has too few batches left for the next, is followed by a new one.
     """

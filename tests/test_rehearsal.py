@@ -212,9 +212,9 @@ def test_a_rehearsal_that_is_paused_and_stopped_goes_on_with_resume_where_it_was
     until(lambda: run.recorder.snapshot().batches_done > 3)
     controls.ask("pause", "yes", "ada")
     until(lambda: run.recorder.snapshot().paused)
-    time.sleep(1.0)
+    time.sleep(0.5)
     done = run.recorder.snapshot().batches_done
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert run.recorder.snapshot().batches_done == done
     controls.code = ExitCode.STOPPED
     engine.join(PATIENCE)

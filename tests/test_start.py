@@ -125,21 +125,24 @@ def busy() -> Iterator[None]:
 
 
 def rehearsed(place: Path, seconds: float, *flags: str) -> OnTerminal:
+    place.mkdir(exist_ok=True)
     words = ["demo", "--scripted", *flags, "--refresh", "10", "--out", place, "--run-id", "r"]
     return on_terminal(*words, cwd=place, first=LATE.format(seconds=seconds))
 
 
-@pytest.mark.parametrize("seconds", [0.0, SLOW], ids=["beside busy loops", "beside busy loops and a late frame"])
-def test_a_console_on_a_real_terminal_shows_its_run_and_never_detaches_by_itself(tmp_path, busy, seconds):
-    with rehearsed(tmp_path, seconds) as terminal:
-        screen = terminal.wait_for("cuda:0", PATIENCE)
-        assert "SIMULATED" in screen.lines[0]
-        assert "detached" not in terminal.output.decode(errors="replace")
-        assert b"\x1b[?1049l" not in terminal.output  # the screen was not given back
-        terminal.press("q")
-        terminal.wait_for("The run is still running", PATIENCE)
-        terminal.press("A")
-        assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
+def test_a_console_beside_busy_loops_shows_its_run_and_never_detaches_by_itself(tmp_path, busy):
+    """At once, and where its first frame is late."""
+    with rehearsed(tmp_path / "soon", 0.0) as soon, rehearsed(tmp_path / "late", SLOW) as late:
+        for terminal in (soon, late):
+            screen = terminal.wait_for("cuda:0", PATIENCE)
+            assert "SIMULATED" in screen.lines[0]
+            assert "detached" not in terminal.output.decode(errors="replace")
+            assert b"\x1b[?1049l" not in terminal.output  # the screen was not given back
+            terminal.press("q")
+            terminal.wait_for("The run is still running", PATIENCE)
+            terminal.press("A")
+        for terminal in (soon, late):
+            assert terminal.wait(PATIENCE) == ExitCode.INTERRUPTED
 
 
 def test_a_terminal_that_hangs_up_before_the_first_frame_leaves_a_run_that_goes_to_its_end(tmp_path):
