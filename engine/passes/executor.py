@@ -5,6 +5,7 @@ end on every way out. A lost device is in no further placement, a failed pass co
 left undone is in the next placement.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
@@ -137,10 +138,10 @@ class PassExecutor:
         self._put_off(residents)
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
         self._prefetch(now)
-        runners: dict[str, list[BatchRunner]] = {}
+        runners: dict[str, deque[BatchRunner]] = {}
         for resident in residents:
             for runner in resident.runners():
-                runners.setdefault(runner.instance.device.name, []).append(runner)
+                runners.setdefault(runner.instance.device.name, deque()).append(runner)
         workers = [
             Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls)
             for mine in runners.values()

@@ -6,7 +6,7 @@ Where a device cannot take the model after all, it is left out and an event says
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import RLock
 
 from msgspec.structs import asdict
@@ -47,38 +47,32 @@ class _Work:
     predicted: int
 
 
+@dataclass(eq=False)
 class ResidentModel:
-    """Loads one model for an assignment, and finds another instance for a piece that does not fit where it is."""
+    """Loads one model for an assignment, and finds another instance for a piece that does not fit where it is.
 
-    lease: Lease
+    `stack` ends its leases; `limits` are the bytes that it may take of each device beside other models; `lose_device`
+    is called with a device that is gone, and why, from any worker.
+    """
 
-    def __init__(
-        self,
-        context: RunContext,
-        planner: MemoryPlanner,
-        cells: Cells,
-        assignment: Assignment,
-        stack: ExitStack,
-        limits: Mapping[str, int] | None,
-        lose: Callable[[Device, str], object],
-    ) -> None:
-        """`stack` ends its leases; `limits` are the bytes that it may take of each device beside other models; `lose`
-        is called with a device that is gone, and why, from any worker."""
-        self.queue = Queue(cells, assignment.batches)
+    context: RunContext
+    planner: MemoryPlanner
+    cells: Cells
+    assignment: Assignment
+    stack: ExitStack
+    limits: Mapping[str, int] | None
+    lose_device: Callable[[Device, str], object]
+    lease: Lease = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.cells, self.assignment.batches)
         self.instances: list[ModelInstance] = []
-        self._context = context
-        self._planner = planner
-        self._lose = lose
-        self._cells = cells
-        self.assignment = assignment
-        self._stack = stack
-        self._limits = limits
         self._host: ModelInstance | None = None
         self._lock = RLock()
 
     def load(self) -> None:
         """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
-        context, cells = self._context, self._cells
+        context, cells = self.context, self.cells
         by_name = {device.name: device for device in (*context.devices, context.host)}
         devices = self._still_roomy([by_name[name] for name in self.assignment.devices])
         if not devices:
@@ -89,19 +83,19 @@ class ResidentModel:
             self.instances = [self._instance_on_host(self.lease)]
             return
         master, warm = context.masters.take(cells.card)
-        self._stack.callback(context.masters.give_back, cells.card, master)
+        self.stack.callback(context.masters.give_back, cells.card, master)
         self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
         if not self.instances:
             self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
 
     def runners(self) -> list[BatchRunner]:
         """Make what computes the queue, for each device where the model is loaded."""
-        return [BatchRunner(self.queue, instance, self, self._context.emit) for instance in self.instances]
+        return [BatchRunner(self.queue, instance, self, self.context.emit) for instance in self.instances]
 
     def unload(self) -> None:
         """Drop the instances, and keep what they have learnt of the memory law."""
         for instance in self.instances:
-            self._planner.learn(self._cells.model_pass, instance.device, instance.calibration)
+            self.planner.learn(self.cells.model_pass, instance.device, instance.calibration)
         self.instances, self._host = [], None
 
     def report_lost(self, device: Device, reason: str) -> None:
@@ -113,7 +107,7 @@ class ResidentModel:
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
         """Leave the device of this instance out from now on, also for workers that would send pieces to it."""
-        self._lose(instance.device, reason)
+        self.lose_device(instance.device, reason)
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
         """Find the same model on another healthy device of its lease."""
@@ -122,30 +116,30 @@ class ResidentModel:
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
-        context, cells = self._context, self._cells
+        context, cells = self.context, self.cells
         if context.devices[0] is context.host or not context.controls.cpu_fallback:
             return False
-        return self._host is not None or self._planner.of(cells.layout).host <= context.lessor.budget(context.host)
+        return self._host is not None or self.planner.of(cells.layout).host <= context.lessor.budget(context.host)
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """Find the same model on the CPU in float32, for rows of these lengths; the first call attaches it."""
-        card, host = self._cells.card, self._context.host
-        law, known = self._planner.law(card, host), self._planner.calibration(self._cells.model_pass, host)
+        card, host = self.cells.card, self.context.host
+        law, known = self.planner.law(card, host), self.planner.calibration(self.cells.model_pass, host)
         tokens = computed_tokens(lengths, padded=not card.packed)
         return self._on_host(_Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths))))
 
     def _on_host(self, work: _Work) -> ModelInstance | None:
         with self._lock:
             if self._host is None and self.host_possible():
-                self._host = self._instance_on_host(self._leased([self._context.host], work, streamed=False))
+                self._host = self._instance_on_host(self._leased([self.context.host], work, streamed=False))
             return self._host
 
     def _still_roomy(self, devices: Sequence[Device]) -> list[Device]:
         """The devices that still have the room that this assignment was made for: others may have taken it since."""
-        room = {device.name: self._context.lessor.budget(device) for device in devices}
+        room = {device.name: self.context.lessor.budget(device) for device in devices}
         needed = self._least(devices)
         short = [device for device in devices if needed[device.name] > room[device.name]]
-        if short == [self._context.host]:
+        if short == [self.context.host]:
             return list(devices)  # the lease says what it lacks
         for device in short:
             needs, free = distinct_sizes(needed[device.name], max(0, room[device.name]))
@@ -155,9 +149,9 @@ class ResidentModel:
 
     def _load_on_host(self, cause: str) -> None:
         """Attach to the CPU, because no GPU takes it. Raises UnavailableError where the CPU may not either."""
-        instance = self._on_host(self._assigned(self._context.host))
+        instance = self._on_host(self._assigned(self.context.host))
         if instance is None:
-            key = self._cells.card.key
+            key = self.cells.card.key
             raise UnavailableError(
                 f"{key} {cause}, and CPU fallback is off or short of memory: free memory, or drop it from --roster"
             )
@@ -166,20 +160,20 @@ class ResidentModel:
 
     def _assigned(self, device: Device) -> _Work:
         """Everything in the assignment."""
-        cells, batches = self._cells, self.assignment.batches
+        cells, batches = self.cells, self.assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
-        return _Work(len(batches), rows, self._planner.widest(cells.layout, device))
+        return _Work(len(batches), rows, self.planner.widest(cells.layout, device))
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
-        layout = self._cells.layout
-        return {device.name: self._planner.least(layout, self.assignment, device.name) for device in devices}
+        layout = self.cells.layout
+        return {device.name: self.planner.least(layout, self.assignment, device.name) for device in devices}
 
     def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
-        context, cells = self._context, self._cells
+        context, cells = self.context, self.cells
         needs = self._least(devices)
-        shared = bool(self._limits) or (devices[0] is context.host and devices[0] is not context.devices[0])
-        lease = self._stack.enter_context(
-            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, limits=self._limits)
+        shared = bool(self.limits) or (devices[0] is context.host and devices[0] is not context.devices[0])
+        lease = self.stack.enter_context(
+            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, limits=self.limits)
         )
         context.emit(
             LeaseGranted(
@@ -200,7 +194,7 @@ class ResidentModel:
         return lease
 
     def _released(self, lease: Lease) -> None:
-        context, cells = self._context, self._cells
+        context, cells = self.context, self.cells
         context.emit(
             LeaseReleased(
                 lease=lease.id,
@@ -216,9 +210,9 @@ class ResidentModel:
             context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
     def _instance_on_host(self, lease: Lease) -> ModelInstance:
-        host, card = self._context.host, self._planner.card_on(self._cells.card, self._context.host)
+        host, card = self.context.host, self.planner.card_on(self.cells.card, self.context.host)
         began = time.monotonic()
-        attached = attach_to_host(card, host, self._context.backend.load)
+        attached = attach_to_host(card, host, self.context.backend.load)
         return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
@@ -226,8 +220,8 @@ class ResidentModel:
         began, message = time.monotonic(), ""
         for streamed in [self.assignment.streamed] * TRIES + [True]:
             # To attach a streamed model takes nothing and succeeds on a full device too: so the room is asked for.
-            needed = self._planner.of(self._cells.layout).streamed if streamed else 0
-            if streamed and not 0 < needed <= self._context.lessor.budget(device):
+            needed = self.planner.of(self.cells.layout).streamed if streamed else 0
+            if streamed and not 0 < needed <= self.context.lessor.budget(device):
                 message = message or f"no memory left on {device.name}"
                 break
             attached, failure = self._attached(device, master, streamed)
@@ -249,15 +243,15 @@ class ResidentModel:
             message = f"attaching to {device.name} failed: {str(error).partition(chr(10))[0]}"
             lost = classify(error) is Trouble.LOST
         if lost:
-            self._lose(device, message)
+            self.lose_device(device, message)
         else:
             device.reclaim()
         return None, message
 
     def _ready(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> ModelInstance:
-        context, cells = self._context, self._cells
+        context, cells = self.context, self.cells
         streamed = isinstance(attached, Replica) and attached.streamed
-        law = self._planner.law(cells.card, device)
+        law = self.planner.law(cells.card, device)
         context.emit(
             ModelAttached(
                 lease=lease.id,
@@ -270,17 +264,17 @@ class ResidentModel:
             )
         )
         encoder = context.backend.encoders(cells.card, attached.network, device)
-        dtype = self._planner.card_on(cells.card, device).dtype
-        calibration = self._planner.calibration(cells.model_pass, device)
+        dtype = self.planner.card_on(cells.card, device).dtype
+        calibration = self.planner.calibration(cells.model_pass, device)
         return ModelInstance(device, attached, encoder, dtype, law, calibration, lease, context.lessor)
 
     def _mitigated(
         self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None
     ) -> None:
         """Emit a step of the ladder that concerns all rows of the assignment, or so many of them."""
-        self._context.emit(
+        self.context.emit(
             Mitigated(
-                model_pass=self._cells.model_pass,
+                model_pass=self.cells.model_pass,
                 batch_index=None,
                 cause=cause,
                 action=action,

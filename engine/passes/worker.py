@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -26,21 +27,23 @@ PROBES = 3
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+@dataclass(eq=False)
 class Worker:
-    """Computes cells on one device until its queues are empty or the order of the cells changes."""
+    """Computes cells on one device until its queues are empty or the order of the cells changes.
 
-    def __init__(
-        self, device: Device, runners: Sequence[BatchRunner], emit: Emit, sync: Callable[[], None], controls: Controls
-    ) -> None:
-        """`sync` makes the journal durable."""
-        self.device = device
+    `sync` makes the journal durable.
+    """
+
+    device: Device
+    runners: deque[BatchRunner]
+    emit: Emit
+    sync: Callable[[], None]
+    controls: Controls
+
+    def __post_init__(self) -> None:
         self.lost_because = ""
         self.error: Exception | None = None
-        self._runners = deque(runners)
-        self._emit = emit
-        self._sync_journal = sync
-        self._controls = controls
-        self._reorders = controls.reorders
+        self._reorders = self.controls.reorders
         self._synced = time.monotonic()
 
     def run(self) -> None:
@@ -49,7 +52,7 @@ class Worker:
             while runner := self._next_runner():
                 self._one(runner)
             self._sync()
-            for runner in self._runners:
+            for runner in self.runners:
                 self._record_calibration(runner)
         except DeviceGone as gone:
             self.lost_because = str(gone)
@@ -58,14 +61,14 @@ class Worker:
 
     def _next_runner(self) -> BatchRunner | None:
         """The next runner in turn whose queue has batches; None when all are empty, or the operator wants otherwise."""
-        controls = self._controls
-        controls.apply_pending(self._emit)
+        controls = self.controls
+        controls.apply_pending(self.emit)
         if controls.stop_requested or controls.reorders != self._reorders:
             return None
-        for _ in range(len(self._runners)):
-            self._runners.rotate(-1)
-            if self._runners[-1].queue:
-                return self._runners[-1]
+        for _ in range(len(self.runners)):
+            self.runners.rotate(-1)
+            if self.runners[-1].queue:
+                return self.runners[-1]
         return None
 
     def _one(self, runner: BatchRunner) -> None:
@@ -108,13 +111,13 @@ class Worker:
             dtype=joined(part.dtype for part in parts),
             parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,
         )
-        self._emit(event)
+        self.emit(event)
         runner.queue.committed.append(event)
 
     def _record_calibration(self, runner: BatchRunner) -> None:
         known = runner.instance.calibration
         if known.batches:
-            self._emit(
+            self.emit(
                 MemoryCalibrated(
                     model_pass=runner.queue.cells.model_pass,
                     device=self.device.name,
@@ -127,9 +130,9 @@ class Worker:
 
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
-        for runner in self._runners:
+        for runner in self.runners:
             runner.queue.cells.file.sync()
-        self._sync_journal()
+        self.sync()
         self._synced = time.monotonic()
 
 
