@@ -110,7 +110,8 @@ def _plan(command: argparse.ArgumentParser) -> None:
 
 def _demo(command: argparse.ArgumentParser) -> None:
     """Embed the docstrings of the installed standard library with the demo roster into an embedded Qdrant
-    store, then search it once. A real run that needs no data and no network.
+    store, then search it once. A real run on the GPUs of this machine, else on simulated ones; the demo models must be
+    installed or cached (`make install`).
     """
     command.add_argument("--all", action="store_true", help="use every docstring (thousands), not a few hundred")
     command.add_argument("--query", default=QUESTION, help="search query at the end")
@@ -168,7 +169,7 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 
 def _doctor(command: argparse.ArgumentParser) -> None:
-    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if nothing could run."""
+    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if any check fails."""
     _settings(command)
 
 

@@ -140,7 +140,9 @@ def plan(options: argparse.Namespace) -> int:
 
     if options.chunks is None:
         return _survey(configuration(options))
-    seen = forecast(options.chunks, configuration(options))
+    settings = configuration(options)
+    limit_threads(settings)
+    seen = forecast(options.chunks, settings)
     print(plan_text(seen))
     if refused := [each.refused for each in seen.passes if each.refused]:
         raise UnavailableError("\n".join(refused))

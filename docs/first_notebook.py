@@ -14,7 +14,7 @@ texts = [
 Path("chunks/Handbook").mkdir(parents=True, exist_ok=True)
 Path("chunks/Handbook/rules_chunks.json").write_text(json.dumps([{"text": text} for text in texts]))
 
-# %% What a run would do; nothing is loaded or written.
+# %% What a run would do. Models must be on this machine: `interlock models fetch KEY` fetches one.
 settings = interlock.Settings(roster={"all-minilm-l6": 0.4, "all-mpnet-base-v2": 0.6}, ceiling=4 << 30, qdrant="store")
 print(interlock.plan("chunks", settings))
 

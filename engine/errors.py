@@ -31,7 +31,7 @@ MEANINGS = {
     ExitCode.MITIGATED: "completed, but with mitigations (--strict)",
     ExitCode.STOPPED: "stopped by the operator, resumable",
     ExitCode.UNAVAILABLE: "no usable device or model",
-    ExitCode.HANGUP: "hang-up (reserved for the console)",
+    ExitCode.HANGUP: "terminal lost, with --on-hangup stop; resumable",
     ExitCode.INTERRUPTED: "interrupted, resumable",
     ExitCode.TERMINATED: "terminated, resumable",
 }

@@ -141,7 +141,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     specs = find(extended(configuration.models), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
-    cards = cards_of(specs, Policy(offline=True), devices[0].kind, lambda _: None)
+    cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices[0].kind, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:

@@ -1,5 +1,8 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -9,14 +12,21 @@ from tokenizers import Tokenizer
 
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.memory import Calibration
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.backend import REAL, Backend
+from interlock.engine.passes.batch_runner import Result
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.vectors import VectorFile, damaged_batches, gate
+from interlock.engine.passes.worker import PROBES, Worker
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
+from tests.harness import Told, grid_of
+from tests.weightless import card_of
 
 POISON = "#"  # a sign that stands in no other text of these tests
 TEXTS = [*sentences(12), f"this has a {POISON} in it", "a last one"]
@@ -189,3 +199,26 @@ def test_a_vector_file_of_another_shape_is_refused(tmp_path):
     VectorFile(tmp_path / "vectors.npy", 6, 2)
     with pytest.raises(InterlockError, match=r"has .*expected"):
         VectorFile(tmp_path / "vectors.npy", 6, 3)
+
+
+class Learned:
+    """Computes any batch; its first `PROBES` teach the memory law, later ones do not: as where weights are streamed."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.instance = SimpleNamespace(calibration=Calibration(), dtype="float32")
+
+    def compute(self, index):
+        if self.instance.calibration.batches < PROBES:
+            self.instance.calibration = self.instance.calibration.observed(100_000, 110_000)
+        rows = len(self.queue.cells.batches[index].rows)
+        return Result(np.ones((rows, 1024), np.float32), 1, [])
+
+
+def test_a_calibration_is_recorded_when_it_is_known_and_at_the_end_though_later_batches_teach_nothing():
+    told, card = Told(), replace(card_of("XLM-R-large", packed=True), batch_tokens=64)
+    (cells,) = grid_of([card], [64] * 9, lambda text, length: np.full(length, text))
+    queue = Queue(cells, range(len(cells.batches)))
+    Worker(CpuDevice(), [Learned(queue)], told, lambda: None, Controls()).run()
+    assert len(told.of(ev.BatchCommitted)) == len(cells.batches) > PROBES + 2
+    assert len(told.of(ev.MemoryCalibrated)) == 2

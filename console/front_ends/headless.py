@@ -18,8 +18,7 @@ from interlock.console.text.event_text import line_of, progress
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.events import Entry, RecordRefused
-from interlock.engine.record.facts import REFUSALS_TOLD
+from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
@@ -37,7 +36,6 @@ class Headless:
         self._quiet = quiet
         self._seen = seen
         self._spoke = time.monotonic()
-        self._refusals = 0
 
     def watch(self) -> ExitCode:
         """Print what happens until the run has ended; return how. Raises what the run raises."""
@@ -67,13 +65,7 @@ class Headless:
             self._say(text)
 
     def _print(self, entry: Entry) -> None:
-        """One line for what people want to know, and not a thousand for a thousand refusals."""
-        if isinstance(entry.body, RecordRefused):
-            self._refusals += 1
-            if self._refusals > REFUSALS_TOLD:
-                if self._refusals == REFUSALS_TOLD + 1:
-                    self._say(f"further refusals are counted, not listed (first {REFUSALS_TOLD} per collection shown)")
-                return
+        """One line for what people want to know."""
         if text := line_of(entry.body, entry.device_kind):
             self._say(text)
 

@@ -1,6 +1,6 @@
 """The main screen: header, five panes, footer.
 
-It is told how the run stands (`update`) and draws; it never looks by itself, so a replay and a live run look the same.
+It draws how a source tells that the run stands (`update`); a replay, a journal and a live run look the same.
 """
 
 import time

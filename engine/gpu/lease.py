@@ -29,7 +29,6 @@ class Lease:
     holder: str
     devices: Sequence[Device]
     budgets: Mapping[str, int]
-    predicted: int
     shared: bool = False
     receipts: list[Receipt] = field(default_factory=list)
     residues: list[Residue] = field(default_factory=list)
@@ -56,7 +55,7 @@ class Lease:
         return ", ".join(sorted(kinds))
 
     def overruns(self) -> list[str]:
-        """Describe each peak over its budget; empty when there is none."""
+        """Describe each peak over its budget; a shared lease cannot tell whose a peak was."""
         overruns = []
         for receipt in self.receipts:
             grown = receipt.peak.occupied - receipt.before.occupied
@@ -171,12 +170,13 @@ class Lessor:
             for device in devices:
                 for lease in self._open:
                     if device.name in lease.budgets and not (shared and lease.shared):
-                        raise InterlockError(f"{holder} cannot lease {device.name}: {lease.holder} holds it")
+                        other = lease.holder
+                        raise InterlockError(f"{holder} cannot lease {device.name}: {other} holds it")
             self._mark(*devices)
             budgets = {device.name: self.check(holder, needs[device.name], device) for device in devices}
             budgets = {name: min(budget, limits.get(name, budget)) for name, budget in budgets.items()}
             self._granted += 1
-            lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, max(needs.values()), shared)
+            lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, shared)
             self._open.append(lease)
             return lease
 

@@ -49,7 +49,7 @@ def read_and_tokenise(
 
         def take(texts: list[str]) -> None:
             if stop():
-                raise Stopped("stopped by the operator while reading: --resume starts reading again")
+                raise Stopped("stopped by the operator while reading: nothing was kept, repeat the command")
             for key, store in stores.items():
                 began = time.monotonic()
                 with naming(wanted[key].models, wanted[key].tokenizer):

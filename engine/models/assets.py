@@ -74,6 +74,8 @@ class Policy:
 
     offline: bool = False
     refresh: bool = False
+    forbids: str = "cannot be downloaded offline"
+    """What is said of a model that is not on this machine when `offline`."""
 
 
 def is_offline() -> bool:
@@ -139,7 +141,7 @@ def _locate(
         return _download(spec, repo, held[2] if held else None, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
-    forbidden = " and cannot be downloaded offline" if repo else ""
+    forbidden = f" and {policy.forbids}" if repo else ""
     raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
 
 

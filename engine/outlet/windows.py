@@ -153,7 +153,7 @@ def reading_back(path: Path) -> Iterator[None]:
 
 def _unlike(path: Path, fault: str) -> InterlockError:
     return InterlockError(
-        f"{path} differs from what was written ({fault}): nothing was delivered for this collection; "
+        f"{path} differs from what was written ({fault}): no file was delivered for this collection; "
         "check for another writer or a failing disk, then --resume"
     )
 

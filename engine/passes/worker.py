@@ -75,7 +75,7 @@ class Worker:
         index = runner.queue.take()
         if index is None:
             return
-        began = time.monotonic()
+        began, known = time.monotonic(), runner.instance.calibration.batches
         try:
             result = runner.compute(index)
         except DeviceGone:
@@ -87,7 +87,7 @@ class Worker:
             runner.queue.failed = without_frames(error)
             return
         self._commit(runner, index, result, time.monotonic() - began)
-        if runner.instance.calibration.batches == PROBES:
+        if known < PROBES <= runner.instance.calibration.batches:
             self._record_calibration(runner)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self._sync()

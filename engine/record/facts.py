@@ -127,7 +127,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     devices: list[str]
     device_kind: str
     budget_bytes: int
-    predicted_bytes: int
+    predicted_bytes: Annotated[int, says("the most that a batch is predicted to take; at most the budget")]
     budgets: Annotated[dict[str, int], says("bytes per device")] = {}
     schedule: str = "exclusive"
     streamed: Annotated[bool, says("the weights stayed on the host; layers were copied as needed")] = False
@@ -159,7 +159,7 @@ class Mitigation(Struct, frozen=True, kw_only=True):
     batch_index: Annotated[
         int | None, says("batch in the pass, from 0 (shown from 1); null if it concerns a whole lease")
     ]
-    rung: Annotated[str, says("replan, split, stream, chunk, relocate, cpu or park")] = ""
+    rung: Annotated[str, says("replan, split, stream, slice_mlp (chunk in old journals), relocate or cpu")] = ""
     device: Annotated[str, says("device that fell short")] = ""
     cause: str
     action: str
@@ -169,7 +169,8 @@ class Mitigation(Struct, frozen=True, kw_only=True):
     free_bytes: Annotated[int | None, says("bytes that were free for it")] = None
     foreseen: Annotated[bool, says("predicted beforehand; nothing failed")] = False
     cost_seconds: Annotated[
-        float | None, says("time lost to the failure and the step; null if the device is simulated")
+        float | None,
+        says("time lost to a failed forward and to the step; null if the device is simulated"),
     ]
 
 
@@ -191,7 +192,7 @@ class ParkedRow(Struct, frozen=True, kw_only=True):
 
 
 class Residue(Struct, frozen=True, kw_only=True):
-    """Bytes that a released lease left behind on a device, what was done about it, and what is left now."""
+    """Bytes that a released lease left behind on a device, what still refers to them, and what is left now."""
 
     lease: str
     device: str

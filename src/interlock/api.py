@@ -1,7 +1,8 @@
 """What `import interlock` offers a notebook or a script to do: plan, embed, search.
 
-Each function does what the command of its name does, with the same engine, and raises an InterlockError where the
-command would end with an exit code other than 0. None needs the main thread, and none touches signals or event loops.
+Each function does what a command does (`embed` what `run` does), with the same engine, and raises an InterlockError
+where the command would end with an exit code other than 0; only `plan` returns what fits nowhere. None needs the main
+thread, and none touches signals or event loops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,8 @@ class Plan:
 
 
 def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
-    """Plan a run of the directory `chunks`: passes, batches, tokens, memory. Loads no weights and writes nothing.
+    """Plan a run of the directory `chunks`: passes, batches, tokens, memory. Loads no weights, downloads nothing and
+    writes nothing but caches.
 
     Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
