@@ -33,8 +33,8 @@ WRONG = {
 }
 
 
-def build(place: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel that it gives, in `dist/`."""
+def build(place: Path) -> Path:
+    """The wheel in `dist/`, beside the sdist, which gives the same wheel."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "hatchling", "build", "-d", DIST)
     (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
@@ -47,15 +47,16 @@ def build(place: Path) -> tuple[Path, Path]:
         names = set(zipfile.ZipFile(wheel).namelist()) ^ set(zipfile.ZipFile(again).namelist())
         sys.exit(f"the sdist gives another wheel than the tree: {sorted(names) or 'the same names, other contents'}")
     print(f"built {wheel.name} and {sdist.name}; the sdist gives the same wheel")
-    return sdist, wheel
+    return wheel
 
 
 def check_names(wheel: Path) -> None:
     """End here where the wheel holds anything but the package."""
     held = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    if held - {"interlock"} != {f"interlock-{wheel.name.split('-')[1]}.dist-info"}:
-        sys.exit(f"{wheel.name} holds {', '.join(sorted(held))}")
-    print(f"{wheel.name} holds {', '.join(sorted(held))}")
+    said = f"{wheel.name} holds {', '.join(sorted(held))}"
+    if held != {"interlock", f"interlock-{wheel.name.split('-')[1]}.dist-info"}:
+        sys.exit(said)
+    print(said)
 
 
 def check_installed(wheel: Path, place: Path) -> None:
@@ -89,7 +90,7 @@ def check_types(python: Path, own: Path) -> None:
 def main() -> None:
     """Build, then check."""
     with tempfile.TemporaryDirectory(prefix="interlock-release-") as place:
-        _, wheel = build(Path(place, "sdist"))
+        wheel = build(Path(place, "sdist"))
         check_names(wheel)
         check_installed(wheel, Path(place))
     print(f"ready: {DIST}")
