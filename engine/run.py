@@ -243,33 +243,39 @@ class Run:
             raise Stopped("stopped by the operator before delivery ended: --resume continues")
         seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
         self._park_shared(rows)
-        status: Status = "failed"
+        status: Status
         try:
-            if len(rows.texts) and seen_by_all:
+            if rows.chunks and seen_by_all:
                 vectors = [cells.file.array for cells in grid]
                 fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
                 deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
             status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         except InterlockError as error:
-            reason = str(error)
+            status, reason = "failed", str(error)
         self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
 
     def _park_shared(self, rows: Rows) -> None:
-        """A text that was parked where it first stood is missing in every collection that shares it."""
-        name, texts = rows.collection.name, np.unique(rows.texts).tolist()
-        known = self.recorder.look(lambda state: {each: set(rows.get(name, ())) for each, rows in state.parked.items()})
-        for parked in (row for text in texts if text in self._parked for row in self._parked[text]):
-            if parked.row not in known.get(parked.model_pass, ()):
-                self._emit(replace(parked, collection=name))
+        """Park a text in every collection that shares it; where it first stood it is parked already."""
+        name = rows.collection.name
+        known = self.recorder.look(
+            lambda state: {(each, text) for each, by_name in state.parked.items() for text in by_name.get(name, ())}
+        )
+        for text in np.unique(rows.texts).tolist():
+            for event in self._parked.get(text, ()):
+                if (event.model_pass, text) not in known:
+                    self._emit(replace(event, collection=name))
 
     @cached_property
     def _parked(self) -> dict[int, list[ev.RowParked]]:
-        """What was parked by the text that it is of, once all passes are over, each model's row once."""
+        """By text, one event for each model that has no vector of it; asked for once all passes are over."""
         parked: dict[int, dict[int, ev.RowParked]] = {}
-        for rows in self.recorder.look(lambda state: [each for by in state.parked.values() for each in by.values()]):
-            for row, event in rows.items():
-                parked.setdefault(row, {}).setdefault(event.model_pass, event)
-        return {row: list(events.values()) for row, events in parked.items()}
+        in_collections = self.recorder.look(
+            lambda state: [events for by_name in state.parked.values() for events in by_name.values()]
+        )
+        for events in in_collections:
+            for text, event in events.items():
+                parked.setdefault(text, {}).setdefault(event.model_pass, event)
+        return {text: list(by_pass.values()) for text, by_pass in parked.items()}
 
     def _code(self, status: Status) -> ExitCode:
         if status == "stopped":

@@ -1,5 +1,6 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
+from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -219,6 +220,8 @@ def test_a_calibration_is_recorded_when_it_is_known_and_at_the_end_though_later_
     told, card = Told(), replace(card_of("XLM-R-large", packed=True), batch_tokens=64)
     (cells,) = grid_of([card], [64] * 9, lambda text, length: np.full(length, text))
     queue = Queue(cells, range(len(cells.batches)))
-    Worker(CpuDevice(), [Learned(queue)], told, lambda: None, Controls()).run()
+    worker = Worker(CpuDevice(), deque([Learned(queue)]), told, lambda: None, Controls())
+    worker.run()
+    assert worker.error is None
     assert len(told.of(ev.BatchCommitted)) == len(cells.batches) > PROBES + 2
     assert len(told.of(ev.MemoryCalibrated)) == 2

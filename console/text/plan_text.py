@@ -32,7 +32,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     """Draw two tables, of collections and of passes with these columns, without a final newline."""
     collections = []
     for rows in seen.collections:
-        counts = (len(rows.collection.files), len(rows.texts), rows.own_texts, rows.duplicates, len(rows.refusals))
+        counts = (len(rows.collection.files), rows.chunks, rows.own_texts, rows.duplicates, len(rows.refusals))
         name, store = rows.collection.name, rows.collection.qdrant_collection
         collections.append([name, *(f"{count:,}" for count in counts), store])
     passes = [[PASSES[name](number, each) for name in columns] for number, each in enumerate(seen.passes, 1)]

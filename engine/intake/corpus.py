@@ -44,9 +44,13 @@ class Rows:
     seconds: float = 0.0
 
     @property
+    def chunks(self) -> int:
+        return len(self.texts)
+
+    @property
     def duplicates(self) -> int:
         """Rows whose text had been seen before, in this collection or an earlier one."""
-        return len(self.texts) - self.own_texts
+        return self.chunks - self.own_texts
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Corpus:
 
     @property
     def chunks(self) -> int:
-        return sum(len(rows.texts) for rows in self.rows)
+        return sum(rows.chunks for rows in self.rows)
 
     def owners(self, rows: Rows) -> list[str]:
         """List the earlier collections in which texts of `rows` stood first."""
@@ -144,7 +148,7 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
 
 def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
     """The point id and the text's digest of every row."""
-    for start in range(0, len(rows.texts), WINDOW):
+    for start in range(0, rows.chunks, WINDOW):
         points, texts = rows.points[start : start + WINDOW], digests[rows.texts[start : start + WINDOW]]
         yield from zip(points.tolist(), texts.tolist(), strict=True)
 

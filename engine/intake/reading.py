@@ -15,7 +15,7 @@ from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.intake.tokens import TokenStore, load_tokenizer, naming
-from interlock.engine.record.events import AnyEvent, CollectionRead, CorpusTokenised, RecordRefused
+from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def read_and_tokenise(
     collections: Sequence[Collection],
     wanted: Mapping[str, Tokenising],
     directory: Path,
-    emit: Callable[[AnyEvent], object],
+    emit: Emit,
     stop: Callable[[], bool],
 ) -> tuple[Corpus, dict[str, TokenStore]]:
     """Read the corpus, and make in `directory` a token store for each key of `wanted`.
@@ -74,7 +74,7 @@ def read_and_tokenise(
     return corpus, stores
 
 
-def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) -> None:
+def _tell(rows: Rows, borrows: list[str], emit: Emit) -> None:
     name = rows.collection.name
     for refusal in rows.refusals.told:
         emit(RecordRefused(collection=name, **asdict(refusal)))
@@ -83,7 +83,7 @@ def _tell(rows: Rows, borrows: list[str], emit: Callable[[AnyEvent], object]) ->
             collection=name,
             qdrant_collection=rows.collection.qdrant_collection,
             files=len(rows.collection.files),
-            chunks=len(rows.texts),
+            chunks=rows.chunks,
             duplicates=rows.duplicates,
             refused=len(rows.refusals),
             borrows=borrows,

@@ -21,7 +21,7 @@ from interlock.engine.models.layout import check_complete, weights_of
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import PATTERNS, Missing, local, seen
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent, DownloadRetried, ModelResolved
+from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
 from interlock.engine.record.facts import Outcome
 
 ATTEMPTS = 5
@@ -84,7 +84,7 @@ def is_offline() -> bool:
     return any(value in ("1", "TRUE", "YES", "ON") for value in values)
 
 
-def resolve(spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]) -> ModelSnapshot:
+def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     """Find or fetch a checked local snapshot of `spec`, from the first source that has it.
 
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
@@ -130,9 +130,7 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
     return commands
 
 
-def _locate(
-    spec: ModelSpec, policy: Policy, emit: Callable[[AnyEvent], object]
-) -> tuple[Path, str, str | None, Outcome]:
+def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str | None, Outcome]:
     repo = spec.hub_repo
     held, looked = _held(spec, local)
     if held and not (policy.refresh and repo):
@@ -204,9 +202,7 @@ def _reason(error: BaseException) -> str:
     return _SECRET.sub("***", line)
 
 
-def _download(
-    spec: ModelSpec, repo: str, before: str | None, emit: Callable[[AnyEvent], object]
-) -> tuple[Path, str, str, Outcome]:
+def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tuple[Path, str, str, Outcome]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 

@@ -1,7 +1,7 @@
 """The models of a run: resolved, read and checked before any work, in the order of their passes."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
@@ -12,13 +12,11 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent
+from interlock.engine.record.events import Emit
 from interlock.engine.record.facts import RosterEntry
 
 
-def cards_of(
-    specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Callable[[AnyEvent], object]
-) -> list[ModelCard]:
+def cards_of(specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Emit) -> list[ModelCard]:
     """Resolve every model and read its card. Raises UnavailableError for the first that cannot be had."""
     return [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
 

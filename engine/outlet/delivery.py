@@ -1,6 +1,6 @@
 """Delivers one collection: files and store, each told as an event once it was read back and is what was planned."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,11 +15,9 @@ from interlock.engine.outlet.store import sink, verified
 from interlock.engine.outlet.windows import Delivery, ModelVectors, Vectors
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import AnyEvent, ArtefactWritten, StoreVerified, Warned
+from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, Warned
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
-
-Emit = Callable[[AnyEvent], object]
 
 
 def check_store(collection: str, roster: Sequence[RosterEntry], fusion: Fusion, directory: Path, run_id: str) -> None:
@@ -59,7 +57,7 @@ def deliver(
             artefact = ArtefactWritten(
                 collection=rows.collection.name,
                 path=path.relative_to(run.path).as_posix(),
-                rows=len(rows.texts),
+                rows=rows.chunks,
                 bytes=path.stat().st_size,
                 sha256=atomic.sha256_of(path),
                 verified=True,

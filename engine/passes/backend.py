@@ -19,7 +19,7 @@ from interlock.engine.models.weights import load
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, encoder_for
 from interlock.engine.passes.memory_needs import Laws
-from interlock.engine.record.events import AnyEvent
+from interlock.engine.record.events import Emit
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Backend:
     devices: Callable[[str, Sequence[str]], list[Device]] = choose
     """By `--devices` and `--faults`."""
     host: Callable[[], Device] = CpuDevice
-    cards: Callable[[Sequence[ModelSpec], Policy, str, Callable[[AnyEvent], object]], list[ModelCard]] = cards_of
+    cards: Callable[[Sequence[ModelSpec], Policy, str, Emit], list[ModelCard]] = cards_of
     """Of the roster's models on a kind of device; emits how each was resolved."""
     laws: Laws = law_for
     load: Callable[[ModelCard], nn.Module] = load
@@ -51,7 +51,7 @@ class RunContext:
     lessor: Lessor
     masters: Masters
     controls: Controls
-    emit: Callable[[AnyEvent], object]
+    emit: Emit
     sync: Callable[[], None]
     """Makes the journal durable."""
     backend: Backend = REAL

@@ -6,7 +6,7 @@ its cause, what was done and what it cost; a row that nothing helps is parked wi
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import AnyEvent, Mitigated, PressurePassed, RowParked
+from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
 from interlock.engine.record.facts import Computed
 from interlock.engine.record.units import distinct_sizes
 
@@ -69,9 +69,7 @@ class Result:
 class BatchRunner:
     """Computes the batches of a queue on one instance of its model."""
 
-    def __init__(
-        self, queue: Queue, instance: ModelInstance, fallbacks: Fallbacks, emit: Callable[[AnyEvent], object]
-    ) -> None:
+    def __init__(self, queue: Queue, instance: ModelInstance, fallbacks: Fallbacks, emit: Emit) -> None:
         self.queue = queue
         self.instance = instance
         self._cells = queue.cells
@@ -136,6 +134,7 @@ class BatchRunner:
 
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
+        began = time.monotonic()
         got = piece.instance.attempt([self._rows[index] for index in piece.indices], piece.effort.tried)
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
@@ -151,7 +150,7 @@ class BatchRunner:
         if not bad:
             return []
         reasons = "; ".join(sorted(set(bad.values())))
-        short = Shortfall(Trouble.MEMORY, reasons, 0, 0, 0.0)  # no bytes: memory has no part in it
+        short = Shortfall(None, reasons, 0, 0, time.monotonic() - began)
         return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, short)
 
     def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
@@ -179,7 +178,7 @@ class BatchRunner:
             self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
             return []
         target = self._taken(step, piece)
-        self._pressed = self._pressed or cause is Cause.MEMORY
+        self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
         self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
         cuts = step.pieces(lengths, padded=instance.encoder.padded)
@@ -205,7 +204,7 @@ class BatchRunner:
     def _mitigated(
         self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float
     ) -> None:
-        of_memory = short.predicted > 0
+        measured = short.trouble is not None
         self._emit(
             Mitigated(
                 model_pass=self._cells.model_pass,
@@ -216,8 +215,8 @@ class BatchRunner:
                 cost_seconds=round(short.seconds + seconds, 6),
                 rung=rung,
                 device=instance.device.name,
-                predicted_bytes=short.predicted if of_memory else None,
-                free_bytes=short.room if of_memory else None,
+                predicted_bytes=short.predicted if measured else None,
+                free_bytes=short.room if measured else None,
                 foreseen=short.foreseen,
             )
         )

@@ -4,13 +4,12 @@ A request is pending until it is applied or refused; an event says which, with t
 """
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.passes.schedule import Placement, Schedule
-from interlock.engine.record.events import AnyEvent, ControlApplied, ControlRefused
+from interlock.engine.record.events import ControlApplied, ControlRefused, Emit
 
 PAUSE_SECONDS = 0.1
 YES, NO = "yes", "no"
@@ -20,9 +19,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     "pause": (YES, NO),
 }
 """Every control and the values that it may have."""
-
-
-Emit = Callable[[AnyEvent], object]
 
 
 class Steered(Protocol):

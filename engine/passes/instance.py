@@ -24,7 +24,8 @@ from interlock.engine.passes.ladder import Rung
 class Shortfall:
     """Why a forward gave nothing: `predicted` bytes were foreseen, `room` bytes were free when all was cleared."""
 
-    trouble: Trouble
+    trouble: Trouble | None
+    """None where the forward gave vectors that are none."""
     message: str
     predicted: int
     room: int

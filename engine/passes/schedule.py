@@ -153,14 +153,14 @@ def _side_by_side(
     assignments: list[Assignment] = []
     for model_pass, batches in waiting.items():
         primary = assignments[0].devices[0] if assignments else None
-        if instance := _instance(_fits(needs[model_pass], usable), room, primary):
-            name, fit = instance
+        if found := _roomiest(_fits(needs[model_pass], usable), room, primary):
+            name, fit = found
             room[name] -= fit.size
             assignments.append(Assignment(model_pass, tuple(batches), (name,), fit.streamed))
     return tuple(assignments)
 
 
-def _instance(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
+def _roomiest(fits: Sequence[_Fit], room: Mapping[str, int], primary: str | None) -> tuple[str, _Fit] | None:
     """The device for one more model, in the best way that the `room` left allows; None: it waits."""
     for fit in fits:
         if names := [device.name for device in fit.devices if fit.size <= room[device.name]]:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
-from interlock.engine.passes.controls import Controls, Emit
-from interlock.engine.record.events import BatchCommitted, MemoryCalibrated
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
 from interlock.engine.record.facts import Computed, joined
 
 SYNC_SECONDS = 1.0

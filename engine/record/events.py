@@ -4,6 +4,8 @@ An event says what happened and never how it is shown. What it tells that state 
 `facts`, which the event extends by its place. Types are only ever extended by optional fields.
 """
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from interlock.engine.record.facts import (
@@ -317,6 +319,8 @@ _Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | Row
 _Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
 _Delivers = ArtefactWritten | StoreVerified | CollectionClosed | Warned | RunClosed
 AnyEvent = _Begins | _Reads | _Plans | _Computes | _Ends | _Delivers
+Emit = Callable[[AnyEvent], object]
+"""Where events go."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
