@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from interlock import Settings, embed
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.collections import discover, qdrant_name
+from interlock.engine.intake.collections import discover, overlooked, qdrant_name
 from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, interlock, unprivileged
 
@@ -62,6 +62,15 @@ def test_a_root_that_is_a_link_is_followed(root, tmp_path):
 def test_a_hidden_directory_is_no_collection(root):
     corpus(root, {".cache": {"a_chunks.json": ["a"]}})
     assert [found.name for found in discover(root)] == ["Docs"]
+
+
+def test_a_chunk_file_beside_collections_makes_one_of_all_and_is_warned_of(tmp_path):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}, "More": {"deep/a.jsonl": ["b"]}, "Empty": {}})
+    assert list(overlooked(root)) == []
+    (root / "stray.jsonl").write_text('"c"\n')
+    assert [found.name for found in discover(root)] == ["in"]
+    (said,) = overlooked(root)
+    assert said.endswith("move them into a directory of their own to have Docs; More as collections")
 
 
 def test_a_hidden_directory_with_chunk_files_is_warned_of(tmp_path, tiny_a):
@@ -208,7 +217,7 @@ def test_a_collection_name_that_is_not_utf8_is_refused_and_others_embedded(root,
 def test_a_pipe_named_like_a_chunk_file_is_refused_without_waiting(root):
     os.mkfifo(root / "Docs" / "pipe_chunks.json")
     code = (
-        "import sys; from pathlib import Path; from interlock.engine.intake.collections import discover\n"
+        "import sys; from pathlib import Path; from interlock.engine.intake.collections import discover, overlooked\n"
         "from interlock.engine.intake.chunks import ChunkReader\n"
         "for found in ChunkReader(discover(Path(sys.argv[1]))[0]): print(type(found).__name__)"
     )

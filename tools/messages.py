@@ -30,7 +30,7 @@ ERRORS = {
     if isinstance(kind, type) and issubclass(kind, errors.InterlockError)
 }
 KINDS = {
-    "Warned": "warning", "refuse": "control", "ValueError": "value",
+    "Warned": "warning", "skipped": "warning", "refuse": "control", "ValueError": "value",
     "Refusal": "record", "_Refused": "record", "_NoList": "record",
     "_step": "step", "_again": "step", "_mitigated": "step",
 }  # fmt: skip
@@ -175,7 +175,7 @@ def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequen
             if not kind or (kind == "value" and file not in VALUES):
                 return "", None, ()
             return kind, code, [*args, *(each.value for each in keywords if each.arg in ("message", "reason"))]
-        case ast.Yield(value=ast.JoinedStr() as text) if _folder(file) == "engine/run":
+        case ast.Yield(value=ast.JoinedStr() as text) if _folder(file) == "engine/run" or scope == "overlooked":
             return "warning", None, [text]
         case ast.Yield(value=ast.Tuple(elts=[_, text])) if file.startswith("engine/intake/"):
             return "record", None, [text]

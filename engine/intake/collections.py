@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
+from interlock.engine.record.compare import few
 from interlock.engine.record.facts import Refusal
 
 SUFFIXES = ("_chunks.json", ".jsonl")
@@ -86,9 +87,18 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
 
 
 def overlooked(root: Path) -> Iterator[str]:
-    """Tell of each directory that is no collection because its name begins with a dot, though it holds chunk files."""
+    """Tell of directories that hold chunk files and are no collections: where their name begins with a dot, and where
+    the root is one itself."""
     directories = _directories(root)
-    for path in directories if directories != [root] else ():
+    if directories == [root]:
+        inner = sorted({path.relative_to(root).parts[0] for path in _walk(root, []) if path.parent != root})
+        if inner:
+            yield (
+                f"{root} holds chunk files itself, so it is one collection: move them into a directory of their own to "
+                f"have {few([printable(name) for name in inner])} as collections"
+            )
+        return
+    for path in directories:
         if path.name.startswith(".") and any(found.name.endswith(SUFFIXES) for found in _walk(path, [])):
             yield f"skipped {printable(path.name)} in {root}: names of collections do not begin with a dot"
 
