@@ -29,7 +29,7 @@ def examine(configuration: Configuration) -> list[Check]:
     return [
         (sys.version_info >= (3, 11), "python", sys.version.split()[0]),
         *_packages(),
-        *((True, name, found) for name, found in describe_host().items()),
+        *_host(),
         *_gpus(),
         *_devices(settings),
         _writable(settings.out),
@@ -37,6 +37,11 @@ def examine(configuration: Configuration) -> list[Check]:
         (True, "network", "offline (set in the environment)" if assets.is_offline() else untried),
         *_models(configuration),
     ]
+
+
+def _host() -> Iterator[Check]:
+    for name, found in describe_host().items():
+        yield True, *(("memory", human_bytes(int(found))) if name == "memory_bytes" else (name, found))
 
 
 def _packages() -> Iterator[Check]:
