@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ os.environ["INTERLOCK_CACHE"] = str(cache_of_all())  # what tests compute in thi
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a neighbour on the machine is no failure
 hypothesis.settings.load_profile("unhurried")
+
+
+@pytest.fixture(autouse=True)
+def same_precision() -> Iterator[None]:
+    """torch's default precision is that of the process: a test that leaves another one spoils those after it."""
+    yield
+    if torch := sys.modules.get("torch"):
+        assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.fixture(scope="session", autouse=True)

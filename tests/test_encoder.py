@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import token_key
+from interlock.engine.models.weights import load as load_network
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.passes.encoder import encode_texts, encoder_for
 from interlock.engine.run import Run
 from tests.builders import SPECIALS, corpus, interlock, sentence_transformer, sentences, tiny_model
 
@@ -311,3 +314,26 @@ def test_a_configuration_in_gpt_terms_is_understood(tmp_path):
     assert (card.dim, card.max_tokens) == (32, 64)
     (model / "config.json").write_text('{"model_type": "nomic_bert"}')
     assert card_of(model, dim=24).dim == 24
+
+
+def test_models_read_at_the_same_time_leave_the_default_precision_as_it_was(qwen):
+    card = replace(card_of(qwen), dtype="bfloat16")
+    threads = [threading.Thread(target=lambda: [load_network(card) for _ in range(4)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("model", ["qwen", "tiny_a"])
+def test_vectors_do_not_depend_on_the_default_precision(model, request):
+    """While it reads another model, transformers sets it for all threads."""
+    card, rows = card_of(request.getfixturevalue(model)), [np.arange(5, 5 + length) for length in (9, 9, 4)]
+    encoder = encoder_for(card, load_network(card), CpuDevice())
+    expected = encoder.encode(rows)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        np.testing.assert_array_equal(encoder.encode(rows), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

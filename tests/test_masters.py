@@ -42,3 +42,13 @@ def test_a_second_model_is_not_read_ahead_beyond_the_budget():
     go_on.set()
     assert masters.take(ONE)[1]
     assert reading == [ONE.key]
+
+
+def test_closing_waits_for_what_is_read_ahead():
+    go_on = threading.Event()
+    masters = Masters(SIZE, lambda card: go_on.wait(20) and master(card))
+    masters.prefetch(ONE, SIZE)
+    threading.Timer(0.2, go_on.set).start()
+    masters.close()
+    assert go_on.is_set()
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]

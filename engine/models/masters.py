@@ -65,6 +65,11 @@ class Masters:
             self._ahead[card.key] = _Ahead(lambda: self._hydrate(card), size)
             self._ahead[card.key].start()
 
+    def close(self) -> None:
+        """Wait for what is being read ahead: nobody must be at it when the run has ended and others read models."""
+        for ahead in self._ahead.values():
+            ahead.join()
+
     @property
     def bytes(self) -> int:
         """Bytes of host memory that the kept ones take, and those that are read ahead."""

@@ -7,6 +7,7 @@ into the layout that its kernels want.
 
 import copy
 import math
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT = 512
 """Bytes: every tensor begins where an allocator would have begun it."""
+_BUILDING = threading.Lock()
+"""transformers sets torch's default precision, that of all threads, while it builds a model, and puts back what it
+found: where two are built at a time the second puts back that of the first."""
 PART = 512
 """Tokens that a feed-forward takes at a time when it is computed by parts."""
 
@@ -190,12 +194,13 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
     from sentence_transformers import SentenceTransformer
 
-    network = SentenceTransformer(
-        str(card.snapshot.path),
-        device="cpu",
-        local_files_only=True,
-        trust_remote_code=False,
-        model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
-    ).eval()
+    with _BUILDING:
+        network = SentenceTransformer(
+            str(card.snapshot.path),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
+        ).eval()
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
     return network

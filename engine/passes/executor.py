@@ -54,17 +54,20 @@ class PassExecutor:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         emit, controls = self._context.emit, self._context.controls
         controls.attend(self, emit)
-        while any(self._left):
-            controls.apply_pending(emit)
-            if controls.stop_requested:
-                raise Stopped("stopped by the operator between batches: --resume continues")
-            self._free = self._rooms()
-            now = self._next(controls.schedule, self._left)
-            assert now is not None, "there are batches left"
-            for model_pass, reason in now.refused.items():
-                self._fail(model_pass, reason)
-            if now.assignments:
-                self._place(now)
+        try:
+            while any(self._left):
+                controls.apply_pending(emit)
+                if controls.stop_requested:
+                    raise Stopped("stopped by the operator between batches: --resume continues")
+                self._free = self._rooms()
+                now = self._next(controls.schedule, self._left)
+                assert now is not None, "there are batches left"
+                for model_pass, reason in now.refused.items():
+                    self._fail(model_pass, reason)
+                if now.assignments:
+                    self._place(now)
+        finally:
+            self._context.masters.close()
         controls.end(emit)
 
     def preview(self, schedule: Schedule) -> Placement | None:
