@@ -126,7 +126,8 @@ def test_fused_vectors_are_wider_than_each_models_own(run):
         (lambda run: interlock.plan(".", {"dim": 3}), "settings: expected interlock.Settings, got {'dim': 3}"),
         (lambda run: interlock.embed(".", progress="bar"), "progress: expected one of auto, lines, none, got 'bar'"),
         (lambda run: interlock.search(run, "a", limit="3"), "limit: expected a whole number of at least 1, got '3'"),
-        (lambda run: interlock.search(run, 5), "query: expected a text, got 5"),
+        (lambda run: interlock.search(run, 5), "the query is not text: expected UTF-8, got 5"),
+        (lambda run: interlock.search(run, "\ud800"), "the query is not text"),
         (lambda run: interlock.search(run, "a", collection="other"), "no collection 'other' in .*: available docs_all"),
     ],
 )
@@ -203,6 +204,10 @@ def test_searching_with_a_row_finds_a_model_where_it_lies_now(run, tiny_a, tmp_p
     models = {"tiny-a": {"source": str(here)}}
     (hit,) = interlock.search(run, TEXTS[5], limit=1, settings=interlock.Settings(models=models))
     assert hit.payload["text"] == TEXTS[5]
+
+
+def test_a_limit_beyond_what_the_store_holds_finds_everything(run):
+    assert len(interlock.search(run, TEXTS[5], limit=10**30)) == len(TEXTS)
 
 
 @pytest.mark.parametrize("collection", [None, "Docs, all", "docs_all"])

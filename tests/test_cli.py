@@ -276,7 +276,9 @@ def test_a_text_of_the_store_is_found_first_with_a_score_of_one(call, store):
     [
         (["nowhere", "q"], "no store at nowhere"),
         (["STORE", "q", "--collection", "other"], "no collection 'other'.*docs, more"),
-        (["STORE", "q", "--collection", "docs", "--limit", "0"], "limit of at least 1"),
+        (["STORE", "q", "--collection", "docs", "--limit", "0"], "--limit: expected a whole number of at least 1"),
+        (["STORE", "\udcff\udcfe", "--collection", "docs"], "the query is not text"),
+        (["STORE", "a\ud800", "--collection", "docs"], "the query is not text"),
         (["STORE", "q", "--collection", "../docs"], "no collection"),
     ],
 )
@@ -285,6 +287,12 @@ def test_an_impossible_search_exits_2_and_says_why(call, store, args, why):
     assert (code, out) == (ExitCode.USAGE, "")
     assert "interlock: " in err
     assert re.search(why, err)
+
+
+def test_a_search_with_too_low_a_ceiling_advises_only_what_a_search_takes(call, store):
+    code, _, err = call("search", store, "q", "--collection", "docs", "--ceiling", "1KiB")
+    assert code == ExitCode.UNAVAILABLE
+    assert "raise --ceiling or free memory" in err and "--roster" not in err
 
 
 @pytest.mark.parametrize("fusion", ["named", "mean"])

@@ -217,13 +217,10 @@ def test_a_parked_row_scores_zero_for_its_model(tmp_path):
     assert scores[parked.id] == pytest.approx(0.5, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "vector", "limit"),
-    [("nope", np.ones(8), 1), ("small", np.ones(9), 1), ("small", np.zeros(8), 1), ("small", np.ones(8), 0)],
-)
-def test_an_impossible_query_is_a_usage_error(tmp_path, name, vector, limit):
+@pytest.mark.parametrize(("name", "vector"), [("nope", np.ones(8)), ("small", np.ones(9)), ("small", np.zeros(8))])
+def test_an_impossible_query_is_a_usage_error(tmp_path, name, vector):
     with open_store(tmp_path) as store, pytest.raises(UsageError):
-        store.search(name, vector.astype(np.float32), limit)
+        store.search(name, vector.astype(np.float32), 1)
 
 
 def test_an_empty_store_has_no_hits(tmp_path):

@@ -141,8 +141,7 @@ class Lessor:
         if predicted > budget:
             needs, free = units.distinct_sizes(predicted, max(0, budget))
             raise UnavailableError(
-                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling, free memory, or "
-                "drop it from --roster"
+                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling or free memory"
             )
         return budget
 

@@ -230,8 +230,6 @@ class Store:
         """Cosines of the nearest `limit` points by id, best first; only `among` these ids, if any given."""
         import qdrant_edge as edge
 
-        if limit < 1:
-            raise UsageError(f"expected a limit of at least 1, got {limit}")
         if fault := self._fault(name, vector):
             raise UsageError(f"cannot search {self.path}: {fault}")
         wanted: set[int | UUID | str] = set(among)

@@ -34,9 +34,13 @@ def search(
 
     `collection` is its own name or Qdrant's. The registry adds where the store's models may lie; rows that the caller
     has `given` for them are the only place, and must not say something else than the store. Raises UsageError where
-    they do, for a store or collection that is not there, and where a model here is not the one that the store was
-    written with; UnavailableError for a model that is not there.
+    they do, for a query that is no text or a limit below 1, for a store or collection that is not there, and where a
+    model here is not the one that the store was written with; UnavailableError for a model that is not there.
     """
+    if not isinstance(query, str) or any("\ud800" <= sign <= "\udfff" for sign in query):
+        raise UsageError(f"the query is not text: expected UTF-8, got {query!r:.100}")
+    if type(limit) is not int or limit < 1:
+        raise UsageError(f"--limit: expected a whole number of at least 1, got {limit!r:.100}")
     with Store.open_for_read(directory, _named(directory, collection)) as store:
         manifest = read_manifest(store.manifest, store.dims)
         for member in manifest.models:
@@ -45,6 +49,7 @@ def search(
         origin = structs.replace(manifest.run, sources={**manifest.run.sources, **places})
         vectors = {each.model: _encode(each, origin, query, registry, policy, lessor) for each in manifest.models}
         weights = {member.model: member.weight for member in manifest.models}
+        limit = min(limit, max(1, store.count()))  # the engine takes no number beyond 64 bits
         fused = fuse(manifest.fusion, list(vectors.values()), list(weights.values()))
         if fused is not None:
             return store.search("fused", fused[0], limit)

@@ -183,10 +183,6 @@ def search(
     that is not there.
     """
     configuration = _configured(settings)
-    if not isinstance(query, str):
-        raise UsageError(f"query: expected a text, got {query!r:.100}")
-    if not isinstance(limit, int) or limit < 1:
-        raise UsageError(f"limit: expected a whole number of at least 1, got {limit!r:.100}")
     if not isinstance(store, RecordedRun):
         directory = path_of(store, "store")
     elif written := store.summary.configuration["qdrant"].value:

@@ -9,7 +9,7 @@ from interlock.engine.config import flag_of, knobs
 from interlock.engine.errors import InterlockError, UsageError
 
 _SETTINGS = {flag_of(item.name): item.name + "=True" * (not item.metadata["metavar"]) for item in knobs()}
-_SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection"}
+_SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection", "--limit": "limit"}
 _FLAG = re.compile(
     rf"(?<![\w-])({'|'.join(_SETTINGS)})(?![\w-])(?: (DIR|\d+|cpu|named|mean|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
 )
