@@ -17,7 +17,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.gpu.sim import CONTEXT
-from interlock.engine.intake.collections import discover
+from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
@@ -81,6 +81,8 @@ class Forecast:
     passes: list[PassForecast]
     budget_bytes: int
     fused_dim: int | None
+    overlooked: Sequence[str] = ()
+    """What stands beside the chunk files and is not read."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
     passes, budget = _forecasts(layouts, devices, settings)
-    return Forecast(corpus.rows, passes, budget, fused)
+    return Forecast(corpus.rows, passes, budget, fused, list(overlooked(chunks)))
 
 
 def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> reuse.Mask:

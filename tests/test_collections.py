@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock import Settings, embed
+from interlock import Settings, embed, plan
 from interlock.engine.errors import UsageError
 from interlock.engine.intake.collections import discover, overlooked, qdrant_name
 from interlock.engine.record.facts import Refusal
@@ -71,6 +71,15 @@ def test_a_chunk_file_beside_collections_makes_one_of_all_and_is_warned_of(tmp_p
     assert [found.name for found in discover(root)] == ["in"]
     (said,) = overlooked(root)
     assert said.endswith("move them into a directory of their own to have Docs; More as collections")
+
+
+def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "Docs/readme.md"):
+        (root / name).write_text("[]")
+    assert list(overlooked(root)) == [
+        "3 files not read (Docs/a.json; Docs/b.JSONL; c.parquet): names of chunk files end in _chunks.json or .jsonl"
+    ]
 
 
 def test_a_hidden_directory_with_chunk_files_is_warned_of(tmp_path, tiny_a):
@@ -324,3 +333,10 @@ def test_a_link_to_itself_beside_the_collections_hurts_none(tmp_path):
     root = corpus(tmp_path, {"Docs": {"a_chunks.json": ["a"]}})
     (root / "loop").symlink_to("loop")
     assert [each.name for each in discover(root)] == ["Docs"]
+
+
+def test_a_plan_tells_what_it_does_not_read(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    (root / "Docs" / "a.json").write_text("[]")
+    said = str(plan(root, Settings(roster=[tiny_a], out=tmp_path / "runs", devices="cpu")))
+    assert said.splitlines()[-1].startswith("warning: 1 file not read (Docs/a.json)")

@@ -15,9 +15,12 @@ from pathlib import Path
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record.compare import few
+from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Refusal
 
 SUFFIXES = ("_chunks.json", ".jsonl")
+ALIKE = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
+"""Endings, in any case, of files that people may take for chunk files."""
 LONGEST_NAME = 200
 
 
@@ -87,8 +90,13 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
 
 
 def overlooked(root: Path) -> Iterator[str]:
-    """Tell of directories that hold chunk files and are no collections: where their name begins with a dot, and where
-    the root is one itself."""
+    """Tell of files that look like chunk files and are not read, and of directories that hold chunk files and are no
+    collections: where their name begins with a dot, and where the root is one itself."""
+    names = (str(Path(folder, name)) for folder, _, found in os.walk(root) for name in found)
+    others = sorted(name for name in names if name.lower().endswith(ALIKE) and not name.endswith(SUFFIXES))
+    if others:
+        shown = few([printable(os.path.relpath(name, root)) for name in others], 3)
+        yield f"{several(len(others), 'file')} not read ({shown}): names of chunk files end in _chunks.json or .jsonl"
     directories = _directories(root)
     if directories == [root]:
         inner = sorted({path.relative_to(root).parts[0] for path in _walk(root, []) if path.parent != root})
