@@ -2,11 +2,10 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn
 
-from interlock.engine import __version__, config
+from interlock.engine import __version__, config, parsers
 from interlock.engine.config import Configuration, flag_of, knobs
 from interlock.engine.errors import MEANINGS, meant
 from interlock.engine.record.safe import safe
@@ -93,7 +92,7 @@ def _run(command: argparse.ArgumentParser) -> None:
     """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
     of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
     """
-    command.add_argument("chunks", type=Path, metavar="CHUNKS", help="directory of collections of chunk files")
+    command.add_argument("chunks", type=parsers.path, metavar="CHUNKS", help="directory of collections of chunk files")
     _front_end(command)
     _settings(command)
 
@@ -104,7 +103,7 @@ def _plan(command: argparse.ArgumentParser) -> None:
     configuration alone.
     """
     text = "directory of collections of chunk files"
-    command.add_argument("chunks", type=Path, nargs="?", metavar="CHUNKS", help=text)
+    command.add_argument("chunks", type=parsers.path, nargs="?", metavar="CHUNKS", help=text)
     _settings(command)
 
 
@@ -126,7 +125,7 @@ def _watch(command: argparse.ArgumentParser) -> None:
     """Show the console of a run, read-only: follow one that is running in another process, or show or replay one
     that ended. Locks nothing.
     """
-    command.add_argument("run", type=Path, metavar="RUN_DIR", help="run directory")
+    command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
     text = "replay at N times the speed; 0 (default): show its current state"
     command.add_argument("--speed", type=float, default=0.0, metavar="N", help=text)
     _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
@@ -136,15 +135,15 @@ def _view(command: argparse.ArgumentParser) -> None:
     """Show the summary of a run as a tree and tables; with two, their differences. Without a terminal, or with
     --plain, print text to stdout.
     """
-    command.add_argument("file", type=Path, metavar="FILE", help="summary.json or run directory")
-    command.add_argument("other", type=Path, nargs="?", metavar="FILE", help="second summary to compare with")
+    command.add_argument("file", type=parsers.path, metavar="FILE", help="summary.json or run directory")
+    command.add_argument("other", type=parsers.path, nargs="?", metavar="FILE", help="second summary to compare with")
     command.add_argument("--plain", action="store_true", help="print text to stdout instead")
     _settings(command, "theme", "ascii", "slow_link")
 
 
 def _search(command: argparse.ArgumentParser) -> None:
     """Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks."""
-    command.add_argument("store", type=Path, metavar="STORE", help="--qdrant directory of a run")
+    command.add_argument("store", type=parsers.path, metavar="STORE", help="--qdrant directory of a run")
     command.add_argument("query", metavar="QUERY", help="search query")
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
     command.add_argument("--limit", type=int, default=5, metavar="N", help="number of chunks (default 5)")
@@ -188,7 +187,7 @@ def _front_end(command: argparse.ArgumentParser) -> None:
 def _settings(command: argparse.ArgumentParser, *names: str) -> None:
     """Add the configuration file and the flags of these settings, in this order; without names, of all."""
     text = "TOML file with settings and [models.*] tables"
-    command.add_argument("--config", type=Path, metavar="FILE.toml", help=text)
+    command.add_argument("--config", type=parsers.path, metavar="FILE.toml", help=text)
     metadata = {item.name: item.metadata for item in knobs()}
     for name in names or metadata:
         _setting(command, name, metadata[name])

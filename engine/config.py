@@ -6,7 +6,7 @@ environment names, `config show` and the table in docs/reference.md are all gene
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class RunSettings:
         kept="export",
     )
     qdrant: Path | None = knob("", parsers.store, "DIR", "write an embedded, searchable Qdrant store", kept="qdrant")
-    out: Path = knob("runs", lambda value: Path(str(value)).expanduser(), "DIR", "directory for run directories")
+    out: Path = knob("runs", parsers.path, "DIR", "directory for run directories")
     run_id: str = knob("", parsers.run_id, "ID", "name of the run (default: its start time)")
     resume: bool = knob(
         "no",
@@ -111,7 +111,7 @@ class RunSettings:
         "if there is none",
     )
     reuse: Path | None = knob(
-        "", parsers.path, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
+        "", parsers.path_or_none, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
     )
     offline: bool = knob("no", parsers.flag, "", "never touch the network")
     refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
@@ -248,11 +248,9 @@ def shown(value: Any) -> Any:
 
 def _parsed(item: Field[Any], value: object, origin: str) -> Any:
     """What a run takes for a text of the command line, or for a value of TOML, JSON or Python."""
-    value = "" if value is None else value
     try:
-        return item.metadata["parse"](value if isinstance(value, Iterable) else str(value))
-    except (ValueError, RuntimeError) as error:
-        wanted = "expected the home directory of a known user" if isinstance(error, RuntimeError) else str(error)
+        return item.metadata["parse"]("" if value is None else value)
+    except ValueError as wanted:
         said = (flag_of(item.name), variable_of(item.name), f"Settings.{item.name}")
         where = origin.removeprefix("flag ").removeprefix("python ")
         where = where if where.endswith(said) else f"{where}: {item.name}"

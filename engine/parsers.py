@@ -3,6 +3,7 @@
 Each function returns the value, or raises ValueError saying what was expected; the caller names the setting.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,23 +16,31 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 Roster = tuple[tuple[str, float], ...]
 
 
-def names(value: str | Iterable[object]) -> tuple[str, ...]:
-    """Read names from a text with commas, or one by one: a name in a list may hold a comma."""
-    given = value.split(",") if isinstance(value, str) else map(str, value)
-    return tuple(name.strip() for name in given if name.strip())
+def names(value: object) -> tuple[str, ...]:
+    """Read names from a text with commas, or one by one: a name in a list may hold a comma, and must not be empty."""
+    given = [str(name).strip() for name in _each(value)]
+    if not isinstance(value, str) and "" in given:
+        raise ValueError("expected names that are not empty")
+    return tuple(filter(None, given))
 
 
-def roster(value: str | Iterable[object] | Mapping[object, object]) -> Roster:
+def roster(value: object) -> Roster:
     """Read models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
-    if isinstance(value, str):
-        value = names(value)
-    given = value.items() if isinstance(value, Mapping) else map(_weighed, value)
+    listed = names(value) if isinstance(value, str) else _each(value)
+    given = value.items() if isinstance(value, Mapping) else map(_weighed, listed)
     entries = [(_model(name), _weight(_model(name), weight)) for name, weight in given]
     if not entries:
         raise ValueError("expected at least one model")
     if len({name for name, _ in entries}) < len(entries):
         raise ValueError("expected each model once")
     return tuple(entries)
+
+
+def _each(value: object) -> list[object]:
+    """What is in a list, in a text with commas, or alone."""
+    if isinstance(value, bytes):
+        raise ValueError("expected text, not bytes")
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [*str(value).split(",")]
 
 
 def _weighed(item: object) -> tuple[object, object]:
@@ -46,7 +55,7 @@ def _weighed(item: object) -> tuple[object, object]:
 
 def _model(name: object) -> str:
     """A model by its name; a directory that comes as a path begins with a sign that tells it from a name."""
-    return str(name.expanduser().absolute()) if isinstance(name, Path) else str(name)
+    return str(path(name).absolute()) if isinstance(name, Path) else str(name)
 
 
 def _weight(name: str, weight: object) -> float:
@@ -63,8 +72,8 @@ def size(value: object) -> int:
     return parse_bytes(str(value))
 
 
-def text(value: str | Iterable[object]) -> str:
-    return value if isinstance(value, str) else ",".join(map(str, value))
+def text(value: object) -> str:
+    return ",".join(map(str, _each(value)))
 
 
 def count(value: object) -> int:
@@ -101,15 +110,30 @@ def flag(value: object) -> bool:
     return text in _TRUE
 
 
-def path(value: object) -> Path | None:
-    return Path(str(value)).expanduser() if str(value) else None
+def path(value: object) -> Path:
+    """Read a path that a file can have, its `~` resolved."""
+    try:
+        path = Path(value).expanduser()  # type: ignore[arg-type]
+        writable = value != "" and b"\0" not in os.fsencode(path)
+    except RuntimeError:
+        raise ValueError("expected the home directory of a known user") from None
+    except (TypeError, UnicodeEncodeError):
+        raise ValueError("expected a path") from None
+    if not writable:
+        raise ValueError("expected a path that is not empty and has no null byte")
+    return path
+
+
+def path_or_none(value: object) -> Path | None:
+    """Read a path; an empty text is none."""
+    return None if value == "" else path(value)
 
 
 def store(value: object) -> Path | None:
     text = str(value)
     if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
         raise ValueError("expected a directory for an embedded store (Qdrant servers are not supported yet)")
-    return path(text)
+    return path_or_none(value)
 
 
 def one_of(*choices: str) -> Callable[[object], str]:
@@ -122,8 +146,8 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
-def some_of(*choices: str) -> Callable[[str | Iterable[object]], tuple[str, ...]]:
-    def parse(value: str | Iterable[object]) -> tuple[str, ...]:
+def some_of(*choices: str) -> Callable[[object], tuple[str, ...]]:
+    def parse(value: object) -> tuple[str, ...]:
         if unknown := [name for name in names(value) if name not in choices]:
             raise ValueError(f"unknown {unknown[0]!r}, expected any of {', '.join(choices)}")
         return names(value)

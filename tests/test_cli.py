@@ -74,7 +74,8 @@ def test_help_goes_to_stdout_and_exits_0(call, name):
 
 
 @pytest.mark.parametrize(
-    "args", [[], ["fly"], ["run"], ["run", "x", "--speed", "3"], ["config"], ["run", "x", "--events", "file"]]
+    "args",
+    [[], ["fly"], ["run"], ["run", ""], ["run", "x", "--speed", "3"], ["config"], ["run", "x", "--events", "file"]],
 )
 def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
     code, out, err = call(*args)

@@ -323,7 +323,20 @@ def test_a_python_value_is_taken_as_it_is_and_says_where_it_came_from(name, valu
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("threads", True), ("threads", 1.5), ("threads", [1]), ("ceiling", -1), ("cpu_fallback", 2)]
+    ("name", "value"),
+    [
+        ("threads", True),
+        ("threads", 1.5),
+        ("threads", [1]),
+        ("ceiling", -1),
+        ("cpu_fallback", 2),
+        ("collections", [""]),
+        ("collections", b"Docs"),
+        ("roster", b"tiny"),
+        ("roster", [Path("/m/\0")]),
+        *((name, value) for name in ("out", "qdrant", "reuse") for value in (True, 5, b"a", ["a"], "a\0b", "\ud800")),
+        ("out", ""),
+    ],
 )
 def test_a_python_value_of_another_kind_is_refused_with_its_name(name, value):
     with pytest.raises(UsageError, match=rf"^Settings\.{name}: expected"):

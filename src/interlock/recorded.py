@@ -170,8 +170,7 @@ def open_run(run: RecordedRun | AnyPath, out: AnyPath | None = None) -> Recorded
         return run
     path = path_of(run, "run")
     if out is not None or (path.name == str(run) and not path.exists()):
-        given = {} if out is None else {"out": out}
-        path = load(given, origin_of="python {}".format).settings.out / path
+        path = (load({}).settings.out if out is None else path_of(out, "out")) / path
     with telling():
         found = journal_at(path)
     if found.name != JOURNAL:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from interlock.engine import parsers
 from interlock.engine.config import flag_of, knobs
 from interlock.engine.errors import InterlockError, UsageError
 
@@ -40,6 +41,6 @@ def telling() -> Iterator[None]:
 def path_of(value: object, what: str) -> Path:
     """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
     try:
-        return Path(value).expanduser()  # type: ignore[arg-type]
-    except (TypeError, RuntimeError):
-        raise UsageError(f"{what}: expected a path, got {value!r:.100}") from None
+        return parsers.path(value)
+    except ValueError as wanted:
+        raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
