@@ -57,7 +57,7 @@ BAD_RECORDS = {
     "metadata-string": (b'{"text": "a", "metadata": "x"}', "metadata is not an object"),
     "chunk-id-float": (b'{"text": "a", "metadata": {"chunk_id": 1.5}}', "chunk_id"),
     "chunk-id-list": (b'{"text": "a", "metadata": {"chunk_id": []}}', "chunk_id"),
-    "source-number": (b'{"text": "a", "metadata": {"source_path": 3}}', "source_path"),
+    "source-number": (b'{"text": "a", "metadata": {"source_path": 3}}', "at `$.metadata.source_path`"),
     "lone-surrogate": (b'{"text": "a\\ud800b"}', ""),
     "lone-surrogate-in-metadata": (b'{"text": "a", "metadata": {"x": "\\udfff"}}', ""),
     "deep": (b"[" * DEEP + b"]" * DEEP, ""),
@@ -84,9 +84,25 @@ def test_a_bad_line_is_named_and_its_neighbours_are_kept(tmp_path, bad, reason):
     assert reason in said
 
 
-def test_half_a_surrogate_pair_is_refused_with_that_reason(tmp_path):
-    _, ((_, said),) = read(tmp_path, b'[{"text": "a\\ud800b, and the string goes on"}]')
-    assert "surrogate" in said
+def test_what_stands_under_a_known_key_and_is_no_list_of_chunks_refuses_nothing(tmp_path):
+    assert read(tmp_path, b'{"chunks": [' + GOOD + b'], "data": {"pages": [1]}, "items": null}') == (["good"], [])
+
+
+@pytest.mark.parametrize(
+    "text", [b"a\\ud800b, and the string goes on", b"\\ud83d", b"\\ud83d a", b"\\udc00", b"\\ud83d\\n, and more"]
+)
+@pytest.mark.parametrize(
+    "record", [b'{"text": "%s"}', b'{"text": "a", "metadata": {"x": "%s"}}', b'{"text": "", "%s": 1}']
+)
+@pytest.mark.parametrize("file", ["a_chunks.json", "a.jsonl"])
+def test_half_a_surrogate_pair_is_refused_with_that_reason(tmp_path, text, record, file):
+    data = record % text
+    _, ((_, said),) = read(tmp_path, b"[" + data + b"]" if file.endswith(".json") else data, file)
+    assert said == "a \\u escape is half of a surrogate pair without its other half"
+
+
+def test_a_record_cut_after_half_a_surrogate_pair_is_refused_as_cut(tmp_path):
+    assert read(tmp_path, b'{"text": "\\ud83d', "a.jsonl") == ([], [(1, "Input data was truncated")])
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"chunks": [', b'\xef\xbb\xbf {"data":[', b'{"version": 1, "chunks": ['])
@@ -119,7 +135,10 @@ def test_trailing_data_after_the_list_is_reported(tmp_path, rest):
     ("data", "told"),
     [
         (b"[" + GOOD + b"] and more", "ignored text after the end of the list (JSON is malformed"),
-        (b'{"data": [], "chunks": [' + GOOD + b'], "items": []}', "used 'chunks', ignored 'data', 'items'"),
+        (
+            b'{"data": [], "chunks": [' + GOOD + b'], "records": {"a": 1}, "items": []}',
+            "only the list under 'data', 'items': the one under 'chunks' is read",
+        ),
     ],
 )
 def test_what_of_a_file_is_ignored_is_told(tmp_path, data, told):

@@ -1,6 +1,8 @@
 """Chunk files as a stream of chunks and refusals, each chunk with its payload and an identity that stays the same."""
 
 import hashlib
+import json
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
+
+_AT_A_STRING = re.compile("truncated|escape|surrogate")
 
 T = TypeVar("T")
 
@@ -110,7 +114,7 @@ class ChunkReader:
         payload = b"{}" if payload == b"null" else payload
         if not payload.startswith(b"{"):
             raise _Refused("metadata is not an object")
-        known = _decode(payload, _Known)
+        known = _decode(payload, _Known, "$.metadata")
         for kept in filter(None, (payload, others)):  # refuse what not every reader of a delivered payload could take
             if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
                 raise _Refused(TOO_DEEP)
@@ -148,11 +152,22 @@ class _Refused(Exception):
     """Why a record is left out."""
 
 
-def _decode(data: bytes, kind: type[T]) -> T:
-    """Raises _Refused, in words, for whatever JSON and the kind do not allow."""
+def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
+    """Raises _Refused, in words, for whatever JSON and the kind do not allow; `place` is where it stands."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise _Refused(TOO_DEEP) from None
     except ValueError as error:  # msgspec's own errors, and what Python says of bytes and of endless numbers
-        raise _Refused(str(error).split(";")[0]) from None
+        if _AT_A_STRING.search(str(error)) and _is_whole(data):
+            raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
+        raise _Refused(str(error).split(";")[0].replace("`$", f"`{place}")) from None
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether its strings end: Python's reader takes half of a surrogate pair, which others say to be cut short."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True

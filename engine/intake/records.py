@@ -98,7 +98,8 @@ def _members(data: bytes) -> Iterator[Found]:
         whole = ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
         yield from _cut(bytes(body), 1, "") if members is None else whole
         if len(keys) > 1:
-            yield None, f"used {keys[0]!r}, ignored {', '.join(map(repr, keys[1:]))}"
+            others = ", ".join(map(repr, keys[1:]))
+            yield None, f"only the list under {others}: the one under {keys[0]!r} is read"
 
 
 class _NoList(Exception):
@@ -115,7 +116,7 @@ class _Holder(Struct):
 
 
 def _list(data: bytes) -> tuple[memoryview, list[str]]:
-    """The list that the file is, or holds under the first of the keys that are returned with it."""
+    """The list that the file is, or holds under the first of the keys that are returned; the rest hold lists too."""
     top = memoryview(msgspec.json.decode(data, type=Raw))
     if bytes(top[:1]) == b"[":
         return top, []
@@ -125,7 +126,8 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     held = {key: body for key in LIST_KEYS if (body := getattr(holder, key)) is not UNSET}
     if not held:
         raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
-    return memoryview(next(iter(held.values()))), list(held)
+    used, *others = held
+    return memoryview(held[used]), [used, *(key for key in others if bytes(memoryview(held[key])[:1]) == b"[")]
 
 
 def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:
