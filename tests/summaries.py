@@ -106,6 +106,8 @@ BAD = {
     "infinity": (b'{"schema_version": "1", "seconds": -Infinity}', "contains -Infinity"),
     "later": (b'{"schema_version": "2"}', 'schema_version is "2"'),
     "number": (b'{"schema_version": 1}', "schema_version is 1"),
+    "bare": (b'{"schema_version": "1"}', "JSON without run_id, status, collections, so not a summary"),
+    "half": (b'{"schema_version": "1", "run_id": "a", "status": "completed"}', "JSON without collections"),
     "foreign": (b'{"a": 1}', "without a schema_version"),
     "list": (b"[1, 2]", "without a schema_version"),
     "binary": (b"\x80\x81\xff\xfe{", "not UTF-8 text"),

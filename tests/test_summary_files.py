@@ -37,7 +37,7 @@ def view(*args, cwd=None):
     return interlock("view", *args, cwd=cwd, check=None)
 
 
-@pytest.mark.parametrize("name", ["empty", "cut", "NaN", "later", "foreign"])
+@pytest.mark.parametrize("name", ["empty", "cut", "NaN", "later", "foreign", "bare"])
 def test_viewing_a_bad_file_exits_2_and_says_why_on_stderr(tmp_path, name):
     (file := tmp_path / "s.json").write_bytes(BAD[name][0])
     done = view(file)

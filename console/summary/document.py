@@ -24,6 +24,7 @@ from interlock.widgets.nodes import No, Node, Step, differences, title, written
 
 VERSION = "1"
 FILE = "summary.json"
+OWN = ("run_id", "status", "collections")
 LARGEST = 256 * 2**20
 ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
 
@@ -89,6 +90,10 @@ def _checked(found: object, name: str) -> Mapping[str, object]:
         raise UsageError(
             f"{name}: schema_version is {written(found['schema_version'], 40)}, and this interlock reads "
             f'"{VERSION}": view it with the interlock that wrote it, or install a later one'
+        )
+    if missing := [key for key in OWN if key not in found]:  # other files of a run have a schema_version too
+        raise UsageError(
+            f"{name}: JSON without {', '.join(missing)}, so not a summary: name a {FILE} or a run directory"
         )
     return found
 
