@@ -7,8 +7,10 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,7 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     except UsageError as error:
         dispatch.summarise_failure(chunks, None, error, _outputs(options))
         raise
+    headless.check_summary(options.summary, settings.settings.out)
     limit_threads(settings)
     return settings
 
@@ -154,6 +157,7 @@ def demo(options: argparse.Namespace) -> int:
     from interlock.console import demo as corpus
     from interlock.console import rehearsal
     from interlock.console.front_ends.dispatch import run_with_front_end
+    from interlock.console.front_ends.headless import handling
 
     chunks = Path("rehearsal" if options.scripted else "demo")
     settings = _settings(options, chunks)
@@ -168,8 +172,10 @@ def demo(options: argparse.Namespace) -> int:
     code = run_with_front_end(make, chunks, settings, _outputs(options))
     store = settings.settings.qdrant
     if code == ExitCode.COMPLETED and store and not options.scripted:
-        print()
-        _print_search(settings, store, None, options.query, 3, as_json=False)
+        cut = signal.default_int_handler
+        with suppress(KeyboardInterrupt), handling({signal.SIGINT: cut, signal.SIGTERM: cut}):  # the run is done
+            print()
+            _print_search(settings, store, None, options.query, 3, as_json=False)
     return code
 
 

@@ -3,15 +3,15 @@
 Nothing heavy is imported before the command is known: `--help` loads neither torch nor a terminal library.
 """
 
-import atexit
-import gc
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from interlock.console.cli import parse
-from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
 from interlock.engine.record.safe import safe
 
 ENVIRONMENT = {
@@ -26,12 +26,54 @@ ENVIRONMENT = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run one command; return its exit code. Without `arguments` it is this process's own, which ends with it."""
+    if arguments is None:
+        _leave(_exit_code(sys.argv[1:]))
+    with signals_put_back():
+        return _command(arguments)
+
+
+@contextmanager
+def signals_put_back() -> Iterator[None]:
+    """Give back the signals that a run keeps to the end of its process, in a process that goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    """Run one command, and put out all that it said; the exit code."""
+    try:
+        code = _command(arguments)
+    except SystemExit as ended:  # of the parser, that has said what it had to say
+        code = int(ended.code or 0)
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # whoever read it has gone
+    except OSError as error:
+        code = code or _refuse(DiskError(f"cannot write stdout: {error.strerror or error}; {remedy(error)}"))
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: what is not ours to end (a thread in a library, a handler of it) would change the code
+    or abort, and the interpreter's last search for garbage takes 0.4 s."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _command(arguments: Sequence[str]) -> int:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    atexit.register(gc.freeze)  # the interpreter looks for garbage before it ends: what torch left takes 0.4 s
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse(arguments)
         from interlock.console import commands
 
         return int(getattr(commands, options.command)(options))

@@ -192,6 +192,7 @@ def test_a_summary_on_stdout_is_the_file_and_nothing_else(call, tmp_path, root, 
 
 
 def test_a_summary_path_gets_a_copy_and_leaves_stdout_to_events(call, tmp_path, root, tiny_a):
+    (tmp_path / "x").mkdir()
     _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "x/s.json", "--events", "-", "--run-id", "r")
     assert (tmp_path / "x" / "s.json").read_bytes() == (tmp_path / "runs" / "r" / "summary.json").read_bytes()
     assert json.loads(out.splitlines()[-1])["body"]["event"] == "run_closed"

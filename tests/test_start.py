@@ -13,6 +13,7 @@ import pytest
 from interlock.console.apps.run import Console
 from interlock.console.front_ends import dispatch as front_end
 from interlock.console.look import Leave, Look
+from interlock.console.main import signals_put_back
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Live
 from interlock.console.sources.session import Session
@@ -109,7 +110,8 @@ def test_a_console_that_is_gone_before_its_first_frame_leaves_a_run_that_starts_
     monkeypatch.setattr(front_end, "why_headless", lambda **_: "")
     monkeypatch.setattr(Console, "on_ready", lambda self: self._painted())
     monkeypatch.setattr(Console, "run", leaves)
-    code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
+    with signals_put_back():
+        code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
     assert once.asked == 1
     assert code == ExitCode.FAILED  # as it ends
 

@@ -16,7 +16,7 @@ import pytest
 
 from interlock.console import crash
 from interlock.console.front_ends.dispatch import Outputs, run_with_front_end
-from interlock.console.main import main
+from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
 from interlock.engine.config import continued, load, recorded
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
@@ -161,7 +161,7 @@ def test_a_run_stopped_before_it_came_to_work_says_stopped_in_the_summary_that_w
         controls.code = ExitCode.INTERRUPTED
         return Run(chunks, settings, controls)
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped), signals_put_back():
         run_with_front_end(make, chunks, settings, Outputs(no_ui=True, summary="s.json", quiet=True))
     found = summary.load((chunks.parent / "s.json").read_bytes())
     assert (found.status, found.exit_code) == ("stopped", 130)

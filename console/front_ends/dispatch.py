@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.console.crash import reportable
-from interlock.console.front_ends.headless import Handler, Headless, deliver_summary, handling, say
+from interlock.console.front_ends.headless import (
+    Handler,
+    Headless,
+    deliver_summary,
+    handling,
+    say,
+    stopped_by_signals,
+)
 from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
@@ -38,11 +45,14 @@ def run_with_front_end(
 ) -> ExitCode:
     """Do a run of `chunks` under the front end that fits the terminal; return how it ended.
 
-    Raises InterlockError for whatever the run raises; a summary that was asked for says so too.
+    Raises InterlockError for whatever the run raises; a summary that was asked for says so too. Signals stay the run's:
+    what comes after its end must not change how it ended, up to the end of the process.
     """
     session = Session(make)
+    stopped_by_signals(session)
     try:
-        code = _attended(session, configuration, outputs)
+        front_end = _attended(session, configuration, outputs)
+        code = front_end.watch()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -50,13 +60,24 @@ def run_with_front_end(
         summarise_failure(chunks, configuration, failure, outputs, session.work)
         raise failure from error
     if session.work:
-        if outputs.summary:
-            from interlock.engine.record.summary import dumps, summarise
-
-            deliver_summary(dumps(session.work.recorder.look(summarise)), outputs.summary)
         if not outputs.quiet:
             say(f"summary: {safe(session.work.directory.summary)}")
+        try:
+            _deliver(session.work, front_end, outputs)
+        except InterlockError as error:  # a run that did not complete says by its code what to do
+            error.exit_code = ExitCode.FAILED if code in (ExitCode.COMPLETED, ExitCode.MITIGATED) else code
+            raise
     return code
+
+
+def _deliver(work: Work, front_end: Headless, outputs: Outputs) -> None:
+    """Put out what was asked for of a run that is over. Raises InterlockError where that, or its events, failed."""
+    if outputs.summary:
+        from interlock.engine.record.summary import dumps, summarise
+
+        deliver_summary(dumps(work.recorder.look(summarise)), outputs.summary)
+    if front_end.unwritten:
+        raise front_end.unwritten
 
 
 def summarise_failure(
@@ -76,7 +97,8 @@ def summarise_failure(
         say(f"interlock: {safe(error)}")
 
 
-def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> ExitCode:
+def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> Headless:
+    """Begin, and show the console until it is left; who watches the run from then on."""
     if reason := why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary):
         if not outputs.no_ui and not outputs.quiet:
             say(f"interlock: {reason}: plain log output")
@@ -84,7 +106,8 @@ def _attended(session: Session, configuration: Configuration, outputs: Outputs) 
         seen = -1
     else:
         seen = _console(session, configuration)
-    return Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen).watch()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody is left to be hung up on
+    return Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen)
 
 
 def _console(session: Session, configuration: Configuration) -> int:

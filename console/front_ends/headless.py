@@ -5,18 +5,18 @@ It owns no state of the run: it polls the recorder, and whatever happens to the 
 
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from interlock.console.sources.session import Session
 from interlock.console.text.event_text import line_of, progress
-from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.controls import Controls
+from interlock.engine.errors import DiskError, ExitCode, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
@@ -36,14 +36,15 @@ class Headless:
         self._quiet = quiet
         self._seen = seen
         self._spoke = time.monotonic()
+        self.unwritten: DiskError | None = None
+        """Why the stream of events broke off before the run did."""
 
     def watch(self) -> ExitCode:
         """Print what happens until the run has ended; return how. Raises what the run raises."""
-        with _stopped_by_signals(self._session.controls):
-            while self._session.alive:
-                self._session.wait(POLL_SECONDS)
-                self.poll()
+        while self._session.alive:
+            self._session.wait(POLL_SECONDS)
             self.poll()
+        self.poll()
         return self._session.result()
 
     def poll(self) -> None:
@@ -73,11 +74,9 @@ class Headless:
         if not self._events:
             return
         try:
-            sys.stdout.buffer.write(journal.encode(entry))
-            sys.stdout.buffer.flush()
-        except OSError:
-            self._events = False  # whoever read it has gone; the journal has it all
-            silence(sys.stdout)
+            self._events = _put_out(journal.encode(entry))
+        except DiskError as error:
+            self._events, self.unwritten = False, error  # the run goes on; the journal has it all
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
@@ -104,32 +103,68 @@ def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stopped_by_signals(stop: Controls) -> AbstractContextManager[None]:
-    """Interrupt and terminate stop the run at the next batch, a second interrupt at once; a hang-up stops nothing."""
+def stopped_by_signals(session: Session) -> None:
+    """From now on, interrupt and terminate stop the run at the next batch, a second one at once.
+
+    Once the run has ended they change nothing of how; a second one ends what is still to be written.
+    """
+    late: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if session.over:
+            late.append(number)
+            if len(late) > 1:
+                os._exit(session.ended)
+            return
+        stop = session.controls
         if stop.code is not None:
             os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
         stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         with suppress(OSError):
             os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
 
-    return handling({signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGHUP: signal.SIG_IGN})
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 def deliver_summary(summary: bytes, target: str) -> None:
     """Put a summary where `--summary` wants it. Raises InterlockError when it cannot be written there.
 
-    That nobody reads stdout any more changes nothing of how the run ended.
+    That nobody reads it any more changes nothing of how the run ended.
     """
-    if target != "-":
-        atomic.write_bytes(Path(target), summary)
-        return
+    path = Path(target)
+    if target == "-":
+        _put_out(summary)
+    elif _is_stream(path):  # a pipe or a device is written to; a file of its name in its place is for nobody
+        with atomic.explaining(path), suppress(BrokenPipeError):
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe without a reader is an error
+            os.set_blocking(handle, True)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(summary)
+    else:
+        with atomic.explaining(path):
+            path.parent.stat()  # a directory that is not there was mistyped
+        atomic.write_bytes(path, summary)
+
+
+def _is_stream(path: Path) -> bool:
+    if path.parent.as_posix() in ("/dev", "/dev/fd", "/proc/self/fd"):  # a descriptor, whatever is behind it
+        return path.exists()
+    return path.exists() and not stat.S_ISREG(path.stat().st_mode)
+
+
+def _put_out(data: bytes) -> bool:
+    """Write to stdout; tell whether anybody reads on. Raises DiskError where anything else is in the way."""
     try:
-        sys.stdout.buffer.write(summary)
-        sys.stdout.flush()
-    except OSError:
+        with atomic.explaining(Path("stdout")):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+    except DiskError as error:
         silence(sys.stdout)
+        if isinstance(error.__cause__, BrokenPipeError):
+            return False
+        raise
+    return True
 
 
 def silence(stream: TextIO) -> None:
@@ -142,3 +177,14 @@ def check_outputs(events: str | None, summary: str | None) -> None:
     """Raise UsageError where both events and summary want stdout."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
+
+
+def check_summary(summary: str | None, out: Path) -> None:
+    """Raise UsageError for a place where no summary could be written; `out` is made by the run itself."""
+    if summary is None or summary == "-":
+        return
+    path = Path(summary)
+    if path.is_dir():
+        raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
+    if not path.parent.is_dir() and path.parent.absolute() != out.absolute():
+        raise UsageError(f"--summary {summary}: {path.parent} is not a directory: create it, or give another path")

@@ -75,6 +75,11 @@ class Session:
         return self.code
 
     @property
+    def ended(self) -> ExitCode:
+        """The exit code of what is over."""
+        return getattr(self.failure, "exit_code", ExitCode.FAILED) if self.failure else self.code
+
+    @property
     def summary(self) -> Path | None:
         """Where the summary is, once there is a run."""
         return self.work.directory.summary if self.work else None

@@ -85,7 +85,7 @@ class _Ahead(threading.Thread):
     again and say why."""
 
     def __init__(self, read: Callable[[], Master], size: int) -> None:
-        super().__init__(name="prefetch", daemon=True)
+        super().__init__(name="prefetch")  # no daemon: torch aborts a process that ends while it reads
         self.bytes = size
         self._read = read
         self.master: Master | None = None

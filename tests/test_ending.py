@@ -1,0 +1,103 @@
+"""How the process ends: outputs that cannot be written, signals that come late, and what libraries leave running."""
+
+import os
+import signal
+
+import pytest
+
+from interlock.console.front_ends.headless import stopped_by_signals
+from interlock.console.main import signals_put_back
+from interlock.console.sources.session import Session
+from tests.builders import corpus, interlock, sentences, summary_of
+
+UNWRITABLE = "import os; os.dup2(os.open(os.devnull, os.O_RDONLY), 1)"
+"""What gives a command a stdout that takes nothing, as a full disk does."""
+LATE = """
+import os
+from interlock.console.front_ends import dispatch
+def say(line, told=dispatch.say):
+    told(line)
+    if line.startswith("summary: "):
+        os.kill(os.getpid(), {number})
+dispatch.say = say
+"""
+"""What sends a command a signal as soon as it has said where its summary is."""
+
+
+@pytest.fixture
+def words(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}})
+    return ["run", chunks, "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a]
+
+
+@pytest.mark.parametrize("output", ["--events", "--summary"])
+def test_a_stdout_that_cannot_be_written_is_one_line_and_exit_1_and_the_run_is_kept(tmp_path, words, output):
+    said = interlock(*words, "--quiet", output, "-", first=UNWRITABLE, check=1).stderr.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("interlock: cannot write stdout: ")
+    assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
+
+
+def test_what_a_command_prints_at_its_end_and_cannot_be_written_is_one_line_and_exit_1():
+    (line,) = interlock("config", "show", first=UNWRITABLE, check=1).stderr.splitlines()
+    assert line.startswith("interlock: ")
+
+
+def test_a_summary_goes_into_the_pipe_of_its_name_which_stays_a_pipe(tmp_path, words):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        interlock(*words, "--summary", pipe)
+        assert pipe.is_fifo()
+        assert os.read(reader, 1 << 20) == (tmp_path / "runs" / "r" / "summary.json").read_bytes()
+    finally:
+        os.close(reader)
+
+
+def test_a_summary_for_a_pipe_without_a_reader_is_one_line_and_exit_1(tmp_path, words):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (line,) = interlock(*words, "--quiet", "--summary", pipe, check=1).stderr.splitlines()
+    assert line.startswith(f"interlock: cannot write {pipe}: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("nowhere/s.json", "nowhere is not a directory: create it"), ("in", "expected a file, found a directory")],
+)
+def test_a_place_that_takes_no_summary_is_refused_before_any_work_and_not_made(tmp_path, words, target, said):
+    assert said in interlock(*words, "--summary", target, cwd=tmp_path, check=2).stderr
+    assert not (tmp_path / "nowhere").exists() and not (tmp_path / "runs").exists()
+
+
+def test_a_summary_may_lie_where_the_run_makes_the_directory_of_runs(tmp_path, words):
+    interlock(*words, "--summary", tmp_path / "runs" / "s.json")
+    assert (tmp_path / "runs" / "s.json").read_bytes() == (tmp_path / "runs" / "r" / "summary.json").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_end_of_a_run_changes_nothing(words, number):
+    said = interlock(*words, first=LATE.format(number=int(number)), check=0).stderr.splitlines()
+    assert said[-1].startswith("summary: ")
+
+
+def test_what_libraries_left_for_the_end_of_the_process_is_not_waited_for(words):
+    """torch under a thread that still reads would abort there, and change the exit code."""
+    interlock(*words, first="import atexit, os; atexit.register(os.abort)", check=0)
+
+
+def test_a_second_signal_after_the_end_of_a_run_leaves_with_the_exit_code_of_the_run(monkeypatch):
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+
+    def refused(controls):
+        raise LookupError("no run")
+
+    session = Session(refused)
+    with signals_put_back():
+        stopped_by_signals(session)
+        session.start()
+        session.wait(60)
+        for sent in ([], [1]):
+            signal.raise_signal(signal.SIGTERM)
+            assert left == sent
+    assert session.controls.code is None
