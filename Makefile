@@ -21,7 +21,7 @@ test: install  ## all checks and tests, what CI runs; minutes
 	$(BIN)/python -m pytest -m alone --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
 together: install  ## the tests that do not watch the clock, with the longest of them told
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not alone" --durations=15
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" --durations=15
 
 quick: install  ## the tests that start no process and load no model: under a minute
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \

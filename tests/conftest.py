@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -71,14 +72,27 @@ TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings"
 """Files that import sentence-transformers, which takes seconds: one worker does."""
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of a file to one worker, which then shares what they share.
+
+    Groups are told from names of files, because xdist 3.8 writes its own where pytest 9.2 no longer looks.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            name = Path(nodeid.partition("::")[0]).stem.removeprefix("test_")
+            return "together" if name in TOGETHER else name
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make quick` runs, where it is asked for; say which tests share a worker, long ones first."""
+    """Mark what `make quick` runs, where it is asked for, and put the files that take long first."""
     if "pure" in config.option.markexpr:
         for item in items:
             fixtures = getattr(item, "fixturenames", ())
             if is_pure(item.path, getattr(item, "originalname", item.name), fixtures):
                 item.add_marker("pure")
-    for item in items:
-        name = item.path.stem.removeprefix("test_")
-        item.add_marker(pytest.mark.xdist_group("together" if name in TOGETHER else name))
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
