@@ -156,7 +156,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
     passes, budget = _forecasts(layouts, devices, settings)
-    return Forecast(corpus.rows, passes, budget, fused, list(overlooked(chunks)))
+    return Forecast(corpus.rows, passes, budget, fused, list(overlooked(chunks, collections)))
 
 
 def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> reuse.Mask:

@@ -78,7 +78,7 @@ class Run:
             self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
             self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
             self._collections = discover(chunks, self.settings.collections)
-            self._notes += overlooked(chunks)
+            self._notes += overlooked(chunks, self._collections)
             self._devices = self._choose_devices()
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()

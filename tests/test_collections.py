@@ -66,18 +66,19 @@ def test_a_hidden_directory_is_no_collection(root):
 
 def test_a_chunk_file_beside_collections_makes_one_of_all_and_is_warned_of(tmp_path):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}, "More": {"deep/a.jsonl": ["b"]}, "Empty": {}})
-    assert list(overlooked(root)) == []
+    assert list(overlooked(root, discover(root))) == []
     (root / "stray.jsonl").write_text('"c"\n')
     assert [found.name for found in discover(root)] == ["in"]
-    (said,) = overlooked(root)
+    (said,) = overlooked(root, discover(root))
     assert said.endswith("move them into a directory of their own to have Docs; More as collections")
 
 
 def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
-    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "Docs/readme.md"):
+    (root / ".venv" / "deep").mkdir(parents=True)
+    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "Docs/readme.md", ".venv/deep/a.json"):
         (root / name).write_text("[]")
-    assert list(overlooked(root)) == [
+    assert list(overlooked(root, discover(root))) == [
         "3 files not read (Docs/a.json; Docs/b.JSONL; c.parquet): names of chunk files end in _chunks.json or .jsonl"
     ]
 

@@ -1,7 +1,8 @@
 """The engine's thread and what a front end may do with it: read, ask, wait.
 
-The thread belongs to `main`, not to a front end: a screen that goes away takes nothing with it. What makes the run is
-called in that thread too, so that a screen is there before anything heavy is imported.
+The thread belongs to who made the session (`dispatch`, or `interlock.embed`), not to a front end: a screen that goes
+away takes nothing with it. What makes the run is called in that thread too, so that a screen is there before anything
+heavy is imported.
 """
 
 import threading

@@ -34,6 +34,8 @@ class Collection:
     files: tuple[str, ...]
     refusals: tuple[Refusal, ...] = field(default=())
     within: Path = Path("/")
+    unread: tuple[str, ...] = ()
+    """Files beside them that look like chunk files and are none, by their ending."""
 
 
 def qdrant_name(name: str) -> str:
@@ -67,7 +69,7 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
-        skipped = "".join(f"; {each}" for each in overlooked(root))
+        skipped = "".join(f"; {each}" for each in overlooked(root, found))
         raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
@@ -89,25 +91,26 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     return chosen
 
 
-def overlooked(root: Path) -> Iterator[str]:
-    """Tell of files that look like chunk files and are not read, and of directories that hold chunk files and are no
-    collections: where their name begins with a dot, and where the root is one itself."""
-    names = (str(Path(folder, name)) for folder, _, found in os.walk(root) for name in found)
-    others = sorted(name for name in names if name.lower().endswith(ALIKE) and not name.endswith(SUFFIXES))
-    if others:
-        shown = few([printable(os.path.relpath(name, root)) for name in others], 3)
-        yield f"{several(len(others), 'file')} not read ({shown}): names of chunk files end in _chunks.json or .jsonl"
-    directories = _directories(root)
-    if directories == [root]:
-        inner = sorted({path.relative_to(root).parts[0] for path in _walk(root, []) if path.parent != root})
-        if inner:
+def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
+    """Tell of what may have been meant: files of the collections `found` that only look like chunk files, and
+    directories that hold chunk files and are no collections, since their name begins with a dot or the root is one.
+    """
+    entire = next((each for each in found if each.root == root.resolve()), None)
+    unread = [name if entire else f"{each.name}/{name}" for each in found for name in each.unread]
+    if not entire:
+        unread += [path.name for path in root.iterdir() if _is_alike(path.name) and path.is_file()]
+    if unread:
+        shown = few([printable(name) for name in sorted(unread)], 3)
+        yield f"{several(len(unread), 'file')} not read ({shown}): names of chunk files end in _chunks.json or .jsonl"
+    if entire:
+        if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (
                 f"{root} holds chunk files itself, so it is one collection: move them into a directory of their own to "
                 f"have {few([printable(name) for name in inner])} as collections"
             )
         return
-    for path in directories:
-        if path.name.startswith(".") and any(found.name.endswith(SUFFIXES) for found in _walk(path, [])):
+    for path in _directories(root):
+        if path.name.startswith(".") and any(each.name.endswith(SUFFIXES) for each in _walk(path, [], [])):
             yield f"skipped {printable(path.name)} in {root}: names of collections do not begin with a dot"
 
 
@@ -137,17 +140,20 @@ def _collection(directory: Path, root: Path) -> Collection:
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
     files: list[str] = []
     refusals: list[Refusal] = []
-    for path in _walk(directory, refusals):
+    unread: list[str] = []
+    for path in _walk(directory, refusals, unread):
         relative = path.relative_to(directory).as_posix()
         if reason := _refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
         elif path.name.endswith(SUFFIXES):
             files.append(relative)
-    return Collection(directory.name, "", directory, tuple(sorted(files)), tuple(sorted(refusals, key=str)), root)
+    refused = tuple(sorted(refusals, key=str))
+    return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, tuple(unread))
 
 
-def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:
-    """Chunk files, and every link to a directory (for `_refuse_path` to judge), below `directory`."""
+def _walk(directory: Path, refusals: list[Refusal], unread: list[str]) -> Iterator[Path]:
+    """Chunk files, and every link to a directory (for `_refuse_path` to judge), below `directory`; what only looks like
+    a chunk file goes to `unread`."""
 
     def refuse(error: OSError) -> None:
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
@@ -162,6 +168,12 @@ def _walk(directory: Path, refusals: list[Refusal]) -> Iterator[Path]:
         for name in names:
             if name.endswith(SUFFIXES):
                 yield Path(folder, name)
+            elif _is_alike(name):
+                unread.append(Path(folder, name).relative_to(directory).as_posix())
+
+
+def _is_alike(name: str) -> bool:
+    return name.lower().endswith(ALIKE) and not name.endswith(SUFFIXES)
 
 
 def _refuse_path(path: Path, root: Path) -> str | None:

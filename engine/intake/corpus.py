@@ -175,7 +175,7 @@ def _differing(rows: Rows) -> str | None:
 
 def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
     name = rows.collection.name
-    advice = "no file was delivered for this collection; restore the file, then --resume"
+    advice = "no file was delivered for this collection, a store may hold part of it; restore the file, then --resume"
     if file is None:
         return InterlockError(f"{name}: its files are unchanged but gave different records when read again; {advice}")
     return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")

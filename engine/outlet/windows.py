@@ -153,8 +153,8 @@ def reading_back(path: Path) -> Iterator[None]:
 
 def _unlike(path: Path, fault: str) -> InterlockError:
     return InterlockError(
-        f"{path} differs from what was written ({fault}): no file was delivered for this collection; "
-        "check for another writer or a failing disk, then --resume"
+        f"{path} differs from what was written ({fault}): no file was delivered for this collection, a store may hold "
+        "part of it; check for another writer or a failing disk, then --resume"
     )
 
 

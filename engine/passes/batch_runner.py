@@ -110,10 +110,11 @@ class BatchRunner:
 
     def _planned(self) -> list[_Piece]:
         """The batch as one piece, or cut into pieces that fit one after the other."""
-        lengths = [len(row) for row in self._rows]
+        lengths, indices = [len(row) for row in self._rows], np.arange(len(self._rows))
+        if not self.instance.device.metered:
+            return [_Piece(indices, Effort(), self.instance)]
         tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(max(lengths))
-        indices = np.arange(len(lengths))
-        if allowed >= tokens or not self.instance.device.metered:
+        if allowed >= tokens:
             return [_Piece(indices, Effort(), self.instance)]
         pieces = [
             _Piece(indices[cut], Effort(), self.instance)

@@ -25,7 +25,7 @@ class Shortfall:
     """Why a forward gave nothing: `predicted` bytes were foreseen, `room` bytes were free when all was cleared."""
 
     trouble: Trouble | None
-    """None where the forward gave vectors that are none."""
+    """None where memory and device did what they should, but a vector is not finite or is zero."""
     message: str
     predicted: int
     room: int
@@ -134,9 +134,9 @@ class ModelInstance:
         lengths, began = [len(row) for row in rows], time.monotonic()
         with self.lock:
             self.adopt(tried)  # the device's own worker may have grown the model back since the rows came here
-            predicted, room = self.predicted(lengths), max(0, self.room())
+            predicted = self.predicted(lengths)
             # The law counts whole feed-forwards: of sliced ones it does not say that they cannot fit.
-            if self.device.metered and Rung.SLICE_MLP not in tried and predicted > room:
+            if self.device.metered and Rung.SLICE_MLP not in tried and predicted > (room := max(0, self.room())):
                 return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
             done = self._forward(rows, self.law.for_rows(lengths).activations(self.tokens(lengths), max(lengths)))
             if not isinstance(done, tuple):

@@ -1,7 +1,8 @@
 """One worker for each device: takes the next batch of a queue, has it computed, gated, written and committed.
 
-Several devices of one assignment pull from one queue, longest batches first; a device that serves several assignments
-takes a batch of each in turn. Between two batches a worker applies what the operator asked for.
+Several devices of one assignment pull from one queue, of each collection the longest batches first; a device that
+serves several assignments takes a batch of each in turn. Between two batches a worker applies what the operator asked
+for.
 """
 
 import errno
