@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from interlock.engine.models import network
+from interlock.engine.models.attention import filling
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes.batches import BatchPlan
 
@@ -58,7 +58,7 @@ def padding(card: ModelCard, planned: BatchPlan) -> float:
     Packed rows are filled up to a tile once a batch; padded ones each up to the longest.
     """
     if card.packed:
-        return sum(network.filling(batch.tokens) for batch in planned.batches) / planned.tokens
+        return sum(filling(batch.tokens) for batch in planned.batches) / planned.tokens
     return planned.padding / planned.tokens
 
 

@@ -145,7 +145,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
 
         return weightless.WeightlessRows(card, network, pace, 1)
 
-    def cards(specs: "Sequence[ModelSpec]", _: "Policy", kind: str, emit: Any) -> "list[ModelCard]":
+    def cards(specs: "Sequence[ModelSpec]", _: "Policy", devices: "Sequence[Device]", emit: Any) -> "list[ModelCard]":
         return [resolved(spec, out, emit, lambda seconds: pause(seconds / speed)) for spec in specs]
 
     return Backend(

@@ -21,10 +21,20 @@ from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
+from interlock.engine.models.attention import Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.configurations import Found, configurations
+from interlock.engine.models.precision import T4, Capability, precision_for
 from interlock.engine.models.registry import ModelSpec, extended, find
-from interlock.engine.models.roster import as_input, cards_of, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.models.roster import (
+    as_input,
+    cards_of,
+    delivered_dim,
+    entry_of,
+    lowest_capability,
+    token_key,
+    tokenisings,
+)
 from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.opening import check
@@ -106,23 +116,26 @@ class ModelForecast:
 def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]:
     """Predict each model of the registry by its configuration; add the ceiling in bytes and the kind of device meant.
 
-    Where there is no GPU and none is named, a GPU in float16 is meant: that is what is planned ahead.
+    Where there is no GPU and none is named, a T4 is meant: that is what is planned ahead.
     """
     settings = configuration.settings
-    kind = choose_devices(settings.devices, settings.faults)[0].kind
+    devices = choose_devices(settings.devices, settings.faults)
+    kind, capability = devices[0].kind, lowest_capability(devices) or T4
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
     specs = list(extended(configuration.models).values())
     found = configurations(specs, Policy(offline=settings.offline))
-    surveyed = [_surveyed(*each, kind, settings.ceiling) for each in zip(specs, found, strict=True)]
+    surveyed = [_surveyed(*each, kind, capability, settings.ceiling) for each in zip(specs, found, strict=True)]
     return surveyed, settings.ceiling, kind
 
 
-def _surveyed(spec: ModelSpec, found: Found, kind: str, ceiling: int) -> ModelForecast:
-    dtype, config = spec.dtype.get(kind, "float32"), found.config
+def _surveyed(spec: ModelSpec, found: Found, kind: str, capability: Capability, ceiling: int) -> ModelForecast:
+    config = found.config
+    dtype = spec.dtype.get(kind) or (precision_for(config or {}, capability) if kind == "cuda" else "float32")
     longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
     if config is None:
         return ModelForecast(spec.key, found.source, dtype, longest, None)
-    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention)
+    kernel = kernel_for(config, dtype, capability) if kind == "cuda" else Kernel.RUNS
+    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel)
     tokens = spec.gpu_batch_tokens if kind == "cuda" else spec.batch_tokens
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
@@ -143,7 +156,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     specs = find(extended(configuration.models), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
-    cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices[0].kind, lambda _: None)
+    cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:

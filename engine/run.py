@@ -168,7 +168,7 @@ class Run:
         torch.set_num_threads(threads)
         announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes)
         policy = Policy(settings.offline, settings.refresh_models)
-        cards = self._backend.cards(self._specs, policy, self._devices[0].kind, self._emit)
+        cards = self._backend.cards(self._specs, policy, self._devices, self._emit)
         roster = self._roster(cards)
         corpus, stores = read_and_tokenise(
             self._collections, tokenisings(cards), scratch, self._emit, lambda: self.controls.stop_requested

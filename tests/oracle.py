@@ -13,7 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.attention import Kernel, attending, pack, register
+from interlock.engine.models.network import PackedEncoder, packable
 
 CAUSAL = ("qwen2", "qwen3")
 
@@ -22,10 +23,16 @@ class Oracle:
     """A network at its full depth without weights or content. Rows of one length are computed without a mask."""
 
     def __init__(
-        self, config: Mapping[str, Any], *, packed: bool, attention: str = "sdpa", dtype: torch.dtype = torch.float16
+        self,
+        config: Mapping[str, Any],
+        *,
+        packed: bool,
+        attention: str = "sdpa",
+        dtype: torch.dtype = torch.float16,
+        kernel: Kernel = Kernel.RUNS,
     ) -> None:
         self._causal = is_causal(config, attention)
-        self._packed = packed
+        self._packed, self._kernel = packed, kernel
         self._mode = FakeTensorMode()
         with self._mode:
             self._network = blank(config, attention, dtype, packed=packed)
@@ -43,23 +50,36 @@ class Oracle:
     def peak(self, lengths: Sequence[int]) -> int:
         """Bytes beside the weights at the peak of one forward of rows of these lengths, pooled in float32."""
         with self._mode:
-            return measured(self._network, lengths, packed=self._packed, causal=self._causal)
+            return measured(self._network, lengths, packed=self._packed, causal=self._causal, kernel=self._kernel)
 
 
 def measured(
-    network: nn.Module, lengths: Sequence[int], *, packed: bool, narrow: bool = False, causal: bool = False
+    network: nn.Module,
+    lengths: Sequence[int],
+    *,
+    packed: bool,
+    narrow: bool = False,
+    causal: bool = False,
+    kernel: Kernel = Kernel.RUNS,
 ) -> int:
     """Bytes that a forward of rows of these lengths allocates at its peak; `causal` says so where no mask does."""
     counter = Counter()
     with torch.inference_mode(), Meter(counter, narrow=narrow):
-        forward(network, lengths, packed=packed, causal=causal)
+        forward(network, lengths, packed=packed, causal=causal, kernel=kernel)
     return counter.peak
 
 
-def forward(network: nn.Module, lengths: Sequence[int], *, packed: bool, causal: bool) -> None:
+def forward(
+    network: nn.Module, lengths: Sequence[int], *, packed: bool, causal: bool, kernel: Kernel = Kernel.RUNS
+) -> None:
     """Compute rows of these lengths, pooled in float32, and drop what came of it."""
     if packed:
-        hidden = network(torch.ones(sum(lengths), dtype=torch.int64), list(lengths)).float()
+        batch = pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu"), kernel)
+        if isinstance(network, PackedEncoder):
+            hidden = network(batch).float()
+        else:
+            with attending(batch):
+                hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0].float()
     else:
         ids = torch.ones(len(lengths), max(lengths), dtype=torch.int64)
         mask: Any = {"full_attention": None} if causal else None
@@ -86,7 +106,9 @@ def lengths_of(generator: np.random.Generator, longest: int, tokens: int, *, pac
 
 def blank(config: Mapping[str, Any], attention: str, dtype: torch.dtype, *, packed: bool) -> nn.Module:
     """The whole network of a configuration, its weights not set: ours, or the one that transformers builds."""
-    return PackedEncoder.blank(config, dtype) if packed else blank_padded(config, attention, dtype)
+    if packed and packable(config):
+        return PackedEncoder.blank(config, dtype)
+    return blank_padded(config, register() if packed else attention, dtype)
 
 
 def blank_padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:

@@ -121,7 +121,9 @@ class Stranger(Driver):
 @pytest.fixture
 def card(monkeypatch):
     card = Card()
-    properties = SimpleNamespace(name="Tesla T4", total_memory=card.total, uuid=UUID.removeprefix("GPU-"))
+    properties = SimpleNamespace(
+        name="Tesla T4", total_memory=card.total, major=7, minor=5, uuid=UUID.removeprefix("GPU-")
+    )
     for name, function in {
         "get_device_properties": lambda index: properties,
         "mem_get_info": card.mem_get_info,

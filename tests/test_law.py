@@ -15,9 +15,10 @@ from torch import nn
 from interlock.engine.gpu.memory import Law, Sample, fit, worst_error
 from interlock.engine.models import trace
 from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.attention import Kernel, filling
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
-from interlock.engine.models.network import PackedEncoder, filling
+from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.stages import slot_bytes
 from interlock.engine.models.trace import law_for, law_of, law_of_config_only, shapes
@@ -30,13 +31,15 @@ from tests.architectures import (
     QWEN3_06B,
 )
 from tests.builders import tiny_model
-from tests.oracle import Oracle, blank_padded, lengths_of, measured
+from tests.oracle import Oracle, blank, blank_padded, lengths_of, measured
 
 SDPA = ("XLM-R-large", "ModernBERT-base", "Qwen3-0.6B")
 CASES = [  # every pair of an architecture and a kernel is in bench/law.py
-    *((name, True, "sdpa") for name in ("MiniLM-L6", "MPNet-base")),
-    *((name, False, "sdpa") for name in SDPA),
-    *((name, False, "eager") for name in ("MPNet-base", "Qwen2-1.5B")),
+    *((name, Kernel.FLASH) for name in ("MiniLM-L6", "Qwen3-0.6B", "ModernBERT-base")),
+    *((name, Kernel.EFFICIENT) for name in ("XLM-R-large", "Qwen3-0.6B")),
+    ("MPNet-base", Kernel.RUNS),
+    *((name, "sdpa") for name in SDPA),
+    *((name, "eager") for name in ("MPNet-base", "Qwen2-1.5B")),
 ]
 SMALL = {"num_hidden_layers": 3, "vocab_size": 300, "hidden_size": 128, "num_attention_heads": 4, "pad_token_id": 0}
 SPECIALS = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
@@ -69,8 +72,8 @@ def untraceable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_traced", lambda *_, **__: pytest.fail("traced"))
 
 
-def law_named(name: str, packed: bool, attention: str = "sdpa") -> Law:
-    return law_of(ARCHITECTURES[name], packed=packed, dtype=torch.float16, attention=attention)
+def law_named(name: str, packed: bool, attention: str = "sdpa", kernel: Kernel = Kernel.RUNS) -> Law:
+    return law_of(ARCHITECTURES[name], packed=packed, dtype=torch.float16, attention=attention, kernel=kernel)
 
 
 @pytest.fixture
@@ -94,10 +97,12 @@ def card_of(directory: Path, device_kind: str = "cuda", **model) -> ModelCard:
     return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), device_kind)
 
 
-@pytest.mark.parametrize(("name", "packed", "attention"), CASES)
-def test_the_law_is_within_one_percent_of_a_published_architecture(name, packed, attention):
-    law = law_named(name, packed, attention)
-    oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=attention)
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_the_law_is_within_one_percent_of_a_published_architecture(name, attention):
+    packed = isinstance(attention, Kernel)
+    how = ("sdpa", attention) if packed else (attention, Kernel.RUNS)
+    law = law_named(name, packed, *how)
+    oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=how[0], kernel=how[1])
     generator = np.random.default_rng(11)
     activations, totals = [], []
     for even in (True, False, True):
@@ -132,15 +137,20 @@ def test_a_padded_network_allocates_what_the_law_says(kind, narrow):
         assert predicted(law, lengths, False) == pytest.approx(peak, rel=0.01)
 
 
-@pytest.mark.parametrize(("kind", "narrow"), [("bert", False), ("bert", True), ("mpnet", False)])
+@pytest.mark.parametrize(
+    ("kind", "narrow"), [("bert", False), ("bert", True), ("mpnet", False), ("modernbert", True), ("qwen3", False)]
+)
 def test_a_packed_network_allocates_no_more_than_the_law_says(kind, narrow):
-    network = _filled(PackedEncoder.blank(REAL[kind]))
+    """Where rows of several lengths take their turns, the law is that of the turn which takes the most."""
+    network = _filled(blank(REAL[kind], "sdpa", torch.float32, packed=True))
     law = law_of(REAL[kind], packed=True, dtype=torch.float32, narrow=narrow)
     for lengths in BATCHES:
         peak = measured(network, lengths, packed=True, narrow=narrow)
         assert predicted(law, lengths, True) >= 0.998 * peak
-        if kind == "bert":
-            assert predicted(law, lengths, True) == pytest.approx(peak, rel=0.002)
+        if len(set(lengths)) == 1 and kind != "mpnet":
+            assert predicted(law, lengths, True) == pytest.approx(
+                peak, rel=0.005
+            )  # rounding shows in such small tensors
 
 
 def _filled(network: nn.Module) -> nn.Module:

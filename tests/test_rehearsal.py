@@ -236,7 +236,7 @@ def test_time_passes_by_what_batches_cost_and_by_the_speed_or_not_at_all(tmp_pat
         backend = rehearsal.backend(tmp_path, speed, slept.append)
         rehearsal.write(tmp_path)
         specs = find(extended(rehearsal.configured(load({}, {})).models), ["sim-minilm-l6"])
-        (card,) = backend.cards(specs, None, "sim", lambda _: None)
+        (card,) = backend.cards(specs, None, (), lambda _: None)
         (device,) = backend.devices("sim:1x4GiB", [])
         slept.clear()
         with device.computing():

@@ -140,7 +140,7 @@ def test_the_cpu_finishes_when_every_gpu_is_lost_unless_it_may_not(desk, fallbac
 
 
 @pytest.mark.parametrize(
-    "faults", ["oom:150,oom:151,oom:300", "nan:200", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"]
+    "faults", ["oom:150,oom:151,oom:300", "nan:206", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"]
 )
 def test_a_fault_loses_no_row_and_what_was_done_is_told(desk, faults):
     code, run = desk.run(devices="sim:2xT4", faults=faults)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
@@ -122,7 +123,7 @@ def test_models_of_one_tokenizer_tokenise_once_for_each_prompt(tmp_path, tiny_a)
     short = tiny_model(tmp_path / "short", max_tokens=16)
     prompted = tiny_model(tmp_path / "prompted", prompts={"document": "doc: ", "query": "q: "})
     specs = find({}, [str(tiny_a), str(short), str(prompted)])
-    cards = cards_of(specs, Policy(offline=True), "cpu", lambda _: None)
+    cards = cards_of(specs, Policy(offline=True), [CpuDevice()], lambda _: None)
     jobs = tokenisings(cards)
     assert [(job.prompt, job.cap, job.models) for job in jobs.values()] == [
         ("", 128, ["tiny-a", "short"]),

@@ -28,9 +28,11 @@ from interlock.engine.record.events import ArtefactWritten, PassFailed
 from interlock.engine.run import Run
 from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model, unprivileged
 
+HOST = CpuDevice()
+
 
 def cards(directory):
-    return cards_of(find({}, [str(directory)]), Policy(offline=True), "cpu", lambda _: None)
+    return cards_of(find({}, [str(directory)]), Policy(offline=True), [HOST], lambda _: None)
 
 
 @pytest.fixture

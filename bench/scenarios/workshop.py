@@ -86,21 +86,8 @@ def workshop() -> Iterator[Workshop]:
         yield shop
 
 
-class _LastToken(torch.nn.Module):
-    """The padded network with its pooling, without all else that a SentenceTransformer carries along."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, features: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        hidden, mask = self.network(**features, use_cache=False)[0], features.get("attention_mask")
-        last = hidden.new_full((len(hidden),), hidden.shape[1], dtype=torch.int64) if mask is None else mask.sum(1)
-        return {"sentence_embedding": hidden[torch.arange(len(hidden)), last - 1]}
-
-
 def _light(network: torch.nn.Module) -> torch.nn.Module:
-    return network if isinstance(network, PackedEncoder) else _LastToken(network[0].model)  # type: ignore[index]
+    return network if isinstance(network, PackedEncoder) else torch.nn.Sequential(network[0])  # type: ignore[index]
 
 
 def _card(place: Path, options: Mapping[str, Any]) -> ModelCard:

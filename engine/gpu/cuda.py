@@ -71,6 +71,7 @@ class CudaDevice(Device):
         self.name = f"cuda:{index}"
         self.label = card.name
         self.total = card.total_memory
+        self.capability = (card.major, card.minor)
         self.torch = torch.device("cuda", index)
         self._uuid = f"GPU-{card.uuid}"
         self.key: str | None = self._uuid

@@ -35,6 +35,8 @@ class Device(Protocol):
     """Where its tensors live; a simulated device's live on the host."""
     key: str | None
     """Names the physical device among all processes of the machine; None where nothing is to be held."""
+    capability: tuple[int, int] | None = None
+    """The compute capability of a GPU; None of a host and of a simulated one, which computes on the host."""
     metered: bool
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 

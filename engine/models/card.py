@@ -12,9 +12,11 @@ from typing import Any
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
+from interlock.engine.models.attention import Kernel, kernel_for, packable_graph
 from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
 from interlock.engine.models.network import packable
+from interlock.engine.models.precision import OLDEST, Capability, precision_for
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sentence import check_sentence, check_whole, limits_of
 from interlock.engine.models.tokenizer import check_tokenizer
@@ -48,14 +50,23 @@ class ModelCard:
     query_prompt: str
     batch_tokens: int
     attention: str
+    kernel: Kernel = Kernel.RUNS
+    """How a GPU attends to packed rows; a host does it in runs of one length."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether its network is the one of `network.py`."""
+        return self.packed and packable(self.config)
 
     @property
     def tokenizer_file(self) -> Path:
         return self.snapshot.path / "tokenizer.json"
 
 
-def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> ModelCard:
+def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capability: Capability = OLDEST) -> ModelCard:
     """Read the card of a snapshot, and refuse a model that could not be used as it stands.
+
+    `capability` is the lowest of the GPUs that will compute it.
 
     Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,
     and UsageError for a row of the registry that asks for what the model does not have.
@@ -73,9 +84,12 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
     pooling = poolings[0] if len(poolings) == 1 else None
     kinds = [module.kind for module in modules]
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    packed = plain and pooling in ("cls", "mean") and packable(config)
-    if not packed:
+    ours = plain and pooling in ("cls", "mean") and packable(config)
+    packed = ours or _lies_end_to_end(spec, config, kinds, pooling)
+    if not ours:
         _check_architecture(spec, path, config)
+    decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
+    dtype = spec.dtype.get(device_kind, decided)
     document, query = _prompts(spec, path, _pooling_file(path, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     check_whole(spec.key, path, dim)
@@ -87,14 +101,24 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str) -> Mod
         max_tokens=_max_tokens(spec, path, config),
         pooling=pooling,
         packed=packed,
-        dtype=spec.dtype.get(device_kind, "float32"),
+        dtype=dtype,
         document_prompt=document,
         query_prompt=query,
         batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
         attention=spec.attention,
+        kernel=kernel_for(config, dtype, capability) if device_kind == "cuda" else Kernel.RUNS,
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card
+
+
+def _lies_end_to_end(spec: ModelSpec, config: Config, kinds: Sequence[str], pooling: str | None) -> bool:
+    """Whether transformers can compute rows of it without padding; what follows the pooling sees one vector a row."""
+    return (
+        packable_graph(config, spec.attention)
+        and pooling in ("cls", "mean", "lasttoken")
+        and (not kinds or (kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"}))
+    )
 
 
 def _check_architecture(spec: ModelSpec, path: Path, config: Config) -> None:

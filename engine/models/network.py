@@ -7,11 +7,12 @@ is checked when the encoder is made; what this code cannot compute exactly is re
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from interlock.engine.models.attention import PackedBatch, attend
 
 PACKED_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet"})
 
@@ -21,13 +22,6 @@ _MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
                 "attention.attn.o", "attention.LayerNorm")  # fmt: skip
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
-TILE = 32  # rows are filled up to a multiple: ever new sizes fragment the heap and fill oneDNN's caches
-_Runs = list[tuple[slice, int]]  # neighbouring sequences of one length: the rows they take, and that length
-
-
-def filling(tokens: int) -> int:
-    """Count the rows of nothing that the forward pass computes beside `tokens`."""
-    return -tokens % TILE
 
 
 class PackedEncoder(nn.Module):
@@ -78,29 +72,24 @@ class PackedEncoder(nn.Module):
                 module.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
         return self
 
-    def forward(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute the last hidden state `[T, width]` of the sequences that `ids` (`[T]`, int64) holds end to end.
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Compute the last hidden state `[T, width]` of the tokens of a batch.
 
-        `lengths` counts their tokens, in order. Neighbours of one length share an attention call, so sorted
-        sequences run fastest; the order changes nothing else. Raises ValueError when the lengths do not add
-        up to T, or one is below 1 or above the number of positions.
+        Neighbours of one length may share an attention call, so sorted sequences run fastest; the order changes nothing
+        else. Raises ValueError when a sequence has no token or more than there are positions.
         """
         positions = len(self.embeddings.places) - 1
-        shortest, longest = min(lengths, default=0), max(lengths, default=0)
-        if not 1 <= shortest <= longest <= positions or sum(lengths) != len(ids):
+        shortest, longest = min(batch.lengths, default=0), max(batch.lengths, default=0)
+        if not 1 <= shortest <= longest <= positions:
             raise ValueError(
-                f"{len(lengths)} lengths of {shortest} to {longest} tokens for {len(ids)} ids; they must add up, each "
-                f"from 1 to the model's {positions} positions"
+                f"{len(batch.lengths)} lengths of {shortest} to {longest} tokens; each must be from 1 to the model's "
+                f"{positions} positions"
             )
-        runs, stop = [], 0
-        for length, equal in groupby(lengths):
-            start, stop = stop, stop + sum(equal)
-            runs.append((slice(start, stop), length))
         bias = None if self.nearness is None else self.nearness(longest)
-        rows = self.embeddings(F.pad(ids, (0, filling(len(ids)))), runs)
+        rows = self.embeddings(batch)
         for layer in self.layers:
-            rows = layer(rows, runs, bias)
-        return rows[: len(ids)]  # type: ignore[no-any-return]
+            rows = layer(rows, batch, bias)
+        return rows[: batch.tokens]  # type: ignore[no-any-return]
 
 
 class _Embeddings(nn.Module):
@@ -113,12 +102,17 @@ class _Embeddings(nn.Module):
         self.places = weights.places(shape)
         self.norm = _norm(weights, "embeddings.LayerNorm", shape)
 
-    def forward(self, ids: Tensor, runs: _Runs) -> Tensor:
-        rows = F.embedding(ids, self.words)
-        for span, length in runs:
-            counted = (ids[span].view(-1, length) != self._padding).long()
-            rows[span] += F.embedding(counted.cumsum(1) * counted, self.places).flatten(0, 1)
+    def forward(self, batch: PackedBatch) -> Tensor:
+        rows = F.embedding(batch.ids, self.words).add_(F.embedding(self._counted(batch), self.places))
         return self.norm(rows)  # type: ignore[no-any-return]
+
+    def _counted(self, batch: PackedBatch) -> Tensor:
+        """Which counted token of its sequence each one is, from 1; 0 for those that have no position."""
+        if self._padding < 0:
+            return batch.positions + 1
+        counts = ((batch.ids != self._padding) & (batch.rows < len(batch.lengths))).long()
+        before = F.pad(counts.cumsum(0), (1, 0))
+        return (before[1:] - before[batch.starts][batch.rows]) * counts
 
 
 class _Nearness(nn.Module):
@@ -144,18 +138,11 @@ class _Attention(nn.Module):
         self.out = _Linear(weights, [out], shape.width, shape.width)
         self.norm = _norm(weights, norm, shape)
 
-    def forward(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
-        mixed = self._mixed(self.qkv.activated(rows), runs, bias)
+    def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
+        query, key, value = self.qkv.activated(rows).view(len(rows), 3, self._heads, self._head).unbind(1)
+        mixed = attend(query, key, value, batch, bias=bias).view(rows.shape)
+        del query, key, value
         return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
-
-    def _mixed(self, qkv: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
-        filling = qkv.new_zeros(len(qkv) - runs[-1][0].stop, qkv.shape[1] // 3)
-        return torch.cat([*(self._mixed_run(qkv[span], length, bias) for span, length in runs), filling])
-
-    def _mixed_run(self, qkv: Tensor, length: int, bias: Tensor | None) -> Tensor:
-        q, k, v = qkv.view(-1, length, 3, self._heads, self._head).permute(2, 0, 3, 1, 4)
-        corner = None if bias is None else bias[..., :length, :length]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=corner).transpose(1, 2).reshape(len(qkv), -1)
 
 
 class FeedForward(nn.Module):
@@ -168,7 +155,7 @@ class FeedForward(nn.Module):
         self.down = _Linear(weights, [prefix + "output.dense"], shape.width, shape.inner)
         self.norm = _norm(weights, prefix + "output.LayerNorm", shape)
 
-    def forward(self, rows: Tensor, runs: _Runs, bias: Tensor | None) -> Tensor:
+    def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
         rows = self.down.added(self.up.activated(rows, self._activation), rows)
         return self.norm(rows)  # type: ignore[no-any-return]
 

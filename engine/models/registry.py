@@ -41,8 +41,8 @@ class ModelSpec:
     """Put before every chunk; None takes the model's own `document` or `passage` prompt, if it has one."""
     query_prompt: str | None = None
     """Put before every query; None takes the model's own `query` prompt, if it has one."""
-    dtype: Mapping[str, Precision] = field(default_factory=lambda: {"cpu": "float32", "cuda": "float16"})
-    """Precision by kind of device."""
+    dtype: Mapping[str, Precision] = field(default_factory=dict)
+    """Precision by kind of device; what it lacks is float32 on a CPU, and on a GPU as `precision.py` decides."""
     batch_tokens: Positive = 2048
     """Tokens in a batch that the host computes: past it the activations leave the cache and throughput falls."""
     gpu_batch_tokens: Positive = 16384

@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from msgspec.structs import asdict
 
 from interlock.engine.errors import UsageError
+from interlock.engine.gpu.device import Device
 from interlock.engine.intake.reading import Tokenising
 from interlock.engine.intake.tokens import lowercases
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.precision import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Emit
 from interlock.engine.record.facts import RosterEntry
 
 
-def cards_of(specs: Sequence[ModelSpec], policy: Policy, device_kind: str, emit: Emit) -> list[ModelCard]:
-    """Resolve every model and read its card. Raises UnavailableError for the first that cannot be had."""
-    return [read_card(spec, resolve(spec, policy, emit), device_kind) for spec in specs]
+def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
+    """Resolve every model and read its card for these devices. Raises UnavailableError for the first that cannot be
+    had."""
+    lowest, kind = lowest_capability(devices) or OLDEST, devices[0].kind
+    return [read_card(spec, resolve(spec, policy, emit), kind, lowest) for spec in specs]
+
+
+def lowest_capability(devices: Sequence[Device]) -> Capability | None:
+    """Find what all GPUs among `devices` can do; None where there is none that computes itself."""
+    return min((device.capability for device in devices if device.capability), default=None)
 
 
 def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:

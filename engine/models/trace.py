@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.models.attention import Kernel, attending, filling, pack, packable_graph, register
 from interlock.engine.models.layout import POSITIONS, values_in
-from interlock.engine.models.network import PackedEncoder, filling, packable
+from interlock.engine.models.network import PackedEncoder, packable
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
 from interlock.engine.record import atomic
@@ -42,25 +44,41 @@ Config = Mapping[str, Any]
 def law_for(card: "ModelCard", device_kind: str) -> Law:
     """Find the law of a card's model on a device of this kind: its weights as held there, or as its files say."""
     dtype: torch.dtype = getattr(torch, card.dtype)
-    if device_kind == "cpu" and card.packed:
+    if device_kind == "cpu" and card.ours:
         return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
-    law = law_of(card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow)
-    return law if card.packed else _weighing(law, _weights_in(card, 2 if narrow else dtype.itemsize))
+    kernel = card.kernel if device_kind == "cuda" else Kernel.RUNS
+    law = law_of(
+        card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow, kernel=kernel
+    )
+    return law if card.ours else _weighing(law, _weights_in(card, 2 if narrow else dtype.itemsize))
 
 
 def law_of_config_only(
-    config: Config, device_kind: str, dtype: torch.dtype = torch.float16, attention: str = "sdpa"
+    config: Config,
+    device_kind: str,
+    dtype: torch.dtype = torch.float16,
+    attention: str = "sdpa",
+    kernel: Kernel = Kernel.RUNS,
 ) -> Law:
     """Find the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
-    packed, narrow = packable(config), device_kind == "sim"
+    ours, narrow = packable(config), device_kind == "sim"
+    packed = ours or packable_graph(config, attention)
     computed = torch.float32 if narrow else dtype
-    law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow)
-    return _weighing(packed_law(config, dtype), law.weights) if device_kind == "cpu" and packed else law
+    law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow, kernel=kernel)
+    return _weighing(packed_law(config, dtype), law.weights) if device_kind == "cpu" and ours else law
 
 
-def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str = "sdpa", narrow: bool = False) -> Law:
+def law_of(
+    config: Config,
+    *,
+    packed: bool,
+    dtype: torch.dtype,
+    attention: str = "sdpa",
+    narrow: bool = False,
+    kernel: Kernel = Kernel.RUNS,
+) -> Law:
     """Find the law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
 
     `packed` networks are ours, without padding; any other is built by transformers, with the given attention kernel
@@ -69,13 +87,13 @@ def law_of(config: Config, *, packed: bool, dtype: torch.dtype, attention: str =
     traced gets a generous closed form.
     """
     matters = {key: value for key, value in config.items() if key not in _UNHEARD}
-    about = [LAW_VERSION, matters, packed, str(dtype), attention, narrow, *map(metadata.version, _LIBRARIES)]
+    about = [LAW_VERSION, matters, packed, str(dtype), attention, narrow, kernel, *map(metadata.version, _LIBRARIES)]
     described = json.dumps(about, sort_keys=True, default=str).encode()
     file = model_cache() / "laws" / f"{hashlib.sha256(described).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(file.read_bytes(), type=Law)
     try:
-        law = _traced(_Packed(config, dtype) if packed else _Padded(config, dtype, attention), narrow=narrow)
+        law = _traced(_subject(config, dtype, attention, kernel, packed=packed), narrow=narrow)
     except Exception:  # what foreign architectures do under a trace is beyond counting; measuring will correct it
         return _guessed(config, 2 if narrow else dtype.itemsize, attention)
     with suppress(InterlockError):  # it can be traced again
@@ -116,11 +134,19 @@ def _guessed(config: Config, size: int, attention: str) -> Law:
     return Law(values * size, 0, ((float(size * max(4 * width + 3 * inner, 16 * width)), float(slope)),))
 
 
+def _subject(
+    config: Config, dtype: torch.dtype, attention: str, kernel: Kernel, *, packed: bool
+) -> "_Packed | _Padded":
+    if not packed:
+        return _Padded(config, dtype, attention)
+    return _Packed(config, dtype, kernel) if packable(config) else _EndToEnd(config, dtype, kernel)
+
+
 class _Packed:
     """Our network as a trace wants it: blank, with any number of layers, called as the encoder calls it."""
 
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
-        self._config, self._dtype = config, dtype
+    def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
+        self._config, self._dtype, self._kernel = config, dtype, kernel
         self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
 
     def blank(self, layers: int) -> nn.Module:
@@ -133,8 +159,9 @@ class _Packed:
 
     def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
         """Unit vectors of blank rows, computed as the encoder does."""
-        hidden = network(torch.ones(rows * length, dtype=torch.int64), [length] * rows).float()
-        return F.normalize(hidden[torch.arange(rows)], dim=1)
+        batch = pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
+        hidden = network(batch).float()
+        return F.normalize(hidden[batch.starts[:-1]], dim=1)
 
 
 class _Padded:
@@ -185,6 +212,23 @@ class _Padded:
         return settings
 
 
+class _EndToEnd(_Padded):
+    """A network of transformers over rows laid end to end."""
+
+    def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
+        super().__init__(config, dtype, register())
+        self._kernel = kernel
+
+    def tokens(self, rows: int, length: int) -> int:
+        return rows * length + filling(rows * length)
+
+    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        batch = pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
+        with attending(batch):
+            hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0]
+        return F.normalize(hidden[batch.starts[:-1]].float(), dim=1)
+
+
 def _longest(config: Config) -> int:
     """The longest row of a configuration; two positions may belong to padding."""
     positions = config.get("max_position_embeddings") or config.get("n_positions")
@@ -221,7 +265,7 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
 
         whole = fitted(masked=True)
         bare: Law | None = None
-        if isinstance(subject, _Padded):
+        if type(subject) is _Padded:
             with suppress(Exception):  # without a mask of its own it counts as with one
                 bare = fitted(masked=False)
     share = 2 if narrow else 1

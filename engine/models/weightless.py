@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import SimDevice
+from interlock.engine.models.attention import pack
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.stages import layers_of, size_of, slot_bytes
@@ -179,5 +180,5 @@ def _law(key: str, config: tuple[tuple[str, Any], ...], dtype: str) -> Law:
 
 
 def _packed(network: nn.Module, lengths: Sequence[int]) -> torch.Tensor:
-    hidden: torch.Tensor = network(torch.ones(sum(lengths), dtype=torch.int64), list(lengths)).float()
+    hidden: torch.Tensor = network(pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu"))).float()
     return hidden

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
+from interlock.engine.models.attention import register
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
@@ -148,7 +149,7 @@ def load(card: ModelCard) -> nn.Module:
     """
     looked = card.snapshot.stamped()
     try:
-        network = _packed(card) if card.packed else _graph(card)
+        network = _packed(card) if card.ours else _graph(card)
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
@@ -194,13 +195,14 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
     from sentence_transformers import SentenceTransformer
 
+    attention = register() if card.packed else card.attention
     with _BUILDING:
         network = SentenceTransformer(
             str(card.snapshot.path),
             device="cpu",
             local_files_only=True,
             trust_remote_code=False,
-            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
+            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
         ).eval()
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
     return network

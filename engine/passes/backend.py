@@ -29,8 +29,8 @@ class Backend:
     devices: Callable[[str, Sequence[str]], list[Device]] = choose
     """By `--devices` and `--faults`."""
     host: Callable[[], Device] = CpuDevice
-    cards: Callable[[Sequence[ModelSpec], Policy, str, Emit], list[ModelCard]] = cards_of
-    """Of the roster's models on a kind of device; emits how each was resolved."""
+    cards: Callable[[Sequence[ModelSpec], Policy, Sequence[Device], Emit], list[ModelCard]] = cards_of
+    """Of the roster's models for these devices; emits how each was resolved."""
     laws: Laws = law_for
     load: Callable[[ModelCard], nn.Module] = load
     """A model for the host's own processor."""

@@ -1,10 +1,11 @@
 """From the token ids of a batch to unit vectors: forward pass, pooling and normalisation.
 
-BERT-family models go through the packed network without padding; every other architecture goes through the module
-graph that sentence-transformers builds, padded to its longest row. Rows of one length carry no mask.
+Rows are laid end to end without padding, through our network of the BERT family or through one that transformers
+builds. What cannot be packed goes through the module graph of sentence-transformers, padded to its longest row; there
+rows of one length carry no mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +17,9 @@ from torch import nn
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
+from interlock.engine.models.attention import Kernel, PackedBatch, attending, filling, pack
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.network import PackedEncoder, filling
+from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import attach_to_host
 
@@ -37,8 +39,12 @@ class Encoder(Protocol):
 
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
-    if isinstance(network, PackedEncoder):
-        return PackedRows(network, card.pooling or "mean", device.torch)
+    if card.packed:
+        how = card.pooling or "mean", device.torch, card.kernel if device.kind == "cuda" else Kernel.RUNS
+        if isinstance(network, PackedEncoder):
+            return PackedRows(network, *how)
+        modules = list(network.children())
+        return PackedRows(Hidden(modules[0]), *how, modules[2:])
     return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch)
 
 
@@ -54,19 +60,53 @@ class PackedRows:
 
     padded = False
 
-    def __init__(self, network: PackedEncoder, pooling: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: Callable[[PackedBatch], torch.Tensor],
+        pooling: str,
+        device: torch.device,
+        kernel: Kernel = Kernel.RUNS,
+        after: Sequence[nn.Module] = (),
+    ) -> None:
+        """`after` are the modules of sentence-transformers that follow the pooling."""
         self._network = network
         self._pooling = pooling
         self._device = device
+        self._kernel = kernel
+        self._after = after
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
-        lengths = [len(row) for row in rows]
-        hidden = self._network(torch.from_numpy(np.concatenate(rows)).to(self._device), lengths).float()
-        sizes = torch.tensor(lengths, device=self._device)
-        if self._pooling == "cls":
-            return _unit(hidden[sizes.cumsum(0) - sizes])
-        return _unit(torch.segment_reduce(hidden, "mean", lengths=sizes, axis=0))
+        batch = pack(rows, self._device, self._kernel)
+        vectors = pooled(self._network(batch), batch, self._pooling)
+        for module in self._after:
+            weight = next(module.parameters(), vectors)
+            vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
+        return _unit(vectors.float())
+
+
+class Hidden:
+    """The last hidden state of a network that transformers built with our attention."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        """`transformer` is the first module of a sentence-transformers model."""
+        self._network: nn.Module = transformer.get_submodule("model" if hasattr(transformer, "model") else "auto_model")
+
+    def __call__(self, batch: PackedBatch) -> torch.Tensor:
+        """[T, width], in the network's precision."""
+        with attending(batch):
+            hidden: torch.Tensor = self._network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0]
+        return hidden[0, : batch.tokens]
+
+
+def pooled(hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> torch.Tensor:
+    """One vector in float32 [rows, width] for each row of a batch, of its tokens' [T, width]."""
+    if pooling == "cls":
+        return hidden[batch.starts[:-1]].float()
+    if pooling == "lasttoken":
+        return hidden[batch.starts[1:] - 1].float()
+    # unsafe: it would look at the offsets from the host, and wait for the device to tell them
+    return torch.segment_reduce(hidden.float(), "mean", offsets=batch.starts, axis=0, unsafe=True)
 
 
 class PaddedRows:

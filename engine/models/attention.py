@@ -1,0 +1,242 @@
+"""Attention of rows laid end to end: each attends to itself alone, and nothing is computed for padding or masked.
+
+On a GPU all rows of a batch share one kernel, which is told where each begins. On the host, and where a GPU has no such
+kernel, neighbours of one length share a call. `register` gives the same attention to networks that transformers builds:
+it makes no mask for an attention that it does not know, and hands on positions as they are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from interlock.engine.models.precision import BFLOAT16_FROM, Capability
+
+NAME = "interlock-packed"
+"""What transformers calls this attention."""
+ROTARY = frozenset({"eurobert", "gemma3_text", "gte", "llama", "mistral", "modernbert", "nomic_bert", "qwen2", "qwen3"})
+"""Architectures of transformers that take positions as they are given and hand all of attention to a function."""
+TILE = 32
+"""Batches are filled up to a multiple of as many tokens: ever new sizes fragment the heap and fill oneDNN's caches."""
+Ids = npt.NDArray[np.int64]
+
+
+class Kernel(StrEnum):
+    """How the rows of a batch are attended to."""
+
+    FLASH = "flash"
+    EFFICIENT = "memory-efficient"
+    RUNS = "runs of one length"
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Rows of token ids laid end to end on a device, and after them up to `TILE` tokens that belong to none."""
+
+    lengths: Sequence[int]
+    ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64: from 0 in each row."""
+    rows: Tensor
+    """[T] int64: the row that a token belongs to; the number of rows where it belongs to none."""
+    starts: Tensor
+    """[rows + 1] int64: where each row begins, and where the last ends."""
+    kernel: Kernel = Kernel.RUNS
+    masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+    """What the layers of one forward share: which token sees which in the longest row, by window and causality."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Count those of the rows."""
+        return sum(self.lengths)
+
+    def runs(self) -> Iterator[tuple[slice, int]]:
+        """Neighbouring rows of one length: the tokens that they take, and that length."""
+        stop = 0
+        for length, equal in groupby(self.lengths):
+            start, stop = stop, stop + sum(equal)
+            yield slice(start, stop), length
+
+
+def packable_graph(config: Mapping[str, Any], attention: str) -> bool:
+    """Tell whether a network that transformers builds can compute rows without padding."""
+    return attention == "sdpa" and config.get("model_type") in ROTARY and not config.get("attn_logit_softcapping")
+
+
+def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability) -> Kernel:
+    """Choose the fused kernel that takes packed rows of a model in this precision on GPUs of this capability.
+
+    As pytorch's sdp_utils.cpp says of each: flash attention from 8.0 on, in halves, for heads of up to 256 values;
+    memory-efficient attention everywhere, for bfloat16 from 8.0 on. Heads must be aligned to 16 bytes. MPNet adds to
+    the scores what depends on places, which neither takes with packed rows.
+    """
+    heads = int(config.get("num_attention_heads") or 1)
+    width = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
+    halves = dtype != "float32"
+    if config.get("model_type") == "mpnet" or width == 0 or width % (8 if halves else 4):
+        return Kernel.RUNS
+    if halves and capability >= BFLOAT16_FROM and width <= 256:
+        return Kernel.FLASH
+    return Kernel.EFFICIENT if dtype != "bfloat16" or capability >= BFLOAT16_FROM else Kernel.RUNS
+
+
+def filling(tokens: int) -> int:
+    """Count the tokens that a batch of `tokens` is filled up with."""
+    return -tokens % TILE
+
+
+def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.RUNS) -> PackedBatch:
+    """Lay rows end to end on a device, in one copy."""
+    lengths = [len(row) for row in rows]
+    starts = np.cumsum([0, *lengths])
+    count = int(starts[-1]) + filling(int(starts[-1]))
+    flat = np.zeros((3, count), np.int64)
+    flat[2] = len(rows)
+    used = flat[:, : starts[-1]]
+    used[2] = np.repeat(np.arange(len(rows)), lengths)
+    used[1] = np.arange(starts[-1]) - starts[used[2]]
+    used[0] = np.concatenate(rows) if rows else 0
+    there = torch.tensor(np.append(flat, starts), device=place)
+    ids, positions, owners, begins = torch.split(there, [count, count, count, len(starts)])
+    return PackedBatch(lengths, ids, positions, owners, begins, kernel)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: PackedBatch,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attend within each row; what comes out is shaped like `query`.
+
+    Shapes are `[T, heads, d]`; keys and values may have fewer heads, each for several of the queries. What comes out of
+    tokens that belong to no row means nothing. `window` lets a token see those nearer
+    than that, `bias` `[1, heads, L, L]` adds to the scores of the longest row and its corners to those of shorter ones.
+    """
+    window = window if window is not None and window < batch.longest else None
+    if batch.kernel is Kernel.FLASH and bias is None:
+        return _flash(query, key, value, batch, causal, window, scale)
+    if batch.kernel is not Kernel.RUNS and bias is None and (causal or window is None):
+        return _efficient(query, key, value, batch, causal, window, scale)
+    return _runs(query, key, value, batch, causal, window, scale, bias)
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, causal: bool, window: int | None, scale: float | None
+) -> Tensor:
+    starts = batch.starts.int()
+    left = -1 if window is None else window - 1
+    out: Tensor
+    out, *_ = torch.ops.aten._flash_attention_forward(
+        query, key, value, starts, starts, batch.longest, batch.longest, 0.0, causal, False,
+        scale=scale, window_size_left=left, window_size_right=0 if causal else left,
+    )  # fmt: skip
+    return out
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, causal: bool, window: int | None, scale: float | None
+) -> Tensor:
+    starts, share = batch.starts.int(), query.shape[1] // key.shape[1]
+    if share > 1:
+        key, value = (each.repeat_interleave(share, 1) for each in (key, value))
+    out: Tensor
+    out, *_ = torch.ops.aten._efficient_attention_forward(
+        query[None], key[None], value[None], None, starts, starts, batch.longest, batch.longest, 0.0, int(causal),
+        scale=scale, window_size=window,
+    )  # fmt: skip
+    return out.squeeze(0)
+
+
+def _runs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: PackedBatch,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    share = query.shape[1] // key.shape[1]
+    if share > 1 and query.device.type == "cuda":  # below 8.0 no fused kernel takes fewer heads of keys
+        key, value = (each.repeat_interleave(share, 1) for each in (key, value))
+    out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    for span, length in batch.runs():
+        q, k, v = (each[span].view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (query, key, value))
+        mask = None if bias is None else bias[..., :length, :length]
+        if window is not None and length > window:
+            mask = _window(batch, window, causal, query.device)[:length, :length]
+        grouped = q.shape[1] != k.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
+        )
+        out[span].view(-1, length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
+    out[batch.tokens :].zero_()
+    return out
+
+
+def _window(batch: PackedBatch, window: int, causal: bool, place: torch.device) -> Tensor:
+    """Which token sees which in the longest row, [L, L]; shorter rows see its corner."""
+    if (window, causal) not in batch.masks:
+        at = torch.arange(batch.longest, device=place)
+        distance = at[:, None] - at
+        near = distance.abs() < window
+        batch.masks[window, causal] = near & (distance >= 0) if causal else near
+    return batch.masks[window, causal]
+
+
+_BATCH: ContextVar[PackedBatch] = ContextVar("batch")
+
+
+@contextmanager
+def attending(batch: PackedBatch) -> Iterator[None]:
+    """Let the networks that this thread computes within attend by the rows of `batch`."""
+    token = _BATCH.set(batch)
+    try:
+        yield
+    finally:
+        _BATCH.reset(token)
+
+
+def register() -> str:
+    """Make this attention known to transformers, and return the name to load a network with."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _for_transformers)
+    return NAME
+
+
+def _for_transformers(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: `[1, heads, T, d]` in, `[1, T, heads, d]` out."""
+    causal = module.is_causal and getattr(module.config, "is_causal", None) is not False
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    return attend(query, key, value, _BATCH.get(), causal=causal, window=sliding_window, scale=scaling)[None], None

@@ -1,0 +1,135 @@
+"""Rows laid end to end attend to themselves alone: each gets what it gets padded, whatever lies beside it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from interlock.engine.models.attention import (
+    NAME,
+    ROTARY,
+    TILE,
+    Kernel,
+    attend,
+    attending,
+    kernel_for,
+    pack,
+    packable_graph,
+    register,
+)
+from interlock.engine.models.precision import precision_for
+
+HOST = torch.device("cpu")
+MIXES = ([70, 70, 33, 9, 9, 1], [64], [5] * 8, [1, 2, 3, 40])
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 99,
+    "max_position_embeddings": 256, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2,
+    "sep_token_id": 3, "mask_token_id": 4,
+}  # fmt: skip
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+CASES = {
+    "eurobert": GROUPED, "gte": {}, "llama": GROUPED, "nomic_bert": {}, "qwen3": GROUPED,
+    "qwen2": {"num_key_value_heads": 2}, "qwen2-both-ways": {"num_key_value_heads": 2, "is_causal": False},
+    "qwen3-windows": GROUPED | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "mistral": GROUPED, "mistral-windows": GROUPED | {"sliding_window": 8},
+    "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 2},
+    "gemma3_text": GROUPED | {"sliding_window": 8},
+    "gemma3_text-both-ways": GROUPED | {"sliding_window": 8, "use_bidirectional_attention": True},
+}  # fmt: skip
+
+
+def network(name: str, attention: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    settings = AutoConfig.for_model(name.partition("-")[0], **SMALL, **CASES[name])
+    settings.use_cache = False
+    torch.manual_seed(3)
+    return AutoModel.from_config(settings, attn_implementation=attention).eval()
+
+
+def padded(model: nn.Module, rows: list[np.ndarray]) -> torch.Tensor:
+    longest = max(map(len, rows))
+    ids, mask = torch.ones(len(rows), longest, dtype=torch.int64), torch.zeros(len(rows), longest, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], mask[number, : len(row)] = torch.from_numpy(row), 1
+    with torch.inference_mode():
+        hidden = model(input_ids=ids, attention_mask=mask)[0]
+    return torch.cat([hidden[number, : len(row)] for number, row in enumerate(rows)])
+
+
+def packed(model: nn.Module, rows: list[np.ndarray]) -> torch.Tensor:
+    batch = pack(rows, HOST)
+    with torch.inference_mode(), attending(batch):
+        return model(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0, : batch.tokens]
+
+
+def test_every_architecture_that_is_packed_is_compared():
+    assert {name.partition("-")[0] for name in CASES} == ROTARY
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name):
+    plain, ours = network(name, "sdpa"), network(name, register())
+    for lengths in MIXES:
+        rows = [np.random.default_rng(number).integers(5, 99, length) for number, length in enumerate(lengths)]
+        expected, got = padded(plain, rows), packed(ours, rows)
+        assert torch.cosine_similarity(got, expected).min() > 0.99999
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_batch_says_where_each_token_stands():
+    batch = pack([np.array([7, 8, 9]), np.array([5])], HOST)
+    assert len(batch.ids) == TILE
+    assert batch.ids[:4].tolist() == [7, 8, 9, 5]
+    assert batch.positions[:4].tolist() == [0, 1, 2, 0]
+    assert batch.rows[:5].tolist() == [0, 0, 0, 1, 2]
+    assert batch.starts.tolist() == [0, 3, 4]
+    assert list(batch.runs()) == [(slice(0, 3), 3), (slice(3, 4), 1)]
+
+
+def test_fewer_heads_of_keys_serve_several_of_the_queries():
+    rows = [np.zeros(length, np.int64) for length in (9, 4)]
+    batch, dice = pack(rows, HOST), torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(len(batch.ids), heads, 8, generator=dice) for heads in (6, 2, 2))
+    spread = [each.repeat_interleave(3, 1) for each in (key, value)]
+    torch.testing.assert_close(attend(query, key, value, batch), attend(query, *spread, batch))
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "capability", "kernel"),
+    [
+        ({"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}, "float16", (7, 5), Kernel.EFFICIENT),
+        ({"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}, "float16", (8, 0), Kernel.FLASH),
+        ({"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}, "float32", (9, 0), Kernel.EFFICIENT),
+        ({"model_type": "qwen3", "head_dim": 128}, "bfloat16", (9, 0), Kernel.FLASH),
+        ({"model_type": "qwen3", "head_dim": 128}, "bfloat16", (7, 5), Kernel.RUNS),
+        ({"model_type": "qwen3", "head_dim": 128}, "float32", (7, 5), Kernel.EFFICIENT),
+        ({"model_type": "llama", "head_dim": 512}, "float16", (8, 0), Kernel.EFFICIENT),
+        ({"model_type": "llama", "head_dim": 20}, "float16", (8, 0), Kernel.RUNS),
+        ({"model_type": "mpnet", "hidden_size": 768, "num_attention_heads": 12}, "float16", (8, 0), Kernel.RUNS),
+    ],
+)
+def test_a_gpu_takes_the_kernel_that_is_built_for_it(config, dtype, capability, kernel):
+    assert kernel_for(config, dtype, capability) is kernel
+
+
+@pytest.mark.parametrize(
+    ("architecture", "on_a_t4", "on_an_a100"),
+    [
+        ("xlm-roberta", "float16", "float16"),
+        ("qwen3", "float16", "bfloat16"),
+        ("gemma3_text", "float32", "bfloat16"),
+        ("qwen2", "float32", "bfloat16"),
+    ],
+)
+def test_the_precision_of_a_gpu_is_that_in_which_the_architecture_does_not_overflow(architecture, on_a_t4, on_an_a100):
+    config = {"model_type": architecture}
+    assert (precision_for(config, (7, 5)), precision_for(config, (8, 0))) == (on_a_t4, on_an_a100)
+
+
+def test_scores_that_are_capped_or_computed_eagerly_are_padded():
+    assert packable_graph({"model_type": "gemma3_text"}, "sdpa")
+    assert not packable_graph({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "sdpa")
+    assert not packable_graph({"model_type": "qwen3"}, "eager")
+    assert not packable_graph({"model_type": "electra"}, "sdpa")
+    assert register() == NAME
