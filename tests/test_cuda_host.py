@@ -183,6 +183,32 @@ def test_importing_the_module_does_not_touch_cuda():
     subprocess.run([sys.executable, "-c", poisoned], env=environment(), cwd=ROOT, check=True)
 
 
+@pytest.fixture
+def kernels():
+    """The process's choice of kernels as torch makes it, and again afterwards."""
+    fused, product = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.matmul
+    before = fused(), product.allow_fp16_reduced_precision_reduction
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    product.allow_fp16_reduced_precision_reduction = True
+    cuda._settle_kernels.cache_clear()
+    yield lambda: (fused(), product.allow_fp16_reduced_precision_reduction)
+    torch.backends.cuda.enable_cudnn_sdp(before[0])
+    product.allow_fp16_reduced_precision_reduction = before[1]
+
+
+def test_the_first_card_turns_off_cudnn_attention_and_sums_in_float16(card, kernels):
+    assert kernels() == (True, True)
+    cuda.CudaDevice(0)
+    assert kernels() == (False, False)
+
+
+def test_what_is_turned_on_after_the_first_card_stays_on(card, kernels):
+    cuda.CudaDevice(0)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    cuda.CudaDevice(1)
+    assert kernels() == (True, False)
+
+
 def test_a_card_becomes_a_named_device_without_a_context(card, device):
     assert (device.name, device.label, device.total, device.key) == ("cuda:0", "Tesla T4", 15 * GIB, UUID)
     assert device.torch == torch.device("cuda:0")

@@ -67,6 +67,7 @@ class CudaDevice(Device):
     metered = True
 
     def __init__(self, index: int) -> None:
+        _settle_kernels()
         card = torch.cuda.get_device_properties(index)
         self.name = f"cuda:{index}"
         self.label = card.name
@@ -194,6 +195,17 @@ class CudaDevice(Device):
         with _LOCK:
             self._copies = self._copies or torch.cuda.Stream(self.torch)  # type: ignore[no-untyped-call]
             return self._copies
+
+
+@cache
+def _settle_kernels() -> None:
+    """Set what this process computes with, without touching CUDA.
+
+    cuDNN's attention builds a plan for every new shape (42 to 70 ms: pytorch#191576, flashinfer#5245), and batches
+    hardly ever have the same. Products of float16 are summed in float32 throughout.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def pin(tensor: Tensor, device: torch.device) -> Callable[[], None]:
