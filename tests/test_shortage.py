@@ -33,7 +33,18 @@ SHORT = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx( handle, opa, opb, m, n, ...)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasLtMatmul( ltHandle, ...)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built."),
+    RuntimeError(
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830, please report a bug '
+        "to PyTorch. "
+    ),
+    RuntimeError(
+        "NVML_SUCCESS == DriverAPI::get()->nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT "
+        'FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1123, please report a bug to PyTorch. '
+    ),
     RuntimeError('!handles_.at(i) INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":430'),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:83] . DefaultCPUAllocator: not enough memory: you tried to allocate 8"
@@ -65,6 +76,8 @@ NEITHER = [
     RuntimeError("CUDA error: invalid device ordinal" + HINT),
     RuntimeError("CUDA error: invalid argument" + HINT),
     RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"),
+    RuntimeError('block->prev INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830'),
+    RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/torch/csrc/distributed/c10d/symm_mem.cpp":3'),
     RuntimeError("misaligned address in the file"),
     ValueError("out of memory"),
     IndexError("index out of range in self"),

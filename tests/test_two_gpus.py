@@ -76,6 +76,42 @@ def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_ba
     assert np.isfinite(result.vectors).all()
 
 
+class Lazy(T4):
+    """A GPU that loads kernels when they are first used, beside its allocator."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.beside, self.walls = 0, []
+
+    def wall(self, ceiling):
+        self.walls.append(self.beside)
+        super().wall(ceiling)
+
+
+class Loads:
+    """An encoder whose every forward loads something."""
+
+    padded = False
+
+    def __init__(self, gpu):
+        self._gpu = gpu
+
+    def encode(self, rows):
+        self._gpu.beside += 1
+        return vectors_of([len(row) for row in rows], SMALL.dim)
+
+
+def test_the_wall_is_measured_again_once_the_first_forward_has_loaded_its_kernels():
+    gpu = Lazy(0)
+    lessor = Lessor([gpu], CEILING)
+    with lessor.lease("m", {gpu.name: GIB}, lambda _: None) as lease:
+        attached, bytes_of = Replica(hydrate(SMALL), gpu), law(SMALL, "sim")
+        instance = ModelInstance(gpu, attached, Loads(gpu), "float16", bytes_of, Calibration(), lease, lessor)
+        for _ in range(3):
+            instance.attempt([ids_of(0, 64)])
+        assert gpu.walls == [0, 1]
+
+
 def test_each_of_two_lost_gpus_tells_only_the_rows_that_it_gave_back():
     gpus = [T4(number, parse("lose:3")) for number in range(2)]
     desk = Desk([COMPANION], [512] * 320, gpus, CEILING)

@@ -33,7 +33,10 @@ _LOCK = threading.Lock()
 
 
 class _Workspaces:
-    """cuBLAS's workspaces on all GPUs of this process, which can only be cleared together: so while none computes."""
+    """cuBLAS's workspaces on all GPUs of this process, which can only be cleared together: so while none computes.
+
+    Threads may take theirs side by side: torch guards its table of them from 2.10 on (pytorch#167928).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -274,7 +277,7 @@ def _open(index: int, uuid: str, total: int) -> _Opening:
 
 def _first_product(device: torch.device) -> None:
     """Load cuBLAS and its kernels by computing once, lest the first lease pays for them; its workspace goes again."""
-    with torch.cuda.device(device):
+    with _WORKSPACES.used(), torch.cuda.device(device):
         ones = torch.ones(16, 16, dtype=torch.float16, device=device)
         ones @ ones
         torch.cuda.synchronize()

@@ -22,7 +22,9 @@ _MEMORY = (
     "out of memory",  # torch's allocators for CUDA, HIP, XPU and MPS; "CUDA error:", "CUDA driver error:"; Triton
     "CUBLAS_STATUS_ALLOC_FAILED",  # the workspace of a GEMM (pytorch#128601)
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # what a full card says to a new handle
+    "CUBLAS_STATUS_INTERNAL_ERROR when calling `cublas",  # of a GEMM on a full card; "a copy failed", says its manual
     "CUDNN_STATUS_ALLOC_FAILED",
+    "No valid execution plans built",  # cuDNN's frontend, where no plan finds its workspace
     "CUDNN_STATUS_NOT_SUPPORTED",  # no engine whose workspace fits
     "handles_.at(",  # an expandable segment that could not grow (pytorch#188008)
     "CUDA driver error: device not ready",  # the same moment, in the driver's words (torch-max-mem#45)
@@ -56,7 +58,10 @@ _LOST = (
     "GPU is lost",
 )
 
-_MEMORY_TEXT = re.compile("|".join(map(re.escape, _MEMORY)))
+# What torch's allocator says instead of "out of memory" where NVML does not answer it: it asks only to tell who holds
+# the card (`reportProcessMemoryInfo`). So on MIG slices, in some containers and on a Jetson (pytorch#112377, #185240).
+_UNTOLD = r"NVML_SUCCESS == .*INTERNAL ASSERT FAILED at .*Allocator"
+_MEMORY_TEXT = re.compile("|".join([_UNTOLD, *map(re.escape, _MEMORY)]))
 _LOST_TEXT = re.compile(rf"(?:CUDA|HIP|CUDNN)\b.*?(?:{'|'.join(map(re.escape, _LOST))})", re.IGNORECASE | re.DOTALL)
 
 
