@@ -4,6 +4,7 @@ The host master, the replica, streaming, slicing and the encoders are those of t
 content (`tests/fake_cuda.py`). A bare `cuda`, or the number 0, would show as a fault.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchError
 
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.attention import ROTARY, kernel_for, pack, register
 from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.models.stages import walk
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes import encoder
 from interlock.engine.passes.encoder import Hidden, PackedRows, PaddedRows
@@ -168,6 +170,36 @@ def _bare_cuda(fake, monkeypatch):
 def test_a_tensor_on_another_device_is_a_fault(fake, monkeypatch, mistake):
     with pytest.raises(FakeTensorDeviceMismatchError):
         mistake(fake, monkeypatch).encode(ROWS["ragged"])
+
+
+def on_the_gpu(network: nn.Module) -> list[torch.Size]:
+    """Shapes of the weights of a network that are on a GPU, and of any tensors made since garbage was last frozen."""
+    gc.collect()
+    seen = [*network.parameters(), *network.buffers(), *(each for each in gc.get_objects() if type(each) is FakeTensor)]
+    return [each.shape for each in seen if each.device.type == "cuda"]
+
+
+def _run_out(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("kind", ["albert", "modernbert", "mpnet", "qwen3", "xlm-roberta"])
+def test_memory_that_runs_out_in_any_stage_of_a_streamed_forward_leaves_nothing_on_the_gpu(fake, kind):
+    model, called = attached(fake, kind, streamed=True), []
+    for stage, _ in walk(model.replica.network):
+        stage.register_forward_pre_hook(lambda stage, _: called.append(stage))
+    model.encode(ROWS["single"])
+    gc.freeze()
+    assert len(called) > 2
+    for stage in dict.fromkeys(called):
+        hook = stage.register_forward_pre_hook(_run_out)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                model.encode(ROWS["single"])
+            model.replica.clear()
+            assert on_the_gpu(model.replica.network) == []
+        hook.remove()
+        model.encode(ROWS["single"])
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES | ROTARY))

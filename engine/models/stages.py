@@ -78,12 +78,24 @@ def size_of(module: nn.Module) -> int:
 
 
 def slot_bytes(network: nn.Module) -> int:
-    """Count the bytes of weights on a device when stages are streamed: two layers, or a larger stage alone."""
-    layers = [size_of(layer) for layer in layers_of(network)]
+    """Count the bytes of weights on a device when stages are streamed: two layers, or a larger stage alone.
+
+    A stage with others inside it stays for as long as those are computed.
+    """
+    layers = {id(layer) for layer in layers_of(network)}
     if not layers:
         return 0
-    stages = [sum(tensor.numel() * tensor.element_size() for tensor in stage) for stage in stages_of(network)]
-    return max(*stages, 2 * max(layers))
+    sizes = {
+        id(module): sum(tensor.numel() * tensor.element_size() for tensor in stage)
+        for (module, _), stage in zip(walk(network), stages_of(network), strict=True)
+    }
+
+    def most(module: nn.Module) -> int:
+        if id(module) in layers:
+            return 2 * max(sizes[layer] for layer in layers)
+        return sizes.get(id(module), 0) + max(map(most, module.children()), default=0)
+
+    return most(network)
 
 
 def feed_forwards(network: nn.Module) -> list[nn.Module]:

@@ -1,7 +1,8 @@
 """A network whose weights stay on the host: each stage's are on the device only while it is computed.
 
 Layers use two slots in turn, so that the next layer is copied while this one is computed; any other stage gets memory
-of its own for as long as it runs. The mathematics is untouched, so the vectors are the same.
+of its own for as long as it runs, and has the slots given back first. The mathematics is untouched, so the vectors are
+the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,13 +49,22 @@ class Streaming:
         for stage in (stage for stage in stages if not stage.is_layer and stage.host):
             self._hooks.append(stage.module.register_forward_pre_hook(lambda *_, stage=stage: self._visit(stage)))
             self._hooks.append(
-                stage.module.register_forward_hook(lambda *_, stage=stage: stage.point_to(stage.host, piece=True))
+                stage.module.register_forward_hook(
+                    lambda *_, stage=stage: stage.point_to(stage.host, piece=True),
+                    always_call=True,  # it must also leave when memory runs out while it is computed
+                )
             )
 
     def end(self) -> None:
         """Stop; the weights are on the host, and the slots are given back."""
         for hook in self._hooks:
             hook.remove()
+        self.rest()
+
+    def rest(self) -> None:
+        """Leave nothing on the device until the next forward, whatever became of the last."""
+        if self._slots[0]:
+            self._device.join_copies()  # one may be on its way into memory that others are given now
         for layer in self._layers:
             layer.point_to(layer.host, piece=True)
         self._slots = [{}, {}]
@@ -88,6 +98,7 @@ class Streaming:
         self._held[slot] = number
 
     def _visit(self, stage: Stage) -> None:
+        self.rest()
         pieces = {dtype: torch.empty_like(piece, device=self._device.torch) for dtype, piece in stage.host.items()}
         for dtype, piece in stage.host.items():
             pieces[dtype].copy_(piece, non_blocking=True)

@@ -33,7 +33,7 @@ from interlock.engine.record import atomic
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
 
-LAW_VERSION = 1
+LAW_VERSION = 2
 STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10

@@ -59,6 +59,10 @@ class Attached:
         for module in self._wide:
             module.forward = by_parts(type(module).forward.__get__(module), PART)
 
+    def clear(self) -> None:
+        """Take off the device what a forward that failed has left there beside the weights."""
+        return
+
     def restore(self) -> None:
         """Undo `slice_mlp`, and whatever else makes it slower than it could be."""
         for module in self._wide:
@@ -90,6 +94,10 @@ class Replica(Attached):
             for stage in self._stages:
                 stage.point_to(self._master.flats)
             self._streaming = Streaming(self._stages, self._device)
+
+    def clear(self) -> None:
+        if self._streaming:
+            self._streaming.rest()
 
     def restore(self) -> None:
         super().restore()

@@ -144,6 +144,7 @@ class ModelInstance:
             trouble, message = done  # here the error and its traceback, which hold activations, are gone
             self.calibration = self.calibration.strained()
             if trouble is Trouble.MEMORY:
+                self.attached.clear()
                 self.device.reclaim()
                 self._cold = True
             return Shortfall(trouble, message, predicted, max(0, self.room()), time.monotonic() - began)

@@ -1,0 +1,110 @@
+"""Streamed weights when memory runs out, and what they really take: on a simulated card, and beside the memory law."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device_errors import Trouble
+from interlock.engine.gpu.faults import parse
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.sim import CARDS, SimDevice
+from interlock.engine.models.stages import walk
+from interlock.engine.models.trace import law_of
+from interlock.engine.models.weights import Master, Replica
+from interlock.engine.passes.encoder import Hidden, PackedRows, computed_tokens
+from interlock.engine.passes.instance import ModelInstance, Shortfall
+from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
+from tests.oracle import blank, forward
+
+GIB = 1 << 30
+SMALL = {
+    "num_hidden_layers": 3, "vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+NETWORKS = {
+    "ours": {**XLM_R_LARGE, **SMALL},
+    "of transformers": {**QWEN3_06B, **SMALL, "num_key_value_heads": 2, "head_dim": 16},
+}
+ROWS = [np.arange(3, 3 + length) for length in (30, 20, 20, 5)]
+FREE = Law(0, 0, ((0.0, 0.0),), slots=1)
+
+
+def network_of(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    network = blank(NETWORKS[kind], "sdpa", torch.float32, packed=True)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return network
+
+
+def streamed(kind: str, faults: str, stack) -> ModelInstance:
+    """A streamed model on a simulated T4, under a lease."""
+    gpu = SimDevice("cuda:0", CARDS["T4"], parse(faults))
+    lessor = Lessor([gpu], 8 * GIB)
+    lease = stack.enter_context(lessor.lease("m", {gpu.name: GIB}, lambda _: None))
+    replica = Replica(Master(network_of(kind)), gpu, streamed=True)
+    network = replica.network if kind == "ours" else Hidden(_Transformer(replica.network))
+    rows = PackedRows(network, "lasttoken", gpu.torch)
+    return ModelInstance(gpu, replica, rows, "float16", FREE, Calibration(), lease, lessor)
+
+
+class _Transformer(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+def stages_on_the_host(instance: ModelInstance) -> bool:
+    master = {flat.untyped_storage()._cdata for flat in instance.attached._master.flats.values()}
+    return {tensor.untyped_storage()._cdata for tensor in instance.attached.network.parameters()} <= master
+
+
+def moments(instance: ModelInstance) -> list[int]:
+    """Allocations of a forward: the last of those for the weights of each stage, and the first while it is computed."""
+    began = []
+    for module, _ in walk(instance.attached.network):
+        module.register_forward_pre_hook(lambda *_: began.append(instance.device.allocations))
+    instance.attempt(ROWS)
+    return sorted({number + more for number in began for more in (0, 1)})
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_wherever_memory_runs_out_in_a_streamed_forward_nothing_stays_and_the_next_is_right(kind):
+    with ExitStack() as stack:
+        calm = streamed(kind, "", stack)
+        expected, numbers = calm.attempt(ROWS), moments(streamed(kind, "", stack))
+    assert len(numbers) > 10
+    for number in numbers:
+        with ExitStack() as stack:
+            instance = streamed(kind, f"oom:{number},oom:{2 * number}", stack)  # the same place of two forwards
+            for _ in range(2):
+                short = instance.attempt(ROWS)
+                assert isinstance(short, Shortfall), number
+                assert short.trouble is Trouble.MEMORY
+                assert instance.device.memory().allocated == 0, number
+                assert stages_on_the_host(instance)
+            np.testing.assert_array_equal(instance.attempt(ROWS), expected)
+
+
+@pytest.mark.parametrize("name", ["XLM-R-large", "Qwen3-0.6B", "Qwen2-1.5B"])
+def test_every_streamed_forward_stays_within_slots_and_law(name):
+    config, lengths = {**ARCHITECTURES[name], "num_hidden_layers": 4}, [256]
+    law = law_of(config, packed=True, dtype=torch.float16)
+    with FakeTensorMode():
+        replica = Replica(Master(blank(config, "sdpa", torch.float16, packed=True)), CpuDevice(), streamed=True)
+        counter, peaks = Counter(), []
+        for _ in range(3):
+            counter.start_peak()
+            with torch.inference_mode(), Meter(counter):
+                forward(replica.network, lengths, packed=True, causal=False)
+            peaks.append(counter.peak)
+        allowed = law.slots + law.activations(computed_tokens(lengths, padded=False), max(lengths))
+    assert law.slots <= max(peaks) <= allowed
+    assert len(set(peaks)) == 1
