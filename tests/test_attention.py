@@ -39,8 +39,10 @@ CASES = {
 
 
 def network(name: str, attention: str) -> nn.Module:
-    from transformers import AutoConfig, AutoModel
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 
+    if name.partition("-")[0] not in CONFIG_MAPPING:
+        pytest.skip(f"the oldest transformers that is allowed has no {name}")
     settings = AutoConfig.for_model(name.partition("-")[0], **SMALL, **CASES[name])
     settings.use_cache = False
     torch.manual_seed(3)

@@ -69,6 +69,12 @@ def test_the_first_settings_file_that_says_anything_counts(model):
     assert worst_cosine(model) > 0.9999
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_a_decoder_keeps_no_keys_and_values(tmp_path, kind):
+    network = weights.load(card_of(tiny_model(tmp_path / "m", kind=kind, pooling="lasttoken")))
+    assert {part.config.use_cache for part in network.modules() if hasattr(part, "config")} == {False}
+
+
 def test_lowering_in_a_settings_file_of_another_name_counts(model):
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["normalizer"]["lowercase"] = False

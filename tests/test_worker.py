@@ -1,5 +1,6 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
+import re
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
@@ -165,6 +166,28 @@ def test_a_row_that_fails_only_in_company_is_encoded_alone_and_strict_says_so(tm
     assert len(events_of(run, ev.Mitigated)) == 1
     found, wanted = (np.load(each / "exports" / "Docs" / "tiny-a.npy") for each in (run, clean))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_ids_that_a_model_has_no_words_for_fail_its_pass_before_any_is_looked_up(tmp_path, tiny_b):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    small, looked_up = tiny_model(tmp_path / "m", vocab_size=50), []
+
+    def noting(card, network, device):
+        encoder = encoder_for(card, network, device)
+
+        def encode(rows):
+            looked_up.append(card.key)
+            return type(encoder).encode(encoder, rows)
+
+        return SimpleNamespace(padded=encoder.padded, encode=encode)
+
+    code, run = embed(root, tmp_path / "out", Backend(encoders=noting), roster=f"{small},{tiny_b}", export="npy")
+    assert code == ExitCode.FAILED
+    (failed,) = events_of(run, ev.PassFailed)
+    said = rf"model m: {small}/tokenizer.json gives id \d+, but the model has only 50 words: use the tokenizer"
+    assert re.match(said, failed.reason)
+    assert set(looked_up) == {"tiny-b"}
+    assert [end.model for end in events_of(run, ev.EnsemblePassCompleted)] == ["tiny-b"]
 
 
 def test_the_gate_names_vectors_that_are_not_finite_or_zero():

@@ -210,6 +210,7 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
             device="cpu",
             local_files_only=True,
             trust_remote_code=False,
+            config_kwargs={"use_cache": False},  # keys and values of every layer would be kept; nobody asks for them
             model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
         ).eval()
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)

@@ -84,12 +84,13 @@ class BatchRunner:
     def compute(self, index: int) -> Result:
         """Compute a batch, wherever it fits.
 
-        Raises DeviceGone when the instance's device is lost; nothing is committed then.
+        Raises DeviceGone when the instance's device is lost, UnavailableError for ids beyond the model's words; nothing
+        is committed then.
         """
         cells = self._cells
-        self._index, batch, self._parked = index, cells.batches[index], []
+        self._index, self._parked = index, []
         self._computed.clear()
-        self._rows = [cells.tokens.row(int(row), cells.card.max_tokens) for row in batch.rows]
+        self._rows = cells.ids(index)
         vectors = np.full((len(self._rows), cells.card.dim), np.nan, np.float32)
         pieces = deque(self._planned())
         forwards, calm = 0, len(pieces) == 1

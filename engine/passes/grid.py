@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.intake.corpus import Rows
 from interlock.engine.intake.tokens import TokenStore
@@ -68,6 +69,21 @@ class Cells:
     @property
     def batches(self) -> Sequence[Batch]:
         return self.layout.batches
+
+    def ids(self, index: int) -> list[npt.NDArray[np.int64]]:
+        """Return the rows of ids of a batch.
+
+        Raises UnavailableError for an id that the model has no word for: a GPU that looked it up would be lost to this
+        process, with everything on it.
+        """
+        card, rows = self.card, [self.tokens.row(int(row), self.card.max_tokens) for row in self.batches[index].rows]
+        highest, words = int(np.concatenate(rows).max()), card.config.get("vocab_size")
+        if isinstance(words, int) and highest >= words:
+            raise UnavailableError(
+                f"model {card.key}: {card.tokenizer_file} gives id {highest:,}, but the model has only {words:,} "
+                "words: use the tokenizer that belongs to its weights"
+            )
+        return rows
 
 
 def lay_out(
