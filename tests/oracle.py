@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import Kernel, attending, pack, register
+from interlock.engine.models.fused import fuse
 from interlock.engine.models.network import PackedEncoder, packable
 
 CAUSAL = ("qwen2", "qwen3")
@@ -108,7 +109,7 @@ def blank(config: Mapping[str, Any], attention: str, dtype: torch.dtype, *, pack
     """The whole network of a configuration, its weights not set: ours, or the one that transformers builds."""
     if packed and packable(config):
         return PackedEncoder.blank(config, dtype)
-    return blank_padded(config, register() if packed else attention, dtype)
+    return fuse(blank_padded(config, register(), dtype)) if packed else blank_padded(config, attention, dtype)
 
 
 def blank_padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:

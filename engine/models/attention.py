@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -63,6 +64,11 @@ class PackedBatch:
     def tokens(self) -> int:
         """Count those of the rows."""
         return sum(self.lengths)
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """`starts` [rows + 1] int32, as fused kernels want them."""
+        return self.starts.int()
 
     def runs(self) -> Iterator[tuple[slice, int]]:
         """Neighbouring rows of one length: the tokens that they take, and that length."""
@@ -143,11 +149,10 @@ def attend(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, causal: bool, window: int | None, scale: float | None
 ) -> Tensor:
-    starts = batch.starts.int()
     left = -1 if window is None else window - 1
     out: Tensor
     out, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, starts, starts, batch.longest, batch.longest, 0.0, causal, False,
+        query, key, value, batch.offsets, batch.offsets, batch.longest, batch.longest, 0.0, causal, False,
         scale=scale, window_size_left=left, window_size_right=0 if causal else left,
     )  # fmt: skip
     return out
@@ -156,13 +161,11 @@ def _flash(
 def _efficient(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, causal: bool, window: int | None, scale: float | None
 ) -> Tensor:
-    starts, share = batch.starts.int(), query.shape[1] // key.shape[1]
-    if share > 1:
-        key, value = (each.repeat_interleave(share, 1) for each in (key, value))
+    key, value = _spread(query, key, value)
     out: Tensor
     out, *_ = torch.ops.aten._efficient_attention_forward(
-        query[None], key[None], value[None], None, starts, starts, batch.longest, batch.longest, 0.0, int(causal),
-        scale=scale, window_size=window,
+        query[None], key[None], value[None], None, batch.offsets, batch.offsets, batch.longest, batch.longest, 0.0,
+        int(causal), scale=scale, window_size=window,
     )  # fmt: skip
     return out.squeeze(0)
 
@@ -177,9 +180,8 @@ def _runs(
     scale: float | None,
     bias: Tensor | None,
 ) -> Tensor:
-    share = query.shape[1] // key.shape[1]
-    if share > 1 and query.device.type == "cuda":  # below 8.0 no fused kernel takes fewer heads of keys
-        key, value = (each.repeat_interleave(share, 1) for each in (key, value))
+    if query.device.type == "cuda":  # below 8.0 no fused kernel takes fewer heads of keys
+        key, value = _spread(query, key, value)
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     for span, length in batch.runs():
         q, k, v = (each[span].view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (query, key, value))
@@ -193,6 +195,14 @@ def _runs(
         out[span].view(-1, length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
     out[batch.tokens :].zero_()
     return out
+
+
+def _spread(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for each head of the queries."""
+    share = query.shape[1] // key.shape[1]
+    if share == 1:
+        return key, value
+    return key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
 
 
 def _window(batch: PackedBatch, window: int, causal: bool, place: torch.device) -> Tensor:
@@ -218,6 +228,13 @@ def attending(batch: PackedBatch) -> Iterator[None]:
         _BATCH.reset(token)
 
 
+def attend_here(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, window: int | None, scale: float | None
+) -> Tensor:
+    """Attend by the rows of the batch that this thread computes; shapes are those of `attend`."""
+    return attend(query, key, value, _BATCH.get(), causal=causal, window=window, scale=scale)
+
+
 def register() -> str:
     """Make this attention known to transformers, and return the name to load a network with."""
     from transformers import AttentionInterface
@@ -239,4 +256,4 @@ def _for_transformers(
     """What transformers calls in each layer: `[1, heads, T, d]` in, `[1, T, heads, d]` out."""
     causal = module.is_causal and getattr(module.config, "is_causal", None) is not False
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    return attend(query, key, value, _BATCH.get(), causal=causal, window=sliding_window, scale=scaling)[None], None
+    return attend_here(query, key, value, causal=causal, window=sliding_window, scale=scaling)[None], None

@@ -24,6 +24,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import Kernel, attending, filling, pack, packable_graph, register
+from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS, values_in
 from interlock.engine.models.network import PackedEncoder, packable
 from interlock.engine.models.sources import model_cache
@@ -218,6 +219,9 @@ class _EndToEnd(_Padded):
     def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
         super().__init__(config, dtype, register())
         self._kernel = kernel
+
+    def blank(self, layers: int) -> nn.Module:
+        return fuse(super().blank(layers))
 
     def tokens(self, rows: int, length: int) -> int:
         return rows * length + filling(rows * length)

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,11 @@ from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.attention import register
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.fused import fuse
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from interlock.engine.models.streaming import Stage, Streaming
 from interlock.engine.models.tensors import TensorFiles, unmap
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT = 512
@@ -199,7 +197,7 @@ def _packed(card: ModelCard) -> PackedEncoder:
     return PackedEncoder.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
 
 
-def _graph(card: ModelCard) -> "SentenceTransformer":
+def _graph(card: ModelCard) -> nn.Module:
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
     from sentence_transformers import SentenceTransformer
 
@@ -214,4 +212,4 @@ def _graph(card: ModelCard) -> "SentenceTransformer":
             model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
         ).eval()
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
-    return network
+    return fuse(network) if card.packed else network

@@ -1,0 +1,160 @@
+"""Parts of transformers' rotary networks in fewer kernels, with the same weights and the same mathematics.
+
+What these architectures compute between their matrix products they compute in many small steps, each of which reads and
+writes all of a batch once more. Here norms are one call, queries and keys are projected, normed and turned together,
+and both halves of a gated feed-forward are one product. Differences are those of rounding.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from interlock.engine.models.attention import attend_here
+
+_LIBRARY = torch.library.Library("interlock", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("rms_norm(Tensor rows, Tensor? weight, float epsilon) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]
+
+
+def fuse(network: nn.Module) -> nn.Module:
+    """Replace what can be computed in fewer kernels, in place; returns the network."""
+    for module in list(network.modules()):
+        for name, part in list(module.named_children()):
+            if (fused := _fused(part)) is not None:
+                setattr(module, name, fused)
+    return network
+
+
+def _fused(part: nn.Module) -> nn.Module | None:
+    kind = type(part).__name__
+    if isinstance(part, nn.Dropout):  # it does nothing here, but a trace takes it for a copy
+        return nn.Identity()
+    if kind.endswith("RMSNorm"):
+        return _Norm(part)
+    if kind.endswith("MLP") and hasattr(part, "gate_proj"):
+        return _FeedForward(part)
+    if kind.endswith("Attention") and (hasattr(part, "q_proj") or hasattr(part, "Wqkv")):
+        return _Attention(part)
+    return None
+
+
+class _Attention(nn.Module):
+    """Attention of rows laid end to end, queries and keys turned by their positions."""
+
+    def __init__(self, plain: Any) -> None:
+        """Take over the weights of an attention that transformers built."""
+        super().__init__()
+        config = plain.config
+        self._heads, self._size = config.num_attention_heads, plain.head_dim
+        self._causal = plain.is_causal and getattr(config, "is_causal", None) is not False
+        self._scale = getattr(plain, "scaling", self._size**-0.5)
+        windowed = config if config.model_type == "mistral" else plain
+        self._window = getattr(windowed, "sliding_window", None)
+        if hasattr(plain, "Wqkv"):
+            self.turned, self.value = _parted(plain.Wqkv, 2 * self._heads * self._size)
+            self.out = plain.Wo
+        else:
+            self.turned, self.value = _joined(plain.q_proj, plain.k_proj), plain.v_proj
+            self.out = plain.o_proj
+        self.norm: nn.Parameter | None = None
+        if hasattr(plain, "q_norm"):
+            query, key = _Norm(plain.q_norm), _Norm(plain.k_norm)
+            counts = self._heads, self.value.weight.shape[0] // self._size
+            weights = [norm.weight.expand(count, -1) for norm, count in zip((query, key), counts, strict=True)]
+            self.norm, self._epsilon = _frozen(torch.cat(weights)), query.epsilon
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: object
+    ) -> tuple[Tensor, None]:
+        """`[1, T, width]` in and out; cosines and sines are `[1, T, d]`."""
+        rows = hidden_states[0]
+        both = self.turned(rows).view(len(rows), -1, self._size)
+        if self.norm is not None:
+            both = torch.ops.interlock.rms_norm(both, None, self._epsilon)[0].mul_(self.norm)
+        both = turn(both, *(each[0].unsqueeze(1) for each in position_embeddings))
+        query, key = both[:, : self._heads], both[:, self._heads :]
+        value = self.value(rows).view(len(rows), -1, self._size)
+        mixed = attend_here(query, key, value, causal=self._causal, window=self._window, scale=self._scale)
+        del both, query, key, value
+        return self.out(mixed.flatten(1))[None], None
+
+
+class _FeedForward(nn.Module):
+    """A feed-forward of which one half gates the other; each row by itself."""
+
+    def __init__(self, plain: Any) -> None:
+        """Take over the weights of a feed-forward that transformers built."""
+        super().__init__()
+        self.up, self.down = _joined(plain.gate_proj, plain.up_proj), plain.down_proj
+        self.activation = nn.SiLU(inplace=True) if isinstance(plain.act_fn, nn.SiLU) else plain.act_fn
+
+    def forward(self, rows: Tensor) -> Tensor:
+        gate, up = self.up(rows).chunk(2, -1)
+        return self.down(self.activation(gate).mul_(up))  # type: ignore[no-any-return]
+
+
+class _Norm(nn.Module):
+    """Each row over the root of its mean square."""
+
+    def __init__(self, plain: Any) -> None:
+        """Take over the weights of a norm that transformers built."""
+        super().__init__()
+        centred = hasattr(plain, "eps")  # Gemma's weights say by how much they differ from one
+        self.weight = _frozen(plain.weight.data + 1 if centred else plain.weight.data)
+        self.epsilon = float(plain.eps if centred else plain.variance_epsilon)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.ops.interlock.rms_norm(rows, self.weight, self.epsilon)[0]  # type: ignore[no-any-return]
+
+
+def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn the values `[T, heads, d]` of each token by its angles `[T, 1, d]`, of which the halves are equal."""
+    turned, half = rows * cosines, rows.shape[-1] // 2
+    turned[..., :half].addcmul_(rows[..., half:], sines[..., :half], value=-1)
+    turned[..., half:].addcmul_(rows[..., :half], sines[..., half:])
+    return turned
+
+
+@torch.library.impl(_LIBRARY, "rms_norm", "CUDA")
+def _on_gpu(rows: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """One kernel of torch's (2.9 and later), for rows that lie together."""
+    normed, scale = torch.ops.aten._fused_rms_norm(rows, rows.shape[-1:], weight, epsilon)
+    return normed, scale
+
+
+@torch.library.impl(_LIBRARY, "rms_norm", "CPU")
+def _on_host(rows: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What torch computes in six steps of whole rows, in three."""
+    root = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = root.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+    normed = (rows * scale).to(rows.dtype)
+    return normed if weight is None else normed.mul_(weight), scale
+
+
+@torch.library.register_fake("interlock::rms_norm", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _as_shapes(rows: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What a GPU allocates, which a trace counts: torch has no such kernel for the host, and knows of none."""
+    return torch.empty_like(rows), rows.new_empty((*rows.shape[:-1], 1), dtype=torch.float32)
+
+
+def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
+    """One map in place of two, their outputs side by side."""
+    first.weight = _frozen(torch.cat([first.weight.data, second.weight.data]))
+    if first.bias is not None:
+        first.bias = _frozen(torch.cat([first.bias.data, second.bias.data]))
+    return first
+
+
+def _parted(whole: nn.Linear, at: int) -> tuple[nn.Linear, nn.Linear]:
+    """Two maps in place of one: its first `at` outputs, and the others."""
+    parts = [nn.Linear(1, 1, whole.bias is not None, device="meta") for _ in range(2)]
+    for part, kept in zip(parts, (slice(at), slice(at, None)), strict=True):
+        part.weight = _frozen(whole.weight.data[kept].clone())
+        if whole.bias is not None:
+            part.bias = _frozen(whole.bias.data[kept].clone())
+    turned, value = parts
+    return turned, value
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
