@@ -29,7 +29,7 @@ MEANINGS = {
     ExitCode.FAILED: "failed, or a collection is incomplete",
     ExitCode.USAGE: "bad usage, configuration or input; nothing was done",
     ExitCode.MITIGATED: "completed, but with mitigations (--strict)",
-    ExitCode.STOPPED: "stopped by the operator, resumable",
+    ExitCode.STOPPED: "stopped by the operator, or because no GPU was left; resumable",
     ExitCode.UNAVAILABLE: "no usable device or model",
     ExitCode.HANGUP: "terminal lost, with --on-hangup stop; resumable",
     ExitCode.INTERRUPTED: "interrupted, resumable",
@@ -68,7 +68,7 @@ class DiskError(InterlockError):
 
 
 class Stopped(InterlockError):
-    """The operator stopped the run; it can be resumed."""
+    """The operator stopped the run, or no GPU was left; it can be resumed."""
 
     exit_code = ExitCode.STOPPED
 

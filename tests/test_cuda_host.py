@@ -43,6 +43,7 @@ class Card:
     context = 300 * MIB  # once it is made
     opened = False
     error = None
+    retries = 3
     lag = late = 0  # looks at the driver after `empty_cache` that show less than is free
 
     def __init__(self):
@@ -65,7 +66,7 @@ class Card:
 
         reserved = counts(self.reserved, self.peak_reserved)
         allocated = counts(self.allocated, self.peak_allocated)
-        return {"allocated_bytes": allocated, "reserved_bytes": reserved, "num_alloc_retries": 3}
+        return {"allocated_bytes": allocated, "reserved_bytes": reserved, "num_alloc_retries": self.retries}
 
     def reset_peak(self, device):
         self.peak_allocated = self.peak_reserved = 0
@@ -81,6 +82,14 @@ class Card:
         self.answer()
         self.calls.append("empty_cache")
         self.reserved, self.late = self.allocated, self.lag
+
+    def ask_for(self, size, device):
+        """An allocator that cannot give so much gives back what it has cached, tries again, and refuses."""
+        self.answer()
+        assert size > self.total
+        self.calls.append(f"ask on {device}")
+        self.reserved, self.retries = self.allocated, self.retries + 1
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     def answer(self):
         if self.error:
@@ -133,6 +142,7 @@ def card(monkeypatch):
         "set_per_process_memory_fraction": card.set_fraction,
         "synchronize": lambda device=None: (card.answer(), card.calls.append("synchronize")),
         "empty_cache": card.empty_cache,
+        "caching_allocator_alloc": card.ask_for,
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
     clear = lambda: card.calls.append("clear_workspaces")  # noqa: E731
@@ -161,6 +171,7 @@ def test_the_installed_torch_takes_every_call_with_these_arguments():
         "set_per_process_memory_fraction": (0.5, where),
         "synchronize": (where,),
         "empty_cache": (),
+        "caching_allocator_alloc": (1, where),
         "device": (where,),
         "stream": (None,),
         "default_stream": (where,),
@@ -313,6 +324,25 @@ def test_a_lost_card_raises_nothing_and_keeps_its_last_figures(card, device):
     assert device.peak() == before
     device.start_peak()
     device.wall(GIB)
+
+
+def test_a_card_is_trimmed_alone_while_another_one_is_lost(card, device, monkeypatch):
+    def stops_at_the_lost_one():
+        raise LOST
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", stops_at_the_lost_one)
+    for give_back in (device.trim, device.reclaim):
+        card.reserved, card.allocated, card.calls = 3 * GIB, GIB, []
+        give_back()
+        assert card.calls[-1] == "ask on cuda:0"
+        assert (device.memory().reserved, device.retries()) == (GIB, 3)
+
+
+def test_a_card_that_does_not_answer_is_lost_and_one_that_is_full_is_not(card, device):
+    card.error = torch.OutOfMemoryError("CUDA out of memory")
+    assert (device.room(GIB), device.lost) == (0, False)
+    card.error = LOST
+    assert (device.room(GIB), device.lost) == (0, True)
 
 
 def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver(card, device):

@@ -137,7 +137,7 @@ def told(run: Path, model: str) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("schedule", [{}, {"window": "2"}, {"exclusive": "no"}], ids=["one", "turns", "side by side"])
-@pytest.mark.parametrize("faults", ["", "oom:120,oom:121,nan:60", "lose@cuda:1:200", "lose:180"])
+@pytest.mark.parametrize("faults", ["", "oom:120,oom:121,nan:60", "lose@cuda:1:200", "oom-over:1KiB"])
 def test_rows_are_counted_where_they_were_computed_whatever_strikes(desk, faults, schedule):
     code, run = desk.run(devices="sim:2xT4", faults=faults, **schedule)
     assert code == ExitCode.COMPLETED
@@ -145,11 +145,11 @@ def test_rows_are_counted_where_they_were_computed_whatever_strikes(desk, faults
         assert told(run, model) == desk.witness.rows(model)
         assert sum(each["rows"] for each in passes(run, model)) == len(TEXTS)
     places = {place for model in ("one", "two") for place in desk.witness.rows(model)}
-    assert (("cpu", "float32") in places) == (faults == "lose:180")
+    assert (("cpu", "float32") in places) == (faults == "oom-over:1KiB")
 
 
 def test_a_pass_that_fell_back_to_the_cpu_says_cpu_and_float32(desk):
-    _, run = desk.run(devices="sim:T4", faults="lose:1")
+    _, run = desk.run(devices="sim:T4", faults="oom-over:1KiB")
     (end, *_) = events_of(run, ev.EnsemblePassCompleted)
     assert desk.witness.rows(end.model) == {("cpu", "float32"): len(TEXTS)}
     assert (end.device, end.dtype) == ("cpu", "float32")
@@ -249,7 +249,7 @@ def test_pressure_that_has_passed_is_in_the_summary(desk):
 
 
 def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
-    _, run = desk.run(devices="sim:T4", faults="lose:1", roster="one")
+    _, run = desk.run(devices="sim:T4", faults="oom-over:1KiB", roster="one")
     leases = [lease for each in summary_of(run)["collections"] for lease in each["leases"]]
     assert "cpu" in {lease["device_kind"] for lease in leases}
     assert {lease[name] for lease in leases for name in ("held_seconds", "attach_seconds")} == {None}
@@ -262,7 +262,7 @@ def test_rows_of_two_sessions_are_counted_where_each_was_computed(desk, seed):
     flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"exclusive": "no"}])}
     code, run = desk.run(devices="sim:2xT4", faults=faults, stop_after=dice.randrange(3, 9), **flags)
     assert code == ExitCode.STOPPED
-    assert desk.run(devices="sim:2xT4", faults="lose:120", resume="yes", **flags)[0] == ExitCode.COMPLETED
+    assert desk.run(devices="sim:2xT4", faults="lose@cuda:1:120", resume="yes", **flags)[0] == ExitCode.COMPLETED
     for model in ("one", "two"):
         assert told(run, model) == desk.witness.rows(model)
         (end,) = [end for end in events_of(run, ev.EnsemblePassCompleted) if end.model == model]

@@ -258,7 +258,7 @@ def test_bytes_that_stay_on_a_gpu_are_told_and_missing_in_the_next_budget(gpus):
 
 def test_the_receipt_of_a_lost_device_says_so_and_claims_no_residue(gpus):
     with gpus.lease() as lease:
-        gpus.lessor.lose(lease.devices[1])
+        gpus.lessor.lose(lease.devices[1], "gone")
     assert [(receipt.lost, receipt.residue_bytes) for receipt in lease.receipts] == [(False, 0), (True, 0)]
 
 

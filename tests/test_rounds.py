@@ -126,17 +126,34 @@ def test_the_other_gpu_finishes_the_pass_of_a_lost_one(desk):
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
 
 
-@pytest.mark.parametrize("fallback", ["yes", "no"])
-def test_the_cpu_finishes_when_every_gpu_is_lost_unless_it_may_not(desk, fallback):
-    code, run = desk.run(devices="sim:2xT4", faults="lose:260", cpu_fallback=fallback)
-    if fallback == "yes":
-        assert code == ExitCode.COMPLETED
-        desk.check(run)
-        assert "cpu" in {batch.device for batch in events_of(run, ev.BatchCommitted)}
-    else:
-        assert code == ExitCode.FAILED
-        assert "cpu" not in {batch.device for batch in events_of(run, ev.BatchCommitted)}
-        assert "CPU fallback is off" in summary_of(run)["reason"]
+@pytest.mark.parametrize("how", [{}, {"cpu_fallback": "no"}, {"window": "2"}, {"exclusive": "no"}])
+def test_a_run_that_loses_its_last_gpu_stops_and_goes_on_in_a_new_process(desk, how):
+    code, run = desk.run(devices="sim:2xT4", faults="lose:260", **how)
+    assert code == ExitCode.STOPPED
+    done = len(events_of(run, ev.BatchCommitted))
+    assert done
+    assert summary_of(run)["status"] == "stopped"
+    assert "no GPU is left: cuda:0, cuda:1 lost to this process; --resume continues" in summary_of(run)["reason"]
+    code, run = desk.run(devices="sim:2xT4", faults="", run_id=run.name, resume="yes", **how)
+    assert code == ExitCode.COMPLETED
+    desk.check(run)
+    cells = [(batch.model_pass, batch.batch_index) for batch in events_of(run, ev.BatchCommitted)]
+    assert done < len(cells) == len(set(cells))
+    assert "cpu" not in {batch.device for batch in events_of(run, ev.BatchCommitted)}
+
+
+def test_a_gpu_that_is_lost_while_a_model_is_attached_stops_the_run_too(desk):
+    code, run = desk.run(devices="sim:T4", faults="lose:1")
+    assert code == ExitCode.STOPPED
+    assert events_of(run, ev.BatchCommitted) == []
+    assert [event.device for event in events_of(run, ev.DeviceLost)] == ["cuda:0"]
+
+
+def test_a_companion_whose_gpu_is_lost_while_it_is_attached_goes_to_the_other(desk):
+    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:1", exclusive="no")
+    assert code == ExitCode.COMPLETED
+    desk.check(run)
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0"}
 
 
 @pytest.mark.parametrize(

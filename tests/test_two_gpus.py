@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import Stopped, UnavailableError
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.models.masters import Masters
+from interlock.engine.models.weightless import WeightlessHost, WeightlessRows
 from interlock.engine.models.weights import Replica
-from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.schedule import Schedule
@@ -115,9 +116,91 @@ def test_the_wall_is_measured_again_once_the_first_forward_has_loaded_its_kernel
 def test_each_of_two_lost_gpus_tells_only_the_rows_that_it_gave_back():
     gpus = [T4(number, parse("lose:3")) for number in range(2)]
     desk = Desk([COMPANION], [512] * 320, gpus, CEILING)
-    desk.compute(Schedule.EXCLUSIVE)
+    with pytest.raises(Stopped):
+        desk.compute(Schedule.EXCLUSIVE)
     told = {step.device: step.rows for step in desk.of(ev.Mitigated) if " lost: " in step.cause}
     assert told == {"cuda:0": 32, "cuda:1": 32}
+
+
+class Bad:
+    """An encoder that a GPU is lost of, as CUDA says it."""
+
+    padded = False
+
+    def __init__(self, said):
+        self.said, self.tried = said, 0
+
+    def encode(self, rows):
+        self.tried += 1
+        raise getattr(torch, "AcceleratorError", RuntimeError)(f"CUDA error: {self.said}\nmore")
+
+
+class Host:
+    """The way to the CPU, if any."""
+
+    def __init__(self, lessor, instance):
+        self._lessor, self._instance = lessor, instance
+
+    def lose(self, instance, reason):
+        self._lessor.lose(instance.device, reason)
+
+    def other(self, instance):
+        raise AssertionError("another GPU was asked for")
+
+    def host(self, lengths):
+        return self._instance
+
+    def host_possible(self):
+        return self._instance is not None
+
+
+@pytest.fixture
+def losing():
+    """Computes a batch on a GPU that is lost of it with these words; what was told, and the encoder."""
+    stack = ExitStack()
+
+    def make(said, *, cpu):
+        host, told = WeightlessHost(), []
+        lessor, (cells,) = Lessor([T4(0), host], CEILING), grid_of([SMALL], [64] * 600, ids_of)
+        lease = stack.enter_context(lessor.lease("m", {"cuda:0": GIB, "cpu": GIB}, lambda _: None))
+        rest = law(SMALL, "sim"), Calibration(), lease, lessor
+        attached = Replica(hydrate(SMALL), lessor.devices[0])
+        gpu = ModelInstance(lessor.devices[0], attached, encoder := Bad(said), "float16", *rest)
+        there = ModelInstance(host, attached, WeightlessRows(SMALL, attached.network), "float32", *rest)
+        fallbacks = Host(lessor, there if cpu else None)
+        return BatchRunner(Queue(cells, [0, 1]), gpu, fallbacks, told.append), told, encoder
+
+    with stack:
+        yield make
+
+
+@pytest.mark.parametrize("said", ["device-side assert triggered", "an illegal memory access was encountered"])
+def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_and_to_no_other_gpu(losing, said):
+    runner, told, encoder = losing(said, cpu=True)
+    result = runner.compute(0)
+    assert np.isfinite(result.vectors).all()
+    assert [(part.device, part.dtype, part.rows) for part in result.parts] == [("cpu", "float32", len(result.vectors))]
+    (step,) = told
+    assert (step.rung, step.rows, step.cause) == (
+        "cpu",
+        len(result.vectors),
+        f"cuda:0 lost at this batch: CUDA error: {said}",
+    )
+    with pytest.raises(DeviceGone, match=said):
+        runner.compute(1)
+    assert encoder.tried == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "cpu"), [("uncorrectable ECC error encountered", True), ("device-side assert triggered", False)]
+)
+def test_a_batch_that_a_gpu_was_lost_under_is_given_back_where_it_is_not_to_blame_or_has_nowhere_to_go(
+    losing, said, cpu
+):
+    runner, told, _ = losing(said, cpu=cpu)
+    with pytest.raises(DeviceGone, match=said):
+        runner.compute(0)
+    assert told == []
 
 
 class Crowded(T4):

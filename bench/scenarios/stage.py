@@ -130,14 +130,17 @@ class _Lessor(Lessor):
 def _run(
     grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
 ) -> int:
-    """To the end, in two sessions where the plan stops in between; how many it took."""
-    try:
-        _rounds(grid, devices, host, plan, shop, heard).run()
-    except Stopped:
-        heard.controls.code = None
-        _rounds(grid, devices, host, plan, shop, heard).run()
-        return 2
-    return 1
+    """To the end, in another session where the plan stops in between, and on the CPU once both GPUs are lost; how many
+    sessions it took."""
+    sessions = 1
+    while True:
+        try:
+            _rounds(grid, devices, host, plan, shop, heard).run()
+            return sessions
+        except Stopped:
+            sessions += 1
+            heard.controls.code = None
+            devices = [host] if all(device.lost for device in devices) else devices
 
 
 def _rounds(
@@ -148,7 +151,7 @@ def _rounds(
     context = RunContext(
         devices=devices,
         host=host,
-        lessor=_Lessor([*devices, host], plan, granted),
+        lessor=_Lessor([*(device for device in devices if device is not host), host], plan, granted),
         masters=Masters(1 << 30, shop.master),
         controls=heard.controls,
         emit=heard,

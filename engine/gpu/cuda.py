@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.device_errors import classify
+from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.record.facts import Memory, Readings
 
@@ -84,6 +84,12 @@ class CudaDevice(Device):
         self._outside = 0
         self._measured = -FRESH
         self._highest = 0
+        self._lost = False
+        self._refused = 0
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
 
     def memory(self) -> Memory:
         held = self._held("current")
@@ -96,9 +102,10 @@ class CudaDevice(Device):
             held = self.memory()
             free, _ = torch.cuda.mem_get_info(self.torch)
         except RuntimeError as error:
-            if classify(error):
-                return 0  # lost, or so full that not even a context finds a place
-            raise
+            if (trouble := classify(error)) is None:
+                raise
+            self._lost = trouble is Trouble.LOST
+            return 0  # lost, or so full that not even a context finds a place
         return max(0, min(ceiling - held.occupied, free) + held.reserved - held.allocated)
 
     def wall(self, ceiling: int | None) -> None:
@@ -136,11 +143,22 @@ class CudaDevice(Device):
         return replace(held, occupied=max(held.occupied, self._highest))
 
     def retries(self) -> int:
-        return int(self._stats().get("num_alloc_retries", 0))
+        return int(self._stats().get("num_alloc_retries", 0)) - self._refused
 
     def trim(self) -> None:
-        with suppress(RuntimeError):
+        try:
             torch.cuda.empty_cache()
+        except RuntimeError:  # it goes through all GPUs, and stops at one that is lost
+            self._trim_alone()
+
+    def _trim_alone(self) -> None:
+        """Ask for more than there is: before it refuses, a GPU's allocator gives back what it has cached, of this GPU
+        alone, and counts that as a retry (`DeviceCachingAllocator::malloc`)."""
+        with suppress(RuntimeError):
+            before = self.retries()
+            with suppress(RuntimeError):
+                torch.cuda.caching_allocator_alloc(2 * self.total, self.torch)
+            self._refused += self.retries() - before
 
     def reclaim(self) -> None:
         """Give back what no tensor uses, and cuBLAS's workspaces unless another GPU of this process computes now."""
@@ -149,7 +167,8 @@ class CudaDevice(Device):
         with suppress(RuntimeError):  # a lost GPU gives nothing back, and its lease ends all the same
             torch.cuda.synchronize(self.torch)
             free, reserved = self._free(), torch.cuda.memory_reserved(self.torch)
-            _drop_caches()
+            _WORKSPACES.clear()  # they lie in the allocator and outlive every model
+            self.trim()
             wanted = free + reserved - torch.cuda.memory_reserved(self.torch)
             deadline = time.monotonic() + PATIENCE
             while self._free() < wanted and time.monotonic() < deadline:  # the driver notices late
@@ -282,9 +301,6 @@ def _first_product(device: torch.device) -> None:
         ones @ ones
         torch.cuda.synchronize()
     del ones
-    _drop_caches()
-
-
-def _drop_caches() -> None:
-    _WORKSPACES.clear()  # they lie in the allocator and outlive every model
-    torch.cuda.empty_cache()
+    _WORKSPACES.clear()
+    with suppress(RuntimeError):  # of another GPU, which is lost
+        torch.cuda.empty_cache()

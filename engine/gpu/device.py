@@ -40,6 +40,11 @@ class Device(Protocol):
     metered: bool
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether this process can compute nothing on it any more, as far as its `room` has told."""
+        return False
+
     def memory(self) -> Memory:
         """Measure what it holds now."""
 

@@ -61,6 +61,17 @@ _LOST = (
 # What torch's allocator says instead of "out of memory" where NVML does not answer it: it asks only to tell who holds
 # the card (`reportProcessMemoryInfo`). So on MIG slices, in some containers and on a Jetson (pytorch#112377, #185240).
 _UNTOLD = r"NVML_SUCCESS == .*INTERNAL ASSERT FAILED at .*Allocator"
+# Those of _LOST that a kernel brings about: what it was given may do so again on the next GPU.
+_OWN_DOING = (
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "hardware stack error",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "invalid program counter",
+)
+
 _MEMORY_TEXT = re.compile("|".join([_UNTOLD, *map(re.escape, _MEMORY)]))
 _LOST_TEXT = re.compile(rf"(?:CUDA|HIP|CUDNN)\b.*?(?:{'|'.join(map(re.escape, _LOST))})", re.IGNORECASE | re.DOTALL)
 
@@ -76,3 +87,8 @@ def classify(error: BaseException) -> Trouble | None:
     if _MEMORY_TEXT.search(str(error)):
         return Trouble.MEMORY
     return Trouble.LOST if _LOST_TEXT.search(str(error)) else None
+
+
+def may_recur(message: str) -> bool:
+    """Tell whether what a GPU said when it was lost may come of what it computed, and befall the next one too."""
+    return any(words in message for words in _OWN_DOING)

@@ -32,7 +32,8 @@ class Lease:
     shared: bool = False
     receipts: list[Receipt] = field(default_factory=list)
     residues: list[Residue] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    """Devices that were lost under it, with what they said."""
     held_seconds: float = 0.0
     peaks: dict[str, Memory] = field(default_factory=dict)
     _models: list["weakref.ref[object]"] = field(default_factory=list)
@@ -124,12 +125,12 @@ class Lessor:
         finally:
             self._open.remove(lease)
 
-    def lose(self, device: Device) -> None:
+    def lose(self, device: Device, reason: str) -> None:
         """Mark this device as lost in every open lease, whose receipts cannot measure it any more."""
         with self._lock:
             for lease in self._open:
                 if device.name in lease.budgets:
-                    lease.lost.add(device.name)
+                    lease.lost.setdefault(device.name, reason)
 
     def budget(self, device: Device) -> int:
         """Measure the bytes that a lease may have on a device now."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError
-from interlock.engine.gpu.device_errors import Trouble
+from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
@@ -87,18 +87,14 @@ class BatchRunner:
         Raises DeviceGone when the instance's device is lost, UnavailableError for ids beyond the model's words; nothing
         is committed then.
         """
-        cells = self._cells
-        self._index, self._parked = index, []
-        self._computed.clear()
-        self._rows = cells.ids(index)
-        vectors = np.full((len(self._rows), cells.card.dim), np.nan, np.float32)
-        pieces = deque(self._planned())
-        forwards, calm = 0, len(pieces) == 1
-        while pieces:
-            piece = pieces.popleft()
-            again = self._try(piece, vectors)
-            forwards, calm = forwards + 1, calm and not again
-            pieces.extendleft(reversed(again))
+        cells, device = self._cells, self.instance.device
+        if reason := self.instance.lease.lost.get(device.name):
+            raise DeviceGone(reason)
+        self._index, self._rows = index, cells.ids(index)
+        try:
+            vectors, forwards, calm = self._through(self._planned())
+        except DeviceGone as gone:
+            vectors, forwards, calm = self._through(self._on_host_only(gone))
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
         self.instance.grow_back()
@@ -108,6 +104,35 @@ class BatchRunner:
             self._emit(passed)
         parts = [Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items()]
         return Result(vectors, forwards, [part for part in parts if part.rows])
+
+    def _through(self, planned: Sequence[_Piece]) -> tuple[Vectors, int, bool]:
+        """Compute pieces and what comes of them: the vectors, the forwards, and whether nothing fell short."""
+        vectors = np.full((len(self._rows), self._cells.card.dim), np.nan, np.float32)
+        pieces, self._parked = deque(planned), []
+        self._computed.clear()
+        forwards, calm = 0, len(pieces) == 1
+        while pieces:
+            piece = pieces.popleft()
+            again = self._try(piece, vectors)
+            forwards, calm = forwards + 1, calm and not again
+            pieces.extendleft(reversed(again))
+        return vectors, forwards, calm
+
+    def _on_host_only(self, gone: DeviceGone) -> list[_Piece]:
+        """The whole batch on the CPU, where it may be what the device was lost of: it would cost the next GPU too.
+
+        Raises `gone` where it is not, or the CPU may not be used.
+        """
+        began, lengths = time.monotonic(), [len(row) for row in self._rows]
+        possible = may_recur(str(gone)) and self._fallbacks.host_possible()
+        host = self._fallbacks.host(lengths) if possible else None
+        if host is None:
+            raise gone
+        name = self.instance.device.name
+        cause, action = f"{name} lost at this batch: {gone}", "computing it on the CPU in float32, and on no other GPU"
+        short, seconds = Shortfall(None, str(gone), 0, 0, 0.0), time.monotonic() - began
+        self._mitigated(Rung.CPU, cause, action, self.instance, len(lengths), short, seconds)
+        return [_Piece(np.arange(len(lengths)), Effort(), host)]
 
     def _planned(self) -> list[_Piece]:
         """The batch as one piece, or cut into pieces that fit one after the other."""

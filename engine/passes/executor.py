@@ -60,6 +60,7 @@ class PassExecutor:
                 if controls.stop_requested:
                     raise Stopped("stopped by the operator between batches: --resume continues")
                 self._free = self._rooms()
+                self._stop_without_gpus()
                 now = self._next(controls.schedule, self._left)
                 assert now is not None, "there are batches left"
                 for model_pass, reason in now.refused.items():
@@ -111,7 +112,20 @@ class PassExecutor:
     def _rooms(self) -> list[DeviceRoom]:
         context = self._context
         healthy = [device for device in context.devices if device.name not in self._lost]
-        return rooms(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
+        found = rooms(healthy, context.host, context.lessor, cpu_fallback=context.controls.cpu_fallback)
+        for device in healthy:
+            if device.lost:
+                self.lose(device, "does not respond")
+        return [free for free in found if free.name not in self._lost]
+
+    def _stop_without_gpus(self) -> None:
+        """Raise Stopped once the last GPU is lost: to this process only, and the CPU may take days for the rest."""
+        names = [device.name for device in self._context.devices if device is not self._context.host]
+        if names and self._lost.issuperset(names):
+            raise Stopped(
+                f"no GPU is left: {', '.join(names)} lost to this process; --resume continues in a new one, which can "
+                "use them again, and --resume --devices cpu on the CPU"
+            )
 
     def _place(self, now: Placement) -> None:
         """Go through one placement, from the leases to the receipts."""
@@ -199,7 +213,7 @@ class PassExecutor:
         with self._lock:
             known = device.name in self._lost
             self._lost.add(device.name)
-        self._context.lessor.lose(device)
+        self._context.lessor.lose(device, reason)
         if not known:
             self._context.emit(DeviceLost(device=device.name, reason=reason))
 

@@ -71,10 +71,16 @@ class ResidentModel:
         self._lock = RLock()
 
     def load(self) -> None:
-        """Lease and attach; on the host where no GPU takes it. Raises UnavailableError where nothing does."""
+        """Lease and attach; on the host where no GPU takes it, and nowhere where they are lost: others may take it.
+
+        Raises UnavailableError where nothing takes it.
+        """
         context, cells = self.context, self.cells
         by_name = {device.name: device for device in (*context.devices, context.host)}
-        devices = self._still_roomy([by_name[name] for name in self.assignment.devices])
+        assigned = [by_name[name] for name in self.assignment.devices]
+        devices = self._still_roomy(assigned)
+        if all(device.lost for device in assigned):
+            return
         if not devices:
             self._load_on_host(f"does not fit on {', '.join(self.assignment.devices)}")
             return
@@ -85,7 +91,7 @@ class ResidentModel:
         master, warm = context.masters.take(cells.card)
         self.stack.callback(context.masters.give_back, cells.card, master)
         self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
-        if not self.instances:
+        if not self.instances and len(self.lease.lost) < len(devices):
             self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
 
     def runners(self) -> list[BatchRunner]:
