@@ -62,6 +62,7 @@ bench-overhead: install  ## the share of a run that is not a forward pass
 
 bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/law.py --json bench/results/law.json
+	$(BIN)/python bench/kernels.py --json bench/results/kernels.json
 	$(BIN)/python bench/screen.py --json bench/results/screen.json
 	$(BIN)/python bench/plans.py --json bench/results/plans.json
 	$(BIN)/python -m tools.generate

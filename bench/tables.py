@@ -173,6 +173,21 @@ def _percents(found: Any) -> str:
     return f"{100 * found['median']:.3f} / {100 * found['worst']:.2f}" if found else ""
 
 
+def kernels(found: Any) -> Iterator[Row]:
+    cells: dict[str, dict[str, Any]] = {}
+    for each in (found or {"ways": []})["ways"]:
+        cells.setdefault(each["architecture"], {})[each["way"]] = each
+    for kind, ways in cells.items():
+        first = ways["resident"]
+        layers = " / ".join(f"{each['kernels_a_layer']:.0f}" for each in ways.values())
+        name = kind if first["packed"] else f"{kind}, padded".replace(" padded, padded", ", padded")
+        faults = sum(each["faults"] for each in ways.values())
+        beside = f"{first['kernels_beside_layers']:.0f}"
+        yield name, _met(str(faults), not faults), layers, beside, first["waits_a_batch"]
+    for name in (found or {"goals": {}})["goals"]:
+        yield f"goal: {name}", *_goal(found, name, "{:.0f}"), "", ""
+
+
 def console(*found: Any) -> Iterator[Row]:
     """Each goal once: of the result that comes first."""
     goals = {name: result for result in reversed(found) if result for name in result["goals"]}
@@ -259,6 +274,11 @@ PARTS: dict[str, Callable[[], Figures]] = {
         ["chunks", "reading", "pass", "files", "store", "of it anonymous, pass / store"], ["memory"], memory
     ),
     "memory law": lambda: figures(["", "packed", "SDPA", "eager"], ["law"], law),
+    "kernels": lambda: figures(
+        ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],
+        ["kernels"],
+        kernels,
+    ),
     "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),

@@ -16,6 +16,7 @@ from tools import generate
 
 SCRIPTS = {
     "encode": ["--quick"],
+    "kernels": ["--quick"],
     "law": ["--quick"],
     "memory": ["--quick"],
     "overhead": ["--quick"],

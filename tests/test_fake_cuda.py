@@ -6,8 +6,8 @@ content (`tests/fake_cuda.py`). A bare `cuda`, or the number 0, would show as a 
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,111 +16,24 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchError
 
-from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.models.attention import ROTARY, kernel_for, pack
-from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.models.attention import ROTARY, pack
+from interlock.engine.models.network import PACKED_TYPES
 from interlock.engine.models.stages import walk
-from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes import encoder
-from interlock.engine.passes.encoder import Hidden, PackedRows, PaddedRows
+from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.grid import Queue
+from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.ladder import Rung
+from interlock.engine.record import events as ev
 from tests.fake_cuda import FakeCuda, fake_cuda
-from tests.oracle import blank
+from tests.fake_models import A100, KINDS, PADDED, ROWS, T4, Attached, attached
+from tests.harness import Told, grid_of
+from tests.weightless import card_of
 
-T4, A100 = (7, 5), (8, 0)
-ROWS = {"even": [24] * 4, "ragged": [40, 24, 24, 9, 3], "single": [17]}
-SMALL = {
-    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 99, "type_vocab_size": 1,
-    "max_position_embeddings": 512, "pad_token_id": 1, "hidden_act": "gelu", "bos_token_id": 2, "eos_token_id": 3,
-    "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4,
-}  # fmt: skip
-GROUPED = ("eurobert", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-PADDED = ("albert", "deberta-v2", "electra", "xlm-roberta-xl")
-EAGER = ("deberta-v2",)
 LAYER_KERNELS = {"bert": 10, "roberta": 10, "xlm-roberta": 10, "llama": 17, "qwen2": 17, "qwen3": 19}
 """The most that a layer of an architecture may launch."""
-WINDOWED = {"modernbert": {"local_attention": 16}, "gemma3_text": {"sliding_window": 16, "layer_types": None},
-            "mistral": {"sliding_window": 16}}  # fmt: skip
-
-
-class Gpu(CpuDevice):
-    """`cuda:1` as those see it who attach a model to it."""
-
-    name, kind = "cuda:1", "cuda"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.torch = torch.device("cuda", 1)
-
-    def computing(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
-@dataclass
-class Attached:
-    """A model on the GPU that is not there, and what encodes with it."""
-
-    replica: Replica
-    rows: Any
-    fake: FakeCuda
-
-    def encode(self, lengths: list[int]) -> None:
-        """Compute rows of these lengths, counting from zero."""
-        self.fake.kernels.clear()
-        self.fake.waits.clear()
-        vectors = self.rows.encode([np.full(length, 5) for length in lengths])
-        assert vectors.shape == (len(lengths), SMALL["hidden_size"])
-
-    def kernels(self, lengths: list[int]) -> int:
-        self.encode(lengths)
-        return sum(self.fake.kernels.values())
-
-
-class _Graph(nn.Module):
-    """What sentence-transformers makes of a network, as far as the encoders look at it."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.first = _First(network)
-
-    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        hidden = self.first.model(**features)[0]
-        mask = features.get("attention_mask", torch.ones_like(features["input_ids"]))[..., None]
-        return {"sentence_embedding": (hidden * mask).sum(1) / mask.sum(1)}
-
-
-class _First(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.model = network
-
-
-def config_of(kind: str, layers: int) -> dict[str, Any]:
-    config = {**SMALL, "model_type": kind, "num_hidden_layers": layers, **WINDOWED.get(kind, {})}
-    if kind in GROUPED:
-        config |= {"num_key_value_heads": 2, "head_dim": 16}
-    if kind in ("albert", "electra"):
-        config["embedding_size"] = 64
-    return {name: value for name, value in config.items() if value is not None}
-
-
-def attached(fake: FakeCuda, kind: str, layers: int = 2, capability: tuple[int, int] = A100, **how: bool) -> Attached:
-    config, gpu = config_of(kind, layers), Gpu()
-    kernel = kernel_for(config, "float16", capability)
-    with fake.mode:
-        network: nn.Module
-        if kind in PACKED_TYPES:
-            network = PackedEncoder.blank(config, torch.float16)
-        else:
-            network = _Graph(blank(config, "eager" if kind in EAGER else "sdpa", torch.float16, packed=kind in ROTARY))
-        master = Master(network)
-    replica = Replica(master, gpu, **how)
-    if kind in PACKED_TYPES:
-        rows: Any = PackedRows(replica.network, "mean", gpu.torch, kernel)
-    elif kind in ROTARY:
-        rows = PackedRows(Hidden(replica.network.first), "lasttoken", gpu.torch, kernel)
-    else:
-        rows = PaddedRows(replica.network, 1, gpu.torch)
-    return Attached(replica, rows, fake)
 
 
 @pytest.fixture
@@ -132,7 +45,7 @@ def fake() -> Iterator[FakeCuda]:
 @pytest.mark.parametrize(
     ("kind", "capability"),
     [
-        *((kind, A100) for kind in sorted(PACKED_TYPES | ROTARY | {*PADDED})),
+        *((kind, A100) for kind in KINDS),
         *((kind, T4) for kind in ("bert", "gemma3_text", "modernbert", "qwen3")),
     ],
 )
@@ -201,10 +114,51 @@ def test_memory_that_runs_out_in_any_stage_of_a_streamed_forward_leaves_nothing_
         model.encode(ROWS["single"])
 
 
+class Others:
+    """Where pieces go that one GPU cannot compute: another GPU."""
+
+    def __init__(self) -> None:
+        self.instance: ModelInstance | None = None
+
+    def other(self, instance: ModelInstance) -> ModelInstance | None:
+        return None if instance is self.instance else self.instance
+
+    def host_possible(self) -> bool:
+        return False
+
+
+def _instance(stack: ExitStack, model: Attached, lessor: Lessor, lease: Any) -> ModelInstance:
+    free = Law(0, 0, ((0.0, 0.0),), slots=1)
+    return ModelInstance(model.gpu, model.replica, model.rows, "float16", free, Calibration(), lease, lessor)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_climbs_the_ladder_to_the_other_gpu_without_a_tensor_left_behind(fake, kind):
+    told, others = Told(), Others()
+    (cells,) = grid_of([replace(card_of("MiniLM-L6"), dim=64)], [24, 9], lambda _, length: np.full(length, 5))
+    models = [attached(fake, kind, number=number) for number in (1, 2)]
+    with ExitStack() as stack:
+        lessor = Lessor([model.gpu for model in models], 1 << 30)
+        lease = stack.enter_context(lessor.lease("m", {model.gpu.name: 0 for model in models}, lambda _: None))
+        full, others.instance = (_instance(stack, model, lessor, lease) for model in models)
+        stages = [stage for stage, _ in walk(models[0].replica.network)]
+        stages[-1].register_forward_hook(_run_out)
+        result = BatchRunner(Queue(cells, [0]), full, others, told).compute(0)
+    assert {step.rung for step in told.of(ev.Mitigated)} >= {Rung.SPLIT, Rung.STREAM, Rung.RELOCATE}
+    assert np.isfinite(result.vectors).all()
+
+
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES | ROTARY))
 def test_the_host_waits_twice_for_a_packed_batch(fake, kind):
     attached(fake, kind).encode(ROWS["ragged"])
     assert fake.waits == {"to device": 1, "to host": 1}
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_the_host_waits_three_times_at_most_for_a_padded_batch(fake, kind):
+    for lengths in ROWS.values():
+        attached(fake, kind).encode(lengths)
+        assert fake.waits.total() <= 3
 
 
 @pytest.mark.parametrize(
