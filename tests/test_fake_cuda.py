@@ -95,7 +95,7 @@ def _run_out(*_: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("kind", ["albert", "modernbert", "mpnet", "qwen3", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["electra", "modernbert", "qwen3", "xlm-roberta"])
 def test_memory_that_runs_out_in_any_stage_of_a_streamed_forward_leaves_nothing_on_the_gpu(fake, kind):
     model, called = attached(fake, kind, streamed=True), []
     for stage, _ in walk(model.replica.network):
