@@ -30,7 +30,7 @@ def examine(configuration: Configuration) -> list[Check]:
         (sys.version_info >= (3, 11), "python", sys.version.split()[0]),
         *_packages(),
         *_host(),
-        *_gpus(),
+        *_gpus(settings),
         *_devices(settings),
         _writable(settings.out),
         (True, "model cache", f"{hub_cache()} (Hugging Face), {model_cache()} (from packages)"),
@@ -52,15 +52,16 @@ def _packages() -> Iterator[Check]:
             yield False, name, f"not installed: pip install {name}"
 
 
-def _gpus() -> Iterator[Check]:
-    """What the driver says of GPUs; a machine without one is no fault."""
+def _gpus(settings: RunSettings) -> Iterator[Check]:
+    """What the driver says of GPUs; a machine without one is no fault, and one that torch cannot use is."""
     import torch
 
     driver = open_nvml()
     if driver and torch.cuda.is_available():
         yield True, "gpu", f"{', '.join(driver.names())}; driver {driver.driver()}"
     else:
-        yield True, "gpu", f"none: {why_no_gpu()}"
+        usable = settings.devices == "cpu" or not (driver and driver.names())
+        yield usable, "gpu", f"none: {why_no_gpu()}"
 
 
 def _devices(settings: RunSettings) -> Iterator[Check]:

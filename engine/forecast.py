@@ -14,6 +14,7 @@ from interlock.engine.config import Configuration, RunSettings
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.devices import choose as choose_devices
+from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.gpu.sim import CONTEXT
@@ -92,7 +93,7 @@ class Forecast:
     budget_bytes: int
     fused_dim: int | None
     overlooked: Sequence[str] = ()
-    """What stands beside the chunk files and is not read."""
+    """What is there and not used: files beside the chunk files, and GPUs."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
     passes, budget = _forecasts(layouts, devices, settings)
-    return Forecast(corpus.rows, passes, budget, fused, list(overlooked(chunks, collections)))
+    unused = [*overlooked(chunks, collections), *unused_gpus(settings.devices, devices)]
+    return Forecast(corpus.rows, passes, budget, fused, unused)
 
 
 def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> reuse.Mask:

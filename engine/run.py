@@ -18,6 +18,7 @@ from interlock.engine.config import FROM_RUN, Configuration, continued
 from interlock.engine.continuing import Continuation
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, limit
 from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
@@ -80,6 +81,7 @@ class Run:
             self._collections = discover(chunks, self.settings.collections)
             self._notes += overlooked(chunks, self._collections)
             self._devices = self._choose_devices()
+            self._notes += unused_gpus(self.settings.devices, self._devices)
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)

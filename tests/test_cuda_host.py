@@ -21,14 +21,18 @@ import torch
 
 from interlock.console import doctor
 from interlock.engine.config import load
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import ExitCode, UnavailableError
+from interlock.engine.forecast import forecast
 from interlock.engine.gpu import cuda, nvml
-from interlock.engine.gpu.devices import choose, describe_host
+from interlock.engine.gpu.devices import choose, describe_host, unused_gpus
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
 from interlock.engine.models.weights import Master
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
-from tests.builders import ROOT, environment
+from interlock.engine.run import Run
+from tests.builders import ROOT, corpus, environment, events_of
 
 MIB, GIB = 1 << 20, 1 << 30
 UUID = "GPU-12345678-0000-0000-0000-000000000000"
@@ -118,6 +122,9 @@ class Driver:
 
     def driver(self):
         return "550.54.15"
+
+    def cuda(self):
+        return "12.4"
 
 
 class Stranger(Driver):
@@ -484,6 +491,39 @@ def test_doctor_says_what_is_free_on_a_shared_card_and_who_holds_the_rest(two_ca
     assert f"in use by run run-7 (pid {os.getpid()}, since " in held[2]
 
 
+@pytest.fixture
+def unusable(card, monkeypatch):
+    """The driver knows two cards, and torch can use none."""
+    for module in (nvml, doctor):
+        monkeypatch.setattr(module, "open_nvml", lambda: Driver(card, os.getpid()))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+
+
+def test_a_gpu_that_torch_cannot_use_is_told_in_run_plan_and_doctor(unusable, tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["one text"]}})
+    settings = load({"roster": str(tiny_a), "out": str(tmp_path / "runs"), "export": "npy"}, {})
+    run = Run(root, settings, Controls())
+    assert run.go() == ExitCode.COMPLETED
+    said = (
+        f"computing on the CPU, though there is a GPU (torch {torch.__version__}, built for CUDA 13.0, sees none; "
+        "driver 550.54.15 (CUDA up to 12.4) reports Tesla T4, Tesla T4): install a torch build that this driver runs, "
+        "or pass --devices cpu"
+    )
+    assert [warned.message for warned in events_of(run.directory.path, ev.Warned)] == [said]
+    assert forecast(root, settings).overlooked == [said]
+    ((good, _, found),) = doctor._gpus(settings.settings)
+    assert not good
+    assert "Tesla T4" in found
+
+
+def test_a_gpu_that_was_not_asked_for_is_not_missed(unusable):
+    assert unused_gpus("cpu", choose("cpu")) == []
+    ((good, *_),) = doctor._gpus(load({"devices": "cpu"}, {}).settings)
+    assert good
+
+
 class Runtime:
     """libcudart: `refuses` is what it answers instead of success."""
 
@@ -575,6 +615,9 @@ class Library:
     def nvmlSystemGetDriverVersion(self):
         return "550.54.15"
 
+    def nvmlSystemGetCudaDriverVersion(self):
+        return 12040
+
     def nvmlDeviceGetCount(self):
         return 1
 
@@ -613,11 +656,8 @@ def test_every_figure_of_a_gpu_is_in_its_unit():
     assert Nvml(library).readings(UUID) == Readings(
         used=5 * GIB, total=16 * GIB, others=3 * GIB, utilisation=98, temperature=71, power=69.5
     )
-    assert (Nvml(library).own(UUID), Nvml(library).names(), Nvml(library).driver()) == (
-        2 * GIB,
-        ["Tesla T4"],
-        "550.54.15",
-    )
+    told = Nvml(library)
+    assert (told.own(UUID), told.names(), told.driver(), told.cuda()) == (2 * GIB, ["Tesla T4"], "550.54.15", "12.4")
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,25 @@ def why_no_gpu() -> str:
         return f"torch {torch.__version__} is built without CUDA" + (f", though {known} is present" if known else "")
     if driver is None:
         return f"torch {torch.__version__} is built for CUDA, but no NVIDIA driver responds"
+    newest = driver.cuda()
+    built = f", built for CUDA {torch.version.cuda}," if torch.version.cuda else ""
+    runs = f" (CUDA up to {newest})" if newest else ""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     masked = f", CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else ""
-    return f"torch {torch.__version__} sees none; driver {driver.driver()} reports {known or 'none'}{masked}"
+    return (
+        f"torch {torch.__version__}{built} sees none; driver {driver.driver()}{runs} reports {known or 'none'}{masked}"
+    )
+
+
+def unused_gpus(wanted: str, chosen: Sequence[Device]) -> list[str]:
+    """Say why `auto` has chosen the CPU, where the driver knows GPUs: nobody would expect that."""
+    from interlock.engine.gpu.nvml import open_nvml
+
+    driver = open_nvml() if wanted == "auto" and chosen[0].kind == "cpu" else None
+    if not driver or not driver.names():
+        return []
+    advice = "install a torch build that this driver runs, or pass --devices cpu"
+    return [f"computing on the CPU, though there is a GPU ({why_no_gpu()}): {advice}"]
 
 
 def _gpus(numbers: Sequence[int] | None = None) -> list[Device]:

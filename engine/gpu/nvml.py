@@ -54,6 +54,11 @@ class Nvml:
         """Ask for the version of the driver."""
         return self._asked(self._library.nvmlSystemGetDriverVersion)
 
+    def cuda(self) -> str | None:
+        """Ask for the newest CUDA that the driver runs: `12.4`."""
+        number = self._asked(self._library.nvmlSystemGetCudaDriverVersion)
+        return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
     def names(self) -> list[str]:
         """List the makes of all GPUs of the machine, hidden ones too."""
         count = self._asked(self._library.nvmlDeviceGetCount) or 0
