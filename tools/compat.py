@@ -1,7 +1,8 @@
 """Tries the package under every Python from 3.11 that is here, and under the oldest packages that pyproject allows.
 
-The quick tests, tests of models and downloads, and the demo. `python -m tools.compat [NAME...]` runs all or the named
-ones (`3.12.1`, `oldest`). An environment takes gigabytes: it is removed once all has passed in it, and kept in
+The quick tests, tests of models and downloads, and the demo; with the build of torch for CUDA (`cuda`, 4 GB from PyPI)
+what can be seen of it without a driver. `python -m tools.compat [NAME...]` runs all or the named ones (`3.12.1`,
+`oldest`, `cuda`). An environment takes gigabytes: it is removed once all has passed in it, and kept in
 `.compat/` for the next try where something failed.
 """
 
@@ -48,19 +49,29 @@ def demo(python: Path) -> str:
     return "" if ANSWER in first else f"its question is answered with: {first}"
 
 
-ATTEMPTS = {"quick tests": quick, "models": models, "demo": demo}
+def gpu(python: Path) -> str:
+    """Why what can be seen of a build for CUDA without a driver is not as it should be; empty: it is."""
+    if run(python, "-c", "import torch; print(torch.version.cuda)").strip() == "None":
+        return "pip found no torch that is built for CUDA"
+    files = (f"tests/test_{name}.py" for name in ("cuda_build", "fake_cuda", "streaming", "cuda_host", "attention"))
+    return tests(python, *files)
+
+
+USUAL = {"quick tests": quick, "models": models, "demo": demo}
+ATTEMPTS = {"cuda": {"build for CUDA": gpu}}
+"""Of an environment by its name, where they are not the usual ones."""
 
 
 def passes(name: str, base: Path, constraints: Sequence[str]) -> bool:
     """Whether all of it passes in an environment of the Python `base` with these versions; a line for each step."""
     began = time.monotonic()
     python = environment(KEPT / name, base, constraints, "--editable", f"{ROOT}[dev]")
-    print(f"{name:8} {'installed':20} {time.monotonic() - began:5.0f} s", flush=True)
+    print(f"{name:8} {'installed':22} {time.monotonic() - began:5.0f} s", flush=True)
     reasons = []
-    for what, attempt in ATTEMPTS.items():
+    for what, attempt in ATTEMPTS.get(name, USUAL).items():
         began = time.monotonic()
         reasons.append(why := attempt(python))
-        print(f"{name:8} {what:12} {'FAILED' if why else 'passed':7} {time.monotonic() - began:5.0f} s", flush=True)
+        print(f"{name:8} {what:14} {'FAILED' if why else 'passed':7} {time.monotonic() - began:5.0f} s", flush=True)
         if why:
             print(why)
     if not any(reasons):
@@ -73,6 +84,9 @@ def main(names: Sequence[str]) -> int:
     there = pythons()
     tries = {version: (path, tested()) for version, path in there.items()}
     tries["oldest"] = next(iter(there.values())), oldest()
+    # `===` takes what PyPI calls by this very version, which is the build for CUDA, and none made for CPUs
+    pinned = [line.replace("==", "===") if line.startswith("torch==") else line for line in tested()]
+    tries["cuda"] = next(iter(there.values())), pinned
     if unknown := set(names) - tries.keys():
         sys.exit(f"no {', '.join(sorted(unknown))}; there are: {', '.join(tries)}")
     failed = [name for name in names or tries if not passes(name, *tries[name])]
