@@ -82,10 +82,11 @@ def forward(
             with attending(batch):
                 hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0].float()
     else:
-        ids = torch.ones(len(lengths), max(lengths), dtype=torch.int64)
+        width = max(lengths) if len(set(lengths)) == 1 else -(-max(lengths) // 16) * 16
+        ids = torch.ones(len(lengths), width, dtype=torch.int64)
         mask: Any = {"full_attention": None} if causal else None
         if len(set(lengths)) > 1:
-            mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+            mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
         hidden = network(input_ids=ids, attention_mask=mask)[0].float()
     pooled = hidden[:1]
     del hidden, pooled

@@ -14,8 +14,8 @@ from interlock.engine.models.attention import (
     attending,
     kernel_for,
     pack,
-    packable_graph,
     register,
+    why_padded,
 )
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.precision import precision_for
@@ -138,8 +138,8 @@ def test_the_precision_of_a_gpu_is_that_in_which_the_architecture_does_not_overf
 
 
 def test_scores_that_are_capped_or_computed_eagerly_are_padded():
-    assert packable_graph({"model_type": "gemma3_text"}, "sdpa")
-    assert not packable_graph({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "sdpa")
-    assert not packable_graph({"model_type": "qwen3"}, "eager")
-    assert not packable_graph({"model_type": "electra"}, "sdpa")
+    assert not why_padded({"model_type": "gemma3_text"}, "sdpa")
+    assert "capped" in why_padded({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "sdpa")
+    assert "eager" in why_padded({"model_type": "qwen3"}, "eager")
+    assert "electra" in why_padded({"model_type": "electra"}, "sdpa")
     assert register() == NAME

@@ -242,6 +242,15 @@ def test_the_plan_of_the_form_is_the_commands_in_80_columns_and_says_what_does_n
     assert "raise --ceiling" in plan_of(["run", str(root), "--roster", str(tiny_a), "--ceiling", "1KiB"])[-1]
 
 
+def test_a_plan_says_why_a_model_is_padded(call, tmp_path):
+    model = tiny_model(tmp_path / "odd", pooling="max")
+    code, out, err = call(
+        "plan", corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": ["one text"]}}), "--roster", model
+    )
+    assert (code, err) == (0, "")
+    assert "padded: odd, because its pooling is max\n" in out
+
+
 def test_a_plan_that_does_not_fit_is_shown_and_exits_5(call, root, tiny_a):
     code, out, err = call("plan", root, "--roster", tiny_a, "--ceiling", "1KiB")
     assert code == ExitCode.UNAVAILABLE

@@ -23,7 +23,7 @@ from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import token_key
 from interlock.engine.models.weights import load as load_network
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encode_texts, encoder_for
+from interlock.engine.passes.encoder import PaddedRows, encode_texts, encoder_for
 from interlock.engine.run import Run
 from tests.builders import SPECIALS, corpus, interlock, sentence_transformer, sentences, tiny_model
 
@@ -337,3 +337,26 @@ def test_vectors_do_not_depend_on_the_default_precision(model, request):
         np.testing.assert_array_equal(encoder.encode(rows), expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "width", "masked"),
+    [([17, 17], 64, 17, False), ([17, 9], 64, 32, True), ([19, 9], 20, 20, True), ([32, 1], 64, 32, True)],
+)
+def test_rows_of_different_lengths_are_padded_to_a_multiple_of_sixteen_that_the_model_takes(
+    lengths, limit, width, masked
+):
+    seen = []
+
+    def network(features):
+        seen.append(features)
+        return {"sentence_embedding": torch.ones(len(lengths), 3)}
+
+    rows = [np.arange(1, length + 1) for length in lengths]
+    PaddedRows(network, 0, torch.device("cpu"), limit).encode(rows)
+    (features,) = seen
+    assert features["input_ids"].shape == (len(lengths), width)
+    assert [[id for id in row if id] for row in features["input_ids"].tolist()] == [row.tolist() for row in rows]
+    assert ("attention_mask" in features) is masked
+    if masked:
+        assert features["attention_mask"].sum(1).tolist() == lengths

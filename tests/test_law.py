@@ -85,7 +85,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Law]:
 
 
 def tokens_of(lengths, packed):
-    return sum(lengths) + filling(sum(lengths)) if packed else max(lengths) * len(lengths)
+    if packed:
+        return sum(lengths) + filling(sum(lengths))
+    return len(lengths) * (max(lengths) if len(set(lengths)) == 1 else -(-max(lengths) // 16) * 16)
 
 
 def predicted(law: Law, lengths, packed):

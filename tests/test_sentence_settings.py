@@ -155,12 +155,27 @@ def test_an_architecture_with_words_of_its_own_equals_sentence_transformers(tmp_
     assert worst_cosine(model, **row) > 0.9999
 
 
-def test_an_architecture_without_the_attention_of_its_row_is_refused_with_the_row_to_write(tmp_path):
+def test_an_architecture_that_has_only_eager_attention_is_computed_with_it(tmp_path):
     model = tiny_model(tmp_path / "deberta", kind="deberta-v2")
-    with pytest.raises(
-        UnavailableError, match=r'model m: .* has no attention = "sdpa": set attention = "eager" in \[models\.m\]$'
-    ):
-        card_of(model)
+    card = card_of(model)
+    assert (card.attention, card.padded_because) == ("eager", "its attention is eager")
+    assert worst_cosine(model) > 0.9999
+
+
+def test_a_padded_model_with_fewer_heads_of_keys_gives_each_query_its_own(tmp_path, monkeypatch):
+    model = tiny_model(tmp_path / "grouped", kind="qwen2", pooling="max", num_key_value_heads=2)
+    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, key, value, **how: (
+            calls.append((key.shape[1], how.get("enable_gqa"))) or attention(query, key, value, **how)
+        ),
+    )
+    card = card_of(model)
+    assert card.padded_because == "its pooling is max"
+    encode_texts(card, ["one text"], "", Lessor([CpuDevice()], 1 << 30))
+    assert set(calls) == {(4, None)}
 
 
 REFUSED = {

@@ -43,5 +43,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     lines.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
     if any(each.seconds is None for each in seen.passes):
         lines.append("time: unknown until each model has run once on this kind of device")
+    cards = [each.layout.card for each in seen.passes]
+    lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
     lines += [f"warning: {each}" for each in seen.overlooked]
     return "\n".join(lines)

@@ -40,7 +40,8 @@ class Law:
     bytes for each token of the longest row squared, whatever the batch, and `line` for each token of it. `slots` is
     what the weights take on the device when layers are streamed: 0 where the model cannot be. `prelude` is the law of
     what is made and gone before the layers begin, such as masks: of a few long rows it can be the peak. `bare` is the
-    law of rows of one length, where they are computed without the mask that this law counts.
+    law of rows of one length, where they are computed without the mask that this law counts. Rows are computed as long
+    as the longest, rounded up to a multiple of `step`.
     """
 
     weights: int
@@ -51,9 +52,11 @@ class Law:
     line: float = 0.0
     prelude: "Law | None" = None
     bare: "Law | None" = None
+    step: int = 1
 
     def activations(self, tokens: int, longest: int) -> int:
         """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
+        longest += -longest % self.step
         steepest = max(fixed + slope * longest for fixed, slope in self.phases)
         layers = math.ceil(self.constant + (self.line + self.square * longest) * longest + tokens * steepest)
         return max(layers, self.prelude.activations(tokens, longest)) if self.prelude else layers

@@ -28,6 +28,9 @@ ROTARY = frozenset({"eurobert", "gemma3_text", "gte", "llama", "mistral", "moder
 """Architectures of transformers that take positions as they are given and hand all of attention to a function."""
 TILE = 32
 """Batches are filled up to a multiple of as many tokens: ever new sizes fragment the heap and fill oneDNN's caches."""
+ALIGNED = 16
+"""Rows of different lengths are padded to a multiple of as many tokens: a mask of any other width is copied in every
+layer of a GPU (pytorch, attention.cpp: pad_bias)."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -78,9 +81,14 @@ class PackedBatch:
             yield slice(start, stop), length
 
 
-def packable_graph(config: Mapping[str, Any], attention: str) -> bool:
-    """Tell whether a network that transformers builds can compute rows without padding."""
-    return attention == "sdpa" and config.get("model_type") in ROTARY and not config.get("attn_logit_softcapping")
+def why_padded(config: Mapping[str, Any], attention: str) -> str:
+    """Say why a network that transformers builds cannot compute rows without padding; empty where it can."""
+    if attention == "eager":
+        return "its attention is eager"
+    if config.get("attn_logit_softcapping"):
+        return "its attention scores are capped"
+    architecture = config.get("model_type")
+    return "" if architecture in ROTARY else f"the {architecture} network of transformers has no packed form"
 
 
 def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability) -> Kernel:
@@ -103,6 +111,11 @@ def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability) ->
 def filling(tokens: int) -> int:
     """Count the tokens that a batch of `tokens` is filled up with."""
     return -tokens % TILE
+
+
+def padded_tokens(rows: int, longest: int, shortest: int) -> int:
+    """Count the tokens of rows that are padded to one width: rows of one length need no mask and stay as they are."""
+    return rows * (longest if longest == shortest else longest + -longest % ALIGNED)
 
 
 def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.RUNS) -> PackedBatch:
@@ -233,6 +246,17 @@ def attend_here(
 ) -> Tensor:
     """Attend by the rows of the batch that this thread computes; shapes are those of `attend`."""
     return attend(query, key, value, _BATCH.get(), causal=causal, window=window, scale=scale)
+
+
+def spread_heads() -> None:
+    """Have transformers give each head of the queries its own keys, where rows are padded.
+
+    Otherwise it hands fewer heads of keys to torch, whose fused attention takes those from compute capability 8.0 on;
+    below, all scores are computed at once, in float32 (transformers#48633).
+    """
+    from transformers.integrations import sdpa_attention
+
+    sdpa_attention.use_gqa_in_sdpa = lambda *_, **__: False
 
 
 def register() -> str:

@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.attention import Kernel, kernel_for, packable_graph
+from interlock.engine.models.attention import Kernel, kernel_for, why_padded
 from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
 from interlock.engine.models.network import packable
@@ -52,6 +52,8 @@ class ModelCard:
     attention: str
     kernel: Kernel = Kernel.RUNS
     """How a GPU attends to packed rows; a host does it in runs of one length."""
+    padded_because: str = ""
+    """Why its rows are padded, where they are not packed."""
 
     @property
     def ours(self) -> bool:
@@ -85,9 +87,8 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capabi
     kinds = [module.kind for module in modules]
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = plain and pooling in ("cls", "mean") and packable(config)
-    packed = ours or _lies_end_to_end(spec, config, kinds, pooling)
-    if not ours:
-        _check_architecture(spec, path, config)
+    attention = spec.attention if ours else _attention(spec, path, config)
+    padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype = spec.dtype.get(device_kind, decided)
     document, query = _prompts(spec, path, _pooling_file(path, modules))
@@ -100,29 +101,32 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capabi
         dim=dim,
         max_tokens=_max_tokens(spec, path, config),
         pooling=pooling,
-        packed=packed,
+        packed=not padded_because,
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
         batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
-        attention=spec.attention,
+        attention=attention,
         kernel=kernel_for(config, dtype, capability) if device_kind == "cuda" else Kernel.RUNS,
+        padded_because=padded_because,
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card
 
 
-def _lies_end_to_end(spec: ModelSpec, config: Config, kinds: Sequence[str], pooling: str | None) -> bool:
-    """Whether transformers can compute rows of it without padding; what follows the pooling sees one vector a row."""
-    return (
-        packable_graph(config, spec.attention)
-        and pooling in ("cls", "mean", "lasttoken")
-        and (not kinds or (kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"}))
-    )
+def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: str | None) -> str:
+    """Why transformers cannot compute rows of it without padding; what follows the pooling sees one vector a row."""
+    if pooling not in ("cls", "mean", "lasttoken"):
+        return f"its pooling is {pooling or 'a mixture'}"
+    usual = not kinds or (kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"})
+    return why_padded(config, attention) if usual else f"its modules are {', '.join(kinds)}"
 
 
-def _check_architecture(spec: ModelSpec, path: Path, config: Config) -> None:
-    """Refuse what transformers would run by code in the model's repository, or not with its row's attention kernel."""
+def _attention(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa", "eager"]:
+    """The attention kernel of its row, or eager where the architecture has no other.
+
+    Refuses what transformers would run by code in the model's repository.
+    """
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     kind = str(config.get("model_type"))
@@ -133,11 +137,7 @@ def _check_architecture(spec: ModelSpec, path: Path, config: Config) -> None:
         )
     mapped = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
     network = mapped[0] if isinstance(mapped, tuple) else mapped
-    if spec.attention == "sdpa" and not getattr(network, "_supports_sdpa", True):
-        raise UnavailableError(
-            f"model {spec.key}: {kind} ({path / 'config.json'}: model_type) has no attention = "
-            f'"sdpa": set attention = "eager" in [models.{spec.key}]'
-        )
+    return spec.attention if getattr(network, "_supports_sdpa", True) else "eager"
 
 
 def _pooling_file(path: Path, modules: Sequence[Module]) -> Path:

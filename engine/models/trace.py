@@ -23,7 +23,16 @@ from torch import Tensor, nn
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.attention import Kernel, attending, filling, pack, packable_graph, register
+from interlock.engine.models.attention import (
+    ALIGNED,
+    Kernel,
+    attending,
+    filling,
+    pack,
+    register,
+    spread_heads,
+    why_padded,
+)
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS, values_in
 from interlock.engine.models.network import PackedEncoder, packable
@@ -34,7 +43,7 @@ from interlock.engine.record import atomic
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
 
-LAW_VERSION = 2
+LAW_VERSION = 3
 STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10
@@ -65,7 +74,7 @@ def law_of_config_only(
 ) -> Law:
     """Find the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
     ours, narrow = packable(config), device_kind == "sim"
-    packed = ours or packable_graph(config, attention)
+    packed = ours or not why_padded(config, attention)
     computed = torch.float32 if narrow else dtype
     law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow, kernel=kernel)
     return _weighing(packed_law(config, dtype), law.weights) if device_kind == "cpu" and ours else law
@@ -169,6 +178,7 @@ class _Padded:
     """A network of transformers, likewise: with two layers or one of every kind, since a peak may be of any kind."""
 
     def __init__(self, config: Config, dtype: torch.dtype, attention: str) -> None:
+        spread_heads()
         self._config, self._dtype, self._attention = config, dtype, attention
         text = self._settings().get_text_config()
         self._kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
@@ -258,18 +268,21 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
     with FakeTensorMode():
         network, larger = subject.blank(subject.layers), subject.blank(subject.layers + 1)
 
+        padded = type(subject) is _Padded
+
         def fitted(*, masked: bool) -> Law:
-            samples = []
-            for rows, length in shapes(subject.longest):
+            samples, step = [], ALIGNED if masked and padded else 1
+            for rows, shortest in shapes(subject.longest):
+                length = max(shortest, min(subject.longest, -(-shortest // step) * step))
                 counter = Counter()
                 with torch.inference_mode(), Meter(counter, narrow=narrow):
                     subject.forward(network, rows, length, masked=masked)
                 samples.append(Sample(subject.tokens(rows, length), length, counter.peak))
-            return fit(samples)
+            return replace(fit(samples), step=step)
 
         whole = fitted(masked=True)
         bare: Law | None = None
-        if type(subject) is _Padded:
+        if padded:
             with suppress(Exception):  # without a mask of its own it counts as with one
                 bare = fitted(masked=False)
     share = 2 if narrow else 1

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
-from interlock.engine.models.attention import register
+from interlock.engine.models.attention import register, spread_heads
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.network import PackedEncoder
@@ -201,6 +201,7 @@ def _graph(card: ModelCard) -> nn.Module:
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
     from sentence_transformers import SentenceTransformer
 
+    spread_heads()
     attention = register() if card.packed else card.attention
     with _BUILDING:
         network = SentenceTransformer(

@@ -17,8 +17,9 @@ from torch import nn
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
-from interlock.engine.models.attention import Kernel, PackedBatch, attending, filling, pack
+from interlock.engine.models.attention import Kernel, PackedBatch, attending, filling, pack, padded_tokens
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.layout import POSITIONS
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import attach_to_host
@@ -45,13 +46,13 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
             return PackedRows(network, *how)
         modules = list(network.children())
         return PackedRows(Hidden(modules[0]), *how, modules[2:])
-    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch)
+    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.max_tokens)
 
 
 def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
     """Count the tokens that a forward of rows of these lengths computes, padding and filling included."""
     if padded:
-        return max(lengths, default=0) * len(lengths)
+        return padded_tokens(len(lengths), max(lengths, default=0), min(lengths, default=0))
     return sum(lengths) + filling(sum(lengths))
 
 
@@ -110,26 +111,27 @@ def pooled(hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> torch.Tens
 
 
 class PaddedRows:
-    """Encodes rows padded on the right to the longest, with a mask where there is any padding."""
+    """Encodes rows padded on the right; with a mask, and to a multiple of `ALIGNED`, where their lengths differ."""
 
     padded = True
 
-    def __init__(self, network: nn.Module, pad: int, device: torch.device) -> None:
+    def __init__(self, network: nn.Module, pad: int, device: torch.device, limit: int = POSITIONS) -> None:
+        """`limit` is the longest row that the network takes."""
         self._network = network
         self._pad = pad
         self._device = device
+        self._limit = limit
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Vectors:
-        longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self._pad)
-        mask = torch.zeros_like(ids)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = torch.from_numpy(row)
-            mask[number, : len(row)] = 1
-        features = {"input_ids": ids.to(self._device)}
-        if not bool(mask.all()):
-            features["attention_mask"] = mask.to(self._device)
+        lengths = np.array([len(row) for row in rows])
+        longest, even = int(lengths.max()), bool((lengths == lengths[0]).all())
+        width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
+        there = np.arange(width) < lengths[:, None]
+        filled = np.stack([np.full(there.shape, self._pad), there])  # ids and mask, in one copy
+        filled[0][there] = np.concatenate(rows)
+        ids, mask = torch.from_numpy(filled).to(self._device).unbind()
+        features = {"input_ids": ids} if even else {"input_ids": ids, "attention_mask": mask}
         return _unit(self._network(features)["sentence_embedding"].float())
 
 

@@ -14,7 +14,7 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.intake.corpus import Rows
 from interlock.engine.intake.tokens import TokenStore
-from interlock.engine.models.attention import filling
+from interlock.engine.models.attention import filling, padded_tokens
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
 from interlock.engine.passes.batches import Batch, plan
@@ -50,7 +50,10 @@ class Layout:
 
     def padding(self, batch: Batch) -> int:
         """Count the tokens that the model computes for nothing in this batch."""
-        return filling(batch.tokens) if self.card.packed else batch.padding
+        if self.card.packed:
+            return filling(batch.tokens)
+        shortest = 0 if batch.padding else batch.longest
+        return padded_tokens(len(batch.rows), batch.longest, shortest) - batch.tokens
 
 
 @dataclass(frozen=True)

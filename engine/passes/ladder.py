@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from interlock.engine.models.attention import padded_tokens
 from interlock.engine.record.units import distinct_sizes
 
 MOST_REPLANS = 2
@@ -149,7 +150,7 @@ def slices(lengths: Sequence[int], most_tokens: int, *, padded: bool) -> list[sl
     """
     cut, start, tokens = [], 0, 0
     for row, length in enumerate(lengths):
-        tokens += lengths[start] if padded else length
+        tokens = padded_tokens(row - start + 1, lengths[start], length) if padded else tokens + length
         if tokens > most_tokens and row > start:
             cut.append(slice(start, row))
             start, tokens = row, length
