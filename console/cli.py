@@ -148,7 +148,7 @@ def _search(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
     command.add_argument("--limit", type=int, default=5, metavar="N", help="number of chunks (default 5)")
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
-    _settings(command, "threads", "ceiling", "offline")
+    _settings(command, "threads", "ceiling", "host_ceiling", "offline")
 
 
 def _models(command: argparse.ArgumentParser) -> None:

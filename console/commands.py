@@ -202,7 +202,7 @@ def best_chunks(
     from interlock.engine.models import assets
     from interlock.engine.outlet.search import search as search_store
 
-    lessor = Lessor([CpuDevice()], settings.settings.ceiling)
+    lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
     return search_store(store, collection, query, limit, extended(settings.models), policy, lessor, given)
 

@@ -67,7 +67,7 @@ def _gpus(settings: RunSettings) -> Iterator[Check]:
 def _devices(settings: RunSettings) -> Iterator[Check]:
     try:
         for device in choose(settings.devices, settings.faults):
-            yield _device(device, settings.ceiling)
+            yield _device(device, settings.ceiling_of(device.kind))
     except InterlockError as error:
         yield False, f"device {settings.devices}", str(error)
 

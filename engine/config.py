@@ -76,6 +76,13 @@ class RunSettings:
     )
     threads: int = knob("0", parsers.threads, "N", "CPU threads; 0 uses every core")
     ceiling: int = knob("12GiB", parsers.size, "SIZE", "memory limit of the run on each device", kept="ceiling")
+    host_ceiling: int = knob(
+        "0",
+        parsers.size,
+        "SIZE",
+        "memory limit of a model on the host; 0: of a run on GPUs what is free there, else --ceiling",
+        kept="host_ceiling",
+    )
     faults: tuple[str, ...] = knob(
         "",
         parsers.names,
@@ -130,6 +137,10 @@ class RunSettings:
         "console: what to do when the terminal is lost",
         screen=True,
     )
+
+    def ceiling_of(self, kind: str) -> int:
+        """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""
+        return self.host_ceiling if kind == "cpu" and self.host_ceiling else self.ceiling
 
 
 @dataclass(frozen=True)

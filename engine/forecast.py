@@ -125,8 +125,9 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
     specs = list(extended(configuration.models).values())
     found = configurations(specs, Policy(offline=settings.offline))
-    surveyed = [_surveyed(*each, kind, capability, settings.ceiling) for each in zip(specs, found, strict=True)]
-    return surveyed, settings.ceiling, kind
+    ceiling = settings.ceiling_of(kind)
+    surveyed = [_surveyed(*each, kind, capability, ceiling) for each in zip(specs, found, strict=True)]
+    return surveyed, ceiling, kind
 
 
 def _surveyed(spec: ModelSpec, found: Found, kind: str, capability: Capability, ceiling: int) -> ModelForecast:
@@ -186,7 +187,8 @@ def _forecasts(
 ) -> tuple[list[PassForecast], int]:
     """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
-    lessor = Lessor([*(device for device in devices if device is not host), host], settings.ceiling)
+    gpus = [device for device in devices if device is not host]
+    lessor = Lessor([*gpus, host], settings.ceiling, settings.host_ceiling)
     planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
     known, found = paces(settings.out, devices[0].kind), []
     for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):

@@ -72,7 +72,7 @@ def announce(
             kind=device.kind,
             label=device.label,
             total_bytes=device.total,
-            ceiling_bytes=min(device.total, settings.ceiling),
+            ceiling_bytes=min(device.total, settings.ceiling_of(device.kind)),
         )
         for device in devices
     ]
@@ -91,7 +91,7 @@ def _changes(
     """What may make this session's vectors, or their way, differ from those of the session before."""
     for name in sorted(name for name in have if had.get(name) != have[name]):
         yield f"{name} was {had.get(name)}, is now {have[name]}: the last bits of vectors may differ"
-    for name in ("devices", "ceiling"):
+    for name in ("devices", "ceiling", "host_ceiling"):
         was, is_now = before.get(name), now[name]
         if was and was.value != is_now.value and is_now.origin != FROM_RUN:
             yield f"{name} was {was.value}, is now {is_now.value} ({is_now.origin})"

@@ -97,7 +97,9 @@ class Run:
             leases_before = self.recorder.look(lambda state: len(state.leases))
             self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else backend.host()
             gpus = [device for device in self._devices if device is not self._host]
-            self._lessor = Lessor([*gpus, self._host], self.settings.ceiling, leases_before)
+            self._lessor = Lessor(
+                [*gpus, self._host], self.settings.ceiling, self.settings.host_ceiling, granted=leases_before
+            )
             if not gpus:
                 controls.refuse("cpu_fallback", "this run has no GPU to fall back from")
             if len(self._specs) == 1:

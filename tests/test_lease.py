@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.gpu import cpu
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose
-from interlock.engine.gpu.lease import Lease, Lessor
+from interlock.engine.gpu.lease import HOST_RESERVE, Lease, Lessor
 from interlock.engine.gpu.sim import simulated
 from tests.builders import corpus, interlock, sentences
 
@@ -64,7 +65,7 @@ def test_the_next_lease_has_the_next_number(desk):
 
 
 def test_a_prediction_above_the_ceiling_names_model_and_sizes(desk):
-    said = r"^a needs 1,073,741,825 B, 1,073,741,824 B available on cpu: raise --ceiling"
+    said = r"^a needs 1,073,741,825 B, 1,073,741,824 B available on cpu: free memory or raise --ceiling"
     with pytest.raises(UnavailableError, match=said):
         desk.lease(predicted=(1 << 30) + 1).__enter__()
     assert desk.ended == []
@@ -82,6 +83,53 @@ def test_the_host_is_the_limit_when_the_ceiling_is_above_it():
     assert lessor.budget(device) == pytest.approx(device.room(1 << 60) - RESERVE, rel=0.05)
     with pytest.raises(UnavailableError):
         lessor.check("a", device.room(1 << 60) + (1 << 30), device)
+
+
+class Host(CpuDevice):
+    """A host with this much free."""
+
+    free = 8 << 30
+
+    def room(self, ceiling):
+        return self.free
+
+
+@pytest.mark.parametrize(
+    ("gpus", "host_ceiling", "budget", "flag"),
+    [
+        ("sim:T4", 0, Host.free - HOST_RESERVE, ""),
+        ("sim:T4", 2 << 30, 2 << 30, "--host-ceiling"),
+        ("sim:T4", 1 << 40, Host.free - RESERVE, "--host-ceiling"),
+        ("", 0, 1 << 30, "--ceiling"),
+        ("", 2 << 30, 2 << 30, "--host-ceiling"),
+    ],
+)
+def test_the_host_has_a_ceiling_of_its_own_and_beside_gpus_only_what_is_free(gpus, host_ceiling, budget, flag):
+    host = Host()
+    lessor = Lessor([*(simulated(gpus) if gpus else []), host], 1 << 30, host_ceiling)
+    assert (lessor.budget(host), lessor.flag_on(host)) == (budget, flag)
+    with pytest.raises(UnavailableError, match=f"free memory or raise {flag}$" if flag else "free memory$"):
+        lessor.check("a", Host.free, host)
+
+
+CONTAINER = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 400\ninactive_file 200\nfile 300\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (CONTAINER, 500),
+        (CONTAINER | {"memory.max": "max"}, None),
+        (CONTAINER | {"memory.current": "4000"}, 0),
+        ({}, None),
+    ],
+)
+def test_the_host_has_no_more_free_than_its_container(tmp_path, monkeypatch, files, free):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(cpu, "CONTAINERS", ((str(tmp_path), "memory.max", "memory.current", "inactive_file"),))
+    room = CpuDevice().room(0)
+    assert room == free if free is not None else room > 1 << 20
 
 
 def test_a_smaller_model_is_granted_after_a_refusal(desk):

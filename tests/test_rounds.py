@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlock.engine.config import load
-from interlock.engine.errors import ExitCode
+from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
@@ -254,6 +254,24 @@ def test_a_ceiling_just_above_the_weights_cuts_batches_and_holds(desk):
     peaks = [receipt["peak"]["occupied"] for each in said["collections"] for lease in each["leases"]
              for receipt in lease["receipts"] if receipt["device"] != "cpu"]  # fmt: skip
     assert max(peaks) <= ceiling
+
+
+def test_a_model_that_the_ceiling_keeps_off_every_gpu_takes_what_the_host_has(desk):
+    code, run = desk.run(devices="sim:T4", ceiling="1KiB", roster="one")
+    assert code == ExitCode.COMPLETED
+    assert {lease.devices[0] for lease in events_of(run, ev.LeaseGranted)} == {"cpu"}
+    (started,) = events_of(run, ev.RunStarted)
+    assert (started.config["ceiling"].value, started.config["host_ceiling"].value) == (1024, 0)
+
+
+def test_a_host_with_a_ceiling_of_its_own_takes_no_more_and_a_resumed_run_keeps_it(desk):
+    with pytest.raises(UnavailableError, match="available on cpu: free memory, raise --ceiling and --host-ceiling, or"):
+        desk.run(devices="sim:T4", ceiling="1KiB", host_ceiling="2KiB", roster="one")
+    code, run = desk.run(devices="cpu", ceiling="1KiB", host_ceiling="2GiB", roster="one", run_id="kept")
+    assert code == ExitCode.COMPLETED
+    (found,) = events_of(run, ev.DevicesFound)
+    assert found.devices[0].ceiling_bytes == 2 << 30
+    assert desk.run(devices="cpu", roster="one", run_id="kept", resume="yes")[0] == ExitCode.COMPLETED
 
 
 def test_random_faults_leave_the_vectors_of_an_undisturbed_run(desk):

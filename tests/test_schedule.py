@@ -292,12 +292,25 @@ def test_a_round_of_models_that_all_fit_nowhere_refuses_them_without_turns():
             "model needs 8.0 MiB (5.0 MiB streamed), 4.0 MiB available on cuda:0, and CPU fallback is off",
         ),
         ([host(6 * MIB)], True, "model needs 7.0 MiB, 6.0 MiB available on cpu"),
-        ([], True, "model has no GPU, and CPU fallback is off"),
     ],
 )
 def test_a_refusal_names_what_the_model_needs_and_what_there_is(places, fallback, reason):
     found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB, 5 * MIB, 7 * MIB)], places, cpu_fallback=fallback)
-    assert found.refused[0] == f"{reason}: raise --ceiling, free memory, or drop it from --roster"
+    assert found.refused[0] == f"{reason}: free memory, raise --ceiling, or drop it from --roster"
+
+
+@pytest.mark.parametrize(
+    ("flag", "advice"), [("", "raise --ceiling"), ("--host-ceiling", "raise --ceiling and --host-ceiling")]
+)
+def test_a_refusal_advises_the_settings_that_limit_the_places_there_are(flag, advice):
+    places = [gpu(0, MIB), DeviceRoom("cpu", "cpu", MIB, flag)]
+    found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB, 0, 8 * MIB)], places, cpu_fallback=True)
+    assert found.refused[0].endswith(f"available on cpu: free memory, {advice}, or drop it from --roster")
+
+
+def test_a_refusal_where_there_is_no_device_advises_no_setting():
+    found = round_of(EXCLUSIVE, [[0]], [need(8 * MIB)], [])
+    assert found.refused[0] == "model has no GPU, and CPU fallback is off: free memory, or drop it from --roster"
 
 
 @pytest.mark.parametrize(

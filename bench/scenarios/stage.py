@@ -120,7 +120,7 @@ class _Lessor(Lessor):
     """Promises more of a device than the engine would: all but the plan's reserve."""
 
     def __init__(self, devices: Sequence[Device], plan: Plan, granted: int) -> None:
-        super().__init__(devices, plan.ceiling, granted)
+        super().__init__(devices, plan.ceiling, granted=granted)
         self._reserve = plan.reserve
 
     def budget(self, device: Device) -> int:

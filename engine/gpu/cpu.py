@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import weakref
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import torch
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.record.facts import Memory, Readings
+
+CONTAINERS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where Linux says what a container may use and uses: control groups of version 2, and of version 1."""
 
 
 class CpuDevice(Device):
@@ -36,8 +43,9 @@ class CpuDevice(Device):
         return Memory(allocated=self._allocated, occupied=occupied)
 
     def room(self, ceiling: int) -> int:
-        """Measure what the host has free; a ceiling counts what a lease adds there, not what was there before."""
-        return int(psutil.virtual_memory().available)
+        """Measure what the host has free, or the container that this process is in; a ceiling counts what a lease adds
+        there, not what was there before."""
+        return min([int(psutil.virtual_memory().available), *_free_in_containers()])
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -77,3 +85,14 @@ class CpuDevice(Device):
     def trim(self) -> None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _free_in_containers() -> Iterator[int]:
+    """Bytes that this process's container may still take; nothing where it has no limit. What the kernel keeps of files
+    counts as used there, though it gives it up when asked."""
+    for place, limit, used, cached in CONTAINERS:
+        with suppress(OSError, ValueError, StopIteration):  # "max" is no number
+            bound, taken = (int((Path(place) / name).read_text()) for name in (limit, used))
+            lines = (Path(place) / "memory.stat").read_text().splitlines()
+            kept = next(int(line.split()[1]) for line in lines if line.split()[0] == cached)
+            yield max(0, bound - taken + kept)

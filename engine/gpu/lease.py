@@ -19,6 +19,8 @@ from interlock.engine.record import units
 from interlock.engine.record.facts import Memory, Receipt, Residue
 
 RESIDUE_ALARM = 1 << 20
+HOST_RESERVE = 512 << 20
+"""Bytes of the host that are left to everything else where no ceiling limits what a model may have there."""
 
 
 @dataclass
@@ -78,10 +80,13 @@ class Measure:
 class Lessor:
     """Grants leases on a set of devices."""
 
-    def __init__(self, devices: Sequence[Device], ceiling: int, granted: int = 0) -> None:
-        """`ceiling` is the most memory in bytes that the run may occupy on one device; ids go on from `granted`."""
+    def __init__(self, devices: Sequence[Device], ceiling: int, host_ceiling: int = 0, *, granted: int = 0) -> None:
+        """`ceiling` is the most memory in bytes that the run may occupy on one device, `host_ceiling` on the host: 0 is
+        all that is free but a reserve, or `ceiling` where there is no GPU. Ids go on from `granted`."""
         self.devices = devices
         self.ceiling = ceiling
+        self._host_ceiling = host_ceiling or (0 if any(device.kind != "cpu" for device in devices) else ceiling)
+        self._host_flag = "--host-ceiling" if host_ceiling else "--ceiling" if self._host_ceiling else ""
         self._by_name = {device.name: device for device in devices}
         self._open: list[Lease] = []
         self._lock = threading.RLock()
@@ -107,7 +112,7 @@ class Lessor:
         try:
             for device in lease.devices:
                 device.trim()  # what others left cached is neither this model's nor hidden from its receipt
-                device.wall(self.ceiling)
+                device.wall(self.ceiling_on(device))
                 device.start_peak()
             before = [device.memory() for device in lease.devices]
             retries = [device.retries() for device in lease.devices]
@@ -132,18 +137,28 @@ class Lessor:
                 if device.name in lease.budgets:
                     lease.lost.setdefault(device.name, reason)
 
+    def ceiling_on(self, device: Device) -> int:
+        """Return the most bytes that the run may occupy on a device."""
+        if device.kind != "cpu":
+            return self.ceiling
+        return self._host_ceiling or device.total
+
+    def flag_on(self, device: Device) -> str:
+        """Name the setting of that ceiling; empty where only what is free counts."""
+        return self._host_flag if device.kind == "cpu" else "--ceiling"
+
     def budget(self, device: Device) -> int:
         """Measure the bytes that a lease may have on a device now."""
-        return min(self.ceiling, device.room(self.ceiling) - RESERVE)
+        ceiling = self.ceiling_on(device)
+        return min(ceiling, device.room(ceiling) - (RESERVE if self.flag_on(device) else HOST_RESERVE))
 
     def check(self, holder: str, predicted: int, device: Device) -> int:
         """Return the bytes that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
             needs, free = units.distinct_sizes(predicted, max(0, budget))
-            raise UnavailableError(
-                f"{holder} needs {needs}, {free} available on {device.name}: raise --ceiling or free memory"
-            )
+            or_raise = f" or raise {flag}" if (flag := self.flag_on(device)) else ""
+            raise UnavailableError(f"{holder} needs {needs}, {free} available on {device.name}: free memory{or_raise}")
         return budget
 
     @contextmanager

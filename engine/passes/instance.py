@@ -164,6 +164,6 @@ class ModelInstance:
         elif measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
             self.calibration = self.calibration.observed(lawful, measure.activations)
         if self._cold:  # what was loaded only now, kernels and their workspaces, no allocator counts
-            self.device.wall(self.lessor.ceiling)
+            self.device.wall(self.lessor.ceiling_on(self.device))
         self._cold = False
         return vectors

@@ -91,4 +91,4 @@ def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallba
     """Measure what can be leased now: of `devices` the GPUs, and the host last where it may be used."""
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus
-    return [DeviceRoom(device.name, device.kind, lessor.budget(device)) for device in usable]
+    return [DeviceRoom(device.name, device.kind, lessor.budget(device), lessor.flag_on(device)) for device in usable]

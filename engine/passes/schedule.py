@@ -36,6 +36,8 @@ class DeviceRoom:
     name: str
     kind: str
     room: int
+    flag: str = "--ceiling"
+    """The setting that makes more of it where memory is free; empty: none does."""
 
     @property
     def is_gpu(self) -> bool:
@@ -176,7 +178,9 @@ def _refusal(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> str:
     on_gpu = _lack(need.whole, need.streamed, gpus) if gpus else "has no GPU"
     on_host = _lack(need.host, 0, hosts) if hosts else "CPU fallback is off"
     lacks = on_host if hosts and not gpus else f"{on_gpu}, and {on_host}"
-    return f"{need.model} {lacks}: raise --ceiling, free memory, or drop it from --roster"
+    flags = " and ".join(dict.fromkeys(device.flag for device in usable if device.flag))
+    raised = f", raise {flags}" if flags else ""
+    return f"{need.model} {lacks}: free memory{raised}, or drop it from --roster"
 
 
 def _lack(size: int, streamed: int, devices: Sequence[DeviceRoom]) -> str:

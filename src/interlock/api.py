@@ -46,6 +46,7 @@ class Settings:
     warm: int | str | None = None
     threads: int | None = None
     ceiling: int | str | None = None
+    host_ceiling: int | str | None = None
     faults: Sequence[str] | None = field(default=None, hash=False)
     fusion: Literal["concat", "named", "mean"] | None = None
     dim: int | None = None
