@@ -32,6 +32,7 @@ from interlock.engine.models.roster import (
     cards_of,
     delivered_dim,
     entry_of,
+    fewest_processors,
     lowest_capability,
     token_key,
     tokenisings,
@@ -125,12 +126,14 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
     specs = list(extended(configuration.models).values())
     found = configurations(specs, Policy(offline=settings.offline))
-    ceiling = settings.ceiling_of(kind)
-    surveyed = [_surveyed(*each, kind, capability, ceiling) for each in zip(specs, found, strict=True)]
+    least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
+    surveyed = [_surveyed(*each, kind, *least, ceiling) for each in zip(specs, found, strict=True)]
     return surveyed, ceiling, kind
 
 
-def _surveyed(spec: ModelSpec, found: Found, kind: str, capability: Capability, ceiling: int) -> ModelForecast:
+def _surveyed(
+    spec: ModelSpec, found: Found, kind: str, capability: Capability, processors: int, ceiling: int
+) -> ModelForecast:
     config = found.config
     dtype = spec.dtype.get(kind) or (precision_for(config or {}, capability) if kind == "cuda" else "float32")
     longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
@@ -138,7 +141,7 @@ def _surveyed(spec: ModelSpec, found: Found, kind: str, capability: Capability, 
         return ModelForecast(spec.key, found.source, dtype, longest, None)
     kernel = kernel_for(config, dtype, capability) if kind == "cuda" else Kernel.RUNS
     law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel)
-    tokens = spec.gpu_batch_tokens if kind == "cuda" else spec.batch_tokens
+    tokens = spec.tokens_for(kind, processors)
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
     row = min(longest, tokens)

@@ -349,3 +349,18 @@ def test_names_with_commas_are_kept_when_a_run_is_continued():
     ).items()}  # fmt: skip
     found = continued(begun, load({}, {})).settings
     assert (found.collections, found.roster) == (("Q, A",), (("/m/x,y", 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "processors", "row", "tokens"),
+    [
+        ("cpu", 0, {}, 2048),
+        ("sim", 0, {}, 2048),
+        ("cuda", 40, {}, 16384),
+        ("cuda", 0, {}, 16384),
+        ("cuda", 108, {}, 65536),
+        ("cuda", 108, {"gpu_batch_tokens": 300}, 300),
+    ],
+)
+def test_a_batch_is_as_large_as_its_device_needs_unless_the_row_says_otherwise(kind, processors, row, tokens):
+    assert extended({"m": {"source": "/m"} | row})["m"].tokens_for(kind, processors) == tokens

@@ -138,7 +138,12 @@ class Stranger(Driver):
 def card(monkeypatch):
     card = Card()
     properties = SimpleNamespace(
-        name="Tesla T4", total_memory=card.total, major=7, minor=5, uuid=UUID.removeprefix("GPU-")
+        name="Tesla T4",
+        total_memory=card.total,
+        major=7,
+        minor=5,
+        uuid=UUID.removeprefix("GPU-"),
+        multi_processor_count=40,
     )
     for name, function in {
         "get_device_properties": lambda index: properties,

@@ -76,6 +76,7 @@ class CudaDevice(Device):
         self.label = card.name
         self.total = card.total_memory
         self.capability = (card.major, card.minor)
+        self.processors = card.multi_processor_count
         self.torch = torch.device("cuda", index)
         self._uuid = f"GPU-{card.uuid}"
         self.key: str | None = self._uuid

@@ -37,6 +37,8 @@ class Device(Protocol):
     """Names the physical device among all processes of the machine; None where nothing is to be held."""
     capability: tuple[int, int] | None = None
     """The compute capability of a GPU; None of a host and of a simulated one, which computes on the host."""
+    processors: int = 0
+    """The multiprocessors of a GPU; 0 of what computes on the host."""
     metered: bool
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 

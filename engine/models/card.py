@@ -65,10 +65,12 @@ class ModelCard:
         return self.snapshot.path / "tokenizer.json"
 
 
-def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capability: Capability = OLDEST) -> ModelCard:
+def read_card(
+    spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capability: Capability = OLDEST, processors: int = 0
+) -> ModelCard:
     """Read the card of a snapshot, and refuse a model that could not be used as it stands.
 
-    `capability` is the lowest of the GPUs that will compute it.
+    `capability` is the lowest of the GPUs that will compute it, `processors` the fewest multiprocessors of one.
 
     Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,
     and UsageError for a row of the registry that asks for what the model does not have.
@@ -105,7 +107,7 @@ def read_card(spec: ModelSpec, snapshot: ModelSnapshot, device_kind: str, capabi
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
-        batch_tokens=spec.gpu_batch_tokens if device_kind == "cuda" else spec.batch_tokens,
+        batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
         kernel=kernel_for(config, dtype, capability) if device_kind == "cuda" else Kernel.RUNS,
         padded_because=padded_because,

@@ -17,6 +17,8 @@ from interlock.engine.errors import UsageError, meant
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
+SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
+LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
 NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
 RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
@@ -45,8 +47,8 @@ class ModelSpec:
     """Precision by kind of device; what it lacks is float32 on a CPU, and on a GPU as `precision.py` decides."""
     batch_tokens: Positive = 2048
     """Tokens in a batch that the host computes: past it the activations leave the cache and throughput falls."""
-    gpu_batch_tokens: Positive = 16384
-    """Tokens in a batch on a real GPU: enough to keep it busy; memory is no reason for more."""
+    gpu_batch_tokens: Positive | None = None
+    """Tokens in a batch on a real GPU; None takes 16,384, and 65,536 where every GPU has 80 multiprocessors or more."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention kernel of a network that transformers builds; eager takes memory with the square of the longest row."""
     matryoshka: tuple[Positive, ...] = ()
@@ -54,6 +56,16 @@ class ModelSpec:
     licence: str = "unknown"
     weights_sha256: str | None = None
     """SHA-256 of `model.safetensors`, checked where it is given."""
+
+    def tokens_for(self, device_kind: str, processors: int) -> int:
+        """Return the tokens in a batch on devices of a kind, of which GPUs have at least `processors` multiprocessors.
+
+        A batch must keep a GPU busy for much longer than the host takes for what it does once a batch, and for issuing
+        its kernels: 16,384 tokens are half a second of a T4, and a few hundredths of the largest cards.
+        """
+        if device_kind != "cuda":
+            return self.batch_tokens
+        return self.gpu_batch_tokens or (LARGE_BATCH if processors >= LARGE_GPU else SMALL_BATCH)
 
     @property
     def hub_repo(self) -> str | None:

@@ -22,12 +22,17 @@ def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Devic
     """Resolve every model and read its card for these devices. Raises UnavailableError for the first that cannot be
     had."""
     lowest, kind = lowest_capability(devices) or OLDEST, devices[0].kind
-    return [read_card(spec, resolve(spec, policy, emit), kind, lowest) for spec in specs]
+    return [read_card(spec, resolve(spec, policy, emit), kind, lowest, fewest_processors(devices)) for spec in specs]
 
 
 def lowest_capability(devices: Sequence[Device]) -> Capability | None:
     """Find what all GPUs among `devices` can do; None where there is none that computes itself."""
     return min((device.capability for device in devices if device.capability), default=None)
+
+
+def fewest_processors(devices: Sequence[Device]) -> int:
+    """Count the multiprocessors of the smallest GPU among `devices`; 0 where there is none that computes itself."""
+    return min((device.processors for device in devices if device.processors), default=0)
 
 
 def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
