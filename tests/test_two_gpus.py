@@ -1,15 +1,19 @@
 """What befalls passes on two GPUs: pieces that move from one to the other, devices that are lost or full, turns."""
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from interlock.engine.errors import Stopped, UnavailableError
+from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration
+from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.weightless import WeightlessHost, WeightlessRows
 from interlock.engine.models.weights import Replica
@@ -63,7 +67,7 @@ def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_ba
 
     def emit(event):
         if isinstance(event, ev.Mitigated) and event.rung == "relocate":
-            neighbour.instance.grow_back()  # as its own worker does after a batch of its own
+            neighbour.instance.grow_back(64)  # as its own worker does after a batch of its own
 
     with ExitStack() as stack:
         lease = stack.enter_context(lessor.lease("m", {gpu.name: GIB for gpu in gpus}, lambda _: None))
@@ -75,6 +79,61 @@ def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_ba
         result = BatchRunner(Queue(cells, [0]), full, neighbour, emit).compute(0)
     assert neighbour.streamed == [True]
     assert np.isfinite(result.vectors).all()
+
+
+def counted(monkeypatch, *names):
+    """How often each of these is done to a replica."""
+    calls = Counter()
+
+    def counting(name, done):
+        def call(replica):
+            calls[name] += 1
+            return done(replica)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(Replica, name, counting(name, getattr(Replica, name)))
+    return calls
+
+
+def test_a_model_whose_weights_fit_and_whose_rows_do_not_is_streamed_until_they_are_through(monkeypatch):
+    bytes_of = law(PRIMARY, "sim")
+    alone = bytes_of.activations(8192, 8192)
+    ceiling = CONTEXT + RESERVE + bytes_of.weights + alone // 2
+    calls = counted(monkeypatch, "_attach")
+    desk = Desk([PRIMARY], [8192] * 12 + [64] * 2000, [T4(0)], ceiling)
+    desk.compute(Schedule.EXCLUSIVE, cpu_fallback=False)
+    assert [lease.streamed for lease in desk.of(ev.LeaseGranted)] == [True]
+    assert calls["_attach"] == 1
+    assert {step.rung for step in desk.of(ev.Mitigated)} <= {"replan"}
+
+
+class NeverWhole:
+    """An encoder that memory is short for whenever the weights are on the GPU, whatever the law says."""
+
+    padded = False
+    instance = None
+
+    def encode(self, rows):
+        if not self.instance.streamed:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return vectors_of([len(row) for row in rows], COMPANION.dim)
+
+
+def test_a_model_that_does_not_last_whole_is_tried_ever_more_rarely(monkeypatch):
+    gpu, encoder = T4(0), NeverWhole()
+    lessor, (cells,) = Lessor([gpu], CEILING), grid_of([replace(COMPANION, batch_tokens=64)], [64] * 100, ids_of)
+    with lessor.lease("m", {gpu.name: 4 * GIB}, lambda _: None) as lease:
+        replica, bytes_of = Replica(hydrate(COMPANION), gpu), law(COMPANION, "sim")
+        encoder.instance = ModelInstance(gpu, replica, encoder, "float16", bytes_of, Calibration(), lease, lessor)
+        calls = counted(monkeypatch, "_attach", "stream")
+        queue = Queue(cells, range(100))
+        runner = BatchRunner(queue, encoder.instance, Nowhere(lessor, None), lambda _: None)
+        while (index := queue.take()) is not None:
+            assert np.isfinite(runner.compute(index).vectors).all()
+    assert 3 <= calls["_attach"] <= 7
+    assert calls["stream"] <= 8
 
 
 class Lazy(T4):
@@ -152,6 +211,13 @@ class Host:
 
     def host_possible(self):
         return self._instance is not None
+
+
+class Nowhere(Host):
+    """No way at all."""
+
+    def other(self, instance):
+        return None
 
 
 @pytest.fixture

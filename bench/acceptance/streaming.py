@@ -35,7 +35,7 @@ def _measured(bench: Bench, instance: ModelInstance) -> dict[str, Tree]:
             whole = _seconds(bench, instance, rows)
             instance.stream()
             streamed = _seconds(bench, instance, rows)
-            instance.grow_back()
+            instance.attached.restore()
             found[f"{tokens} tokens"] = {
                 "bytes": size,
                 "of_it_layers": layers,

@@ -55,6 +55,9 @@ class ModelInstance:
     mlp_sliced: bool = False
     _cold: bool = True
     """The next forward takes workspaces that stay: it says nothing of activations."""
+    _pause: int = 1
+    """Batches for which it stays streamed or sliced before it is tried whole: twice as many each time."""
+    _batches: int = 0
 
     def __post_init__(self) -> None:
         self.lease.watch(self.attached.network)
@@ -70,13 +73,13 @@ class ModelInstance:
             if isinstance(self.attached, Replica):
                 self.attached.stream()
             self.device.reclaim()
-            self._cold = True
+            self._cold, self._batches = True, 0
 
     def slice_mlp(self) -> None:
         """Compute the feed-forwards by parts from now on."""
         with self.lock:
             self.attached.slice_mlp()
-            self.mlp_sliced = True
+            self.mlp_sliced, self._batches = True, 0
 
     def adopt(self, tried: frozenset[Rung]) -> None:
         """Stream and slice as these rungs ask for; a piece that went to the CPU has left what it lacked behind."""
@@ -88,15 +91,20 @@ class ModelInstance:
             if Rung.SLICE_MLP in tried and not self.mlp_sliced:
                 self.slice_mlp()
 
-    def grow_back(self) -> None:
-        """Undo `stream` and `slice_mlp` where the weights fit again."""
+    def grow_back(self, longest: int) -> None:
+        """Undo `stream` and `slice_mlp` after a batch, where the weights fit again and a row of `longest` beside them.
+
+        What the law says is not all that may keep it from fitting: each time it stays as it is for twice as long, so
+        that weights are not copied to and fro with every batch.
+        """
         with self.lock:
             if not self.mlp_sliced and not self.streamed:
                 return
-            free = self.lessor.budget(self.device)
-            if self.streamed and free + self.law.slots < self.law.weights:
+            self._batches += 1
+            if self._batches < self._pause or not self._fits_whole(longest):
                 return
-            pressed = False
+            pressed, self._pause, self._cold = False, 2 * self._pause, True
+            self.device.reclaim()  # a workspace in the middle of a large segment would keep the weights out
             try:
                 self.attached.restore()
                 self.mlp_sliced = False
@@ -106,6 +114,11 @@ class ModelInstance:
                 pressed = True
             if pressed:  # only here the error is gone, whose frames hold what was copied
                 self.stream()
+
+    def _fits_whole(self, longest: int) -> bool:
+        self.attached.clear()  # slots that nothing needs until the next forward are room
+        free = self.lessor.budget(self.device) - (self.law.weights if self.streamed else 0)
+        return self.predicted([longest]) <= min(self.lease.budgets[self.device.name] - self.law.weights, free)
 
     def room(self) -> int:
         """Measure what one forward may take now: of the lease's budget, and of what the device really has."""
