@@ -95,6 +95,7 @@ class FakeCuda(TorchDispatchMode):
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.kernels: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
+        self.pinned: dict[int, Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,6 +103,10 @@ class FakeCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            tensor = func(*args, **{**kwargs, "pin_memory": False})
+            self.pinned[tensor.data_ptr()] = tensor
+            return tensor
         if _effect_of(func) is MemoryEffect.COMPOSITE:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -121,7 +126,8 @@ class FakeCuda(TorchDispatchMode):
             and not isinstance(args[1], FakeTensor)
             and not (args[2:] or [kwargs.get("non_blocking")])[0]
         ):
-            self.waits["to device"] += 1
+            beside = kwargs.get("non_blocking") and args[0].data_ptr() in self.pinned
+            self.waits["to device"] += not beside
         elif name not in VIEWS:
             self.kernels[name] += 1
         args, kwargs = tree_map_only(Tensor, self._fake, (args, kwargs))

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchEr
 
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.models import attention
 from interlock.engine.models.attention import ROTARY, pack
 from interlock.engine.models.network import PACKED_TYPES
 from interlock.engine.models.stages import walk
@@ -149,8 +150,14 @@ def test_a_batch_climbs_the_ladder_to_the_other_gpu_without_a_tensor_left_behind
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES | ROTARY))
-def test_the_host_waits_twice_for_a_packed_batch(fake, kind):
+def test_the_host_waits_once_for_a_packed_batch(fake, kind):
     attached(fake, kind).encode(ROWS["ragged"])
+    assert +fake.waits == {"to host": 1}
+
+
+def test_the_host_waits_twice_where_nothing_can_be_page_locked(fake, monkeypatch):
+    monkeypatch.setattr(attention, "_pinned", lambda size: None)
+    attached(fake, "bert").encode(ROWS["ragged"])
     assert fake.waits == {"to device": 1, "to host": 1}
 
 

@@ -1,6 +1,8 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
 import re
+import threading
+import time
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from interlock.engine.config import load
-from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.errors import DiskError, ExitCode, InterlockError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.backend import REAL, Backend
-from interlock.engine.passes.batch_runner import Result
+from interlock.engine.passes.batch_runner import DeviceGone, Result
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.passes.grid import Queue
@@ -27,7 +29,7 @@ from interlock.engine.passes.worker import PROBES, Worker
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
-from tests.harness import Told, grid_of
+from tests.harness import File, Told, grid_of
 from tests.weightless import card_of
 
 POISON = "#"  # a sign that stands in no other text of these tests
@@ -232,11 +234,93 @@ class Learned:
         self.queue = queue
         self.instance = SimpleNamespace(calibration=Calibration(), dtype="float32")
 
-    def compute(self, index):
+    def prepare(self, index):
+        return []
+
+    def compute(self, index, rows):
         if self.instance.calibration.batches < PROBES:
             self.instance.calibration = self.instance.calibration.observed(100_000, 110_000)
         rows = len(self.queue.cells.batches[index].rows)
         return Result(np.ones((rows, 1024), np.float32), 1, [])
+
+
+class Paced(Learned):
+    """Computes a batch as `at` says, which is given its number; knows which batches were prepared."""
+
+    def __init__(self, queue, at):
+        super().__init__(queue)
+        self._at, self.prepared = at, []
+
+    def prepare(self, index):
+        self.prepared.append(index)
+        return [index]
+
+    def compute(self, index, rows):
+        assert rows == [index]
+        self._at(self, index)
+        return super().compute(index, rows)
+
+
+def until(happened):
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def paced(at, *, told=None, controls=None):
+    """A worker that has worked on nine batches: which it committed, its queue, and itself."""
+    told, card = told or Told(), replace(card_of("XLM-R-large", packed=True), batch_tokens=64)
+    (cells,) = grid_of([card], [64] * 9, lambda text, length: np.full(length, text))
+    queue = Queue(cells, range(9))
+    worker = Worker(CpuDevice(), deque([Paced(queue, at)]), told, lambda: None, controls or Controls())
+    worker.run()
+    return [event.batch_index for event in told.of(ev.BatchCommitted)], queue, worker
+
+
+def test_beside_a_batch_the_next_is_read_and_the_one_before_is_committed():
+    told = Told()
+
+    def wait_for_both(runner, index):
+        until(lambda: len(told.of(ev.BatchCommitted)) == index)
+        until(lambda: index + 1 in runner.prepared or index >= 7)  # the last is for whoever is free first
+
+    committed, queue, worker = paced(wait_for_both, told=told)
+    assert (committed, queue.left(), worker.error) == ([*range(9)], [], None)
+
+
+def test_stopping_commits_what_was_computed_and_returns_what_was_taken_ahead():
+    controls = Controls()
+
+    def stop_in_the_third(runner, index):
+        controls.code = ExitCode.STOPPED if index == 2 else None
+
+    committed, queue, worker = paced(stop_in_the_third, controls=controls)
+    assert (committed, queue.left(), worker.error) == ([0, 1, 2], [3, 4, 5, 6, 7, 8], None)
+
+
+def test_a_lost_device_returns_its_batch_and_the_one_taken_ahead_in_order():
+    def lose_in_the_third(runner, index):
+        if index == 2:
+            raise DeviceGone("gone")
+
+    committed, queue, worker = paced(lose_in_the_third)
+    assert (committed, queue.left(), worker.lost_because) == ([0, 1], [2, 3, 4, 5, 6, 7, 8], "gone")
+    assert queue.returned == {"cpu": 1}  # the rows that were being computed
+
+
+def test_a_disk_that_takes_nothing_more_ends_the_run_while_the_next_batch_is_computed(monkeypatch):
+    tried = threading.Event()
+
+    def put(file, rows, vectors):
+        if rows[0] == 2:
+            tried.set()
+            raise DiskError("full")
+        return 0
+
+    monkeypatch.setattr(File, "put", put)
+    committed, _, worker = paced(lambda runner, index: index < 3 or tried.wait(60))
+    assert (committed, str(worker.error)) == ([0, 1], "full")
 
 
 def test_a_calibration_is_recorded_when_it_is_known_and_at_the_end_though_later_batches_teach_nothing():

@@ -6,7 +6,7 @@ it makes no mask for an attention that it does not know, and hands on positions 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,11 +59,11 @@ class PackedBatch:
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """What the layers of one forward share: which token sees which in the longest row, by window and causality."""
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(self.lengths)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Count those of the rows."""
         return sum(self.lengths)
@@ -118,20 +118,53 @@ def padded_tokens(rows: int, longest: int, shortest: int) -> int:
     return rows * (longest if longest == shortest else longest + -longest % ALIGNED)
 
 
+class LaidRows(tuple[Ids, ...]):
+    """Rows of token ids, and beside them what `PackedBatch` takes, laid end to end on the host by `lay`."""
+
+    lengths: Sequence[int]
+    flat: Ids
+    """[3 T + rows + 1]: ids, positions, rows, and where each begins."""
+    pinned: Tensor | None
+    """The page-locked memory of `flat`, from which a GPU copies beside the host; None where it is plain."""
+
+
+def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
+    """Lay rows end to end on the host, ready to be copied to a device; touches no device that is not a GPU."""
+    laid = LaidRows(rows)
+    laid.lengths = [len(row) for row in rows]
+    starts = np.cumsum([0, *laid.lengths])
+    total = int(starts[-1])
+    count = total + filling(total)
+    size = 3 * count + len(starts)
+    laid.pinned = _pinned(size) if place.type == "cuda" else None
+    laid.flat = np.empty(size, np.int64) if laid.pinned is None else laid.pinned.numpy()
+    ids, positions, owners = laid.flat[: 3 * count].reshape(3, count)
+    laid.flat[3 * count :] = starts
+    ids[total:] = positions[total:] = 0
+    owners[total:] = len(rows)
+    owners[:total] = np.repeat(np.arange(len(rows)), laid.lengths)
+    positions[:total] = np.arange(total) - starts[owners[:total]]
+    if rows:
+        np.concatenate(rows, out=ids[:total])
+    return laid
+
+
 def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.RUNS) -> PackedBatch:
-    """Lay rows end to end on a device, in one copy."""
-    lengths = [len(row) for row in rows]
-    starts = np.cumsum([0, *lengths])
-    count = int(starts[-1]) + filling(int(starts[-1]))
-    flat = np.zeros((3, count), np.int64)
-    flat[2] = len(rows)
-    used = flat[:, : starts[-1]]
-    used[2] = np.repeat(np.arange(len(rows)), lengths)
-    used[1] = np.arange(starts[-1]) - starts[used[2]]
-    used[0] = np.concatenate(rows) if rows else 0
-    there = torch.tensor(np.append(flat, starts), device=place)
-    ids, positions, owners, begins = torch.split(there, [count, count, count, len(starts)])
-    return PackedBatch(lengths, ids, positions, owners, begins, kernel)
+    """Lay rows end to end on a device, in one copy; the host does not wait for it where the rows are pinned."""
+    laid = rows if isinstance(rows, LaidRows) else lay(rows, place)
+    pinned = laid.pinned
+    there = torch.tensor(laid.flat, device=place) if pinned is None else pinned.to(place, non_blocking=True)
+    count = (len(there) - len(rows) - 1) // 3
+    ids, positions, owners, begins = torch.split(there, [count, count, count, len(rows) + 1])
+    return PackedBatch(laid.lengths, ids, positions, owners, begins, kernel)
+
+
+def _pinned(size: int) -> Tensor | None:
+    """Page-locked memory of torch's own store, which keeps it until the copies from it are done; None where the machine
+    gives none."""
+    with suppress(RuntimeError):
+        return torch.empty(size, dtype=torch.int64, pin_memory=True)
+    return None
 
 
 def attend(

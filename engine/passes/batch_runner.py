@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, may_recur
+from interlock.engine.models.attention import lay
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
@@ -77,12 +78,17 @@ class BatchRunner:
         self._emit = emit
         self._pressed = False
         self._index = 0
-        self._rows: list[Ids] = []
+        self._rows: Sequence[Ids] = ()
         self._parked: list[RowParked] = []
         self._computed: Counter[tuple[str, str]] = Counter()
 
-    def compute(self, index: int) -> Result:
-        """Compute a batch, wherever it fits.
+    def prepare(self, index: int) -> Sequence[Ids]:
+        """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
+        rows = self._cells.ids(index)
+        return rows if self.instance.encoder.padded else lay(rows, self.instance.device.torch)
+
+    def compute(self, index: int, rows: Sequence[Ids] | None = None) -> Result:
+        """Compute a batch, wherever it fits; `rows` are those that were prepared.
 
         Raises DeviceGone when the instance's device is lost, UnavailableError for ids beyond the model's words; nothing
         is committed then.
@@ -90,7 +96,7 @@ class BatchRunner:
         cells, device = self._cells, self.instance.device
         if reason := self.instance.lease.lost.get(device.name):
             raise DeviceGone(reason)
-        self._index, self._rows = index, cells.ids(index)
+        self._index, self._rows = index, self.prepare(index) if rows is None else rows
         try:
             vectors, forwards, calm = self._through(self._planned())
         except DeviceGone as gone:
@@ -163,7 +169,9 @@ class BatchRunner:
     def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
         """One forward; the pieces that are still to do because of it."""
         began = time.monotonic()
-        got = piece.instance.attempt([self._rows[index] for index in piece.indices], piece.effort.tried)
+        whole = len(piece.indices) == len(self._rows)
+        rows = self._rows if whole else [self._rows[index] for index in piece.indices]
+        got = piece.instance.attempt(rows, piece.effort.tried)
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
                 self._fallbacks.lose(piece.instance, got.message)  # at once: others would relocate pieces to it

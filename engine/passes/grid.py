@@ -134,8 +134,8 @@ class Queue:
         """Rows of the batches that were put back, by the device that had taken them."""
         self._left = deque(batches)
 
-    def __bool__(self) -> bool:
-        return bool(self._left) and self.failed is None
+    def __len__(self) -> int:
+        return len(self._left) if self.failed is None else 0
 
     def take(self) -> int | None:
         """Take the next batch; None when there is none."""
@@ -147,6 +147,10 @@ class Queue:
     def left(self) -> list[int]:
         """List the batches that nobody has taken yet."""
         return list(self._left)
+
+    def give_back(self, index: int) -> None:
+        """Return a batch that was taken ahead, and that no device has begun."""
+        self._left.appendleft(index)
 
     def put_back(self, index: int, device: str) -> None:
         """Return a batch that `device` took and did not compute."""

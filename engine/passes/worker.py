@@ -10,14 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.memory import Calibration
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
 from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import Ids
 from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
 from interlock.engine.record.facts import Computed, joined
 
@@ -28,9 +31,21 @@ PROBES = 3
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A batch that this worker has taken, and its rows, which may still be read."""
+
+    runner: BatchRunner
+    index: int
+    rows: Future[Sequence[Ids]]
+
+
 @dataclass(eq=False)
 class Worker:
     """Computes cells on one device until its queues are empty or the order of the cells changes.
+
+    A thread beside it does what needs no device: it reads the ids of the next batch, and writes and commits the vectors
+    of the one before.
 
     `sync` makes the journal durable.
     """
@@ -46,40 +61,56 @@ class Worker:
         self.error: Exception | None = None
         self._reorders = self.controls.reorders
         self._synced = time.monotonic()
+        self._ahead: _Taken | None = None
+        self._committing: Future[None] | None = None
 
     def run(self) -> None:
         """Work until nothing is left; sets `lost_because` when the device is gone, or `error` when the run must end."""
         try:
-            while runner := self._next_runner():
-                self._one(runner)
+            try:
+                with ThreadPoolExecutor(1, f"beside {self.device.name}") as self._beside:
+                    while (taken := self._next()) is not None:
+                        self._one(taken)
+            finally:
+                self._give_back()
+                self._settle()
             self._sync()
             for runner in self.runners:
-                self._record_calibration(runner)
+                self._record_calibration(runner, runner.instance.calibration)
         except DeviceGone as gone:
             self.lost_because = str(gone)
         except Exception as error:
             self.error = without_frames(error)
 
-    def _next_runner(self) -> BatchRunner | None:
-        """The next runner in turn whose queue has batches; None when all are empty, or the operator wants otherwise."""
+    def _next(self) -> "_Taken | None":
+        """The batch that was taken ahead, or the next; None when there is none, or the operator wants otherwise."""
         controls = self.controls
         controls.apply_pending(self.emit)
         if controls.stop_requested or controls.reorders != self._reorders:
             return None
+        taken, self._ahead = self._ahead, None
+        if taken and taken.runner.queue.failed is None:
+            return taken
+        return self._take(least=1)
+
+    def _take(self, least: int) -> "_Taken | None":
+        """Take a batch of the next runner in turn whose queue has `least` of them, and have it prepared."""
         for _ in range(len(self.runners)):
             self.runners.rotate(-1)
-            if self.runners[-1].queue:
-                return self.runners[-1]
+            runner = self.runners[-1]
+            if len(runner.queue) >= least and (index := runner.queue.take()) is not None:
+                return _Taken(runner, index, self._beside.submit(runner.prepare, index))
         return None
 
-    def _one(self, runner: BatchRunner) -> None:
-        index = runner.queue.take()
-        if index is None:
-            return
+    def _one(self, taken: "_Taken") -> None:
+        """Compute a batch; beside it the next is prepared, and then its own vectors are written beside that."""
+        runner, index = taken.runner, taken.index
         began, known = time.monotonic(), runner.instance.calibration.batches
+        self._ahead = self._take(least=2)  # the last one is for whoever is free first
         try:
-            result = runner.compute(index)
+            result = runner.compute(index, taken.rows.result())
         except DeviceGone:
+            self._give_back()
             runner.queue.put_back(index, self.device.name)
             raise
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
@@ -87,14 +118,27 @@ class Worker:
                 raise  # no model is to blame for a disk that takes nothing more
             runner.queue.failed = without_frames(error)
             return
-        self._commit(runner, index, result, time.monotonic() - began)
-        if known < PROBES <= runner.instance.calibration.batches:
-            self._record_calibration(runner)
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            self._sync()
+        seconds, calibration = time.monotonic() - began, runner.instance.calibration
+        learnt = calibration if known < PROBES <= calibration.batches else None
+        self._settle()
+        self._committing = self._beside.submit(self._commit, runner, index, result, seconds, learnt)
 
-    def _commit(self, runner: BatchRunner, index: int, result: Result, seconds: float) -> None:
-        """Write the vectors, then record the batch as it ran."""
+    def _give_back(self) -> None:
+        """Return the batch that was taken ahead."""
+        taken, self._ahead = self._ahead, None
+        if taken:
+            taken.runner.queue.give_back(taken.index)
+
+    def _settle(self) -> None:
+        """Wait until the batch before is committed. Raises what stood in its way."""
+        committing, self._committing = self._committing, None
+        if committing:
+            committing.result()
+
+    def _commit(
+        self, runner: BatchRunner, index: int, result: Result, seconds: float, learnt: Calibration | None
+    ) -> None:
+        """Write the vectors, then record the batch as it ran, and what it has taught."""
         cells, batch = runner.queue.cells, runner.queue.cells.batches[index]
         own = Computed(device=self.device.name, dtype=runner.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
@@ -114,9 +158,12 @@ class Worker:
         )
         self.emit(event)
         runner.queue.committed.append(event)
+        if learnt:
+            self._record_calibration(runner, learnt)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self._sync()
 
-    def _record_calibration(self, runner: BatchRunner) -> None:
-        known = runner.instance.calibration
+    def _record_calibration(self, runner: BatchRunner, known: Calibration) -> None:
         if known.batches:
             self.emit(
                 MemoryCalibrated(
