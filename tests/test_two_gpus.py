@@ -305,6 +305,25 @@ def test_a_shared_primary_whose_only_gpu_is_full_is_computed_later_or_elsewhere(
     assert all(file.puts == dict.fromkeys(range(64), 1) for file in desk.files)
 
 
+def test_a_companion_whose_gpu_is_lost_goes_on_beside_the_primary_before_that_has_ended():
+    desk = Desk([PRIMARY, COMPANION], [512] * 1280, [T4(0), T4(1, parse("lose:6"))], CEILING)
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    lost = next(number for number, event in enumerate(desk.events) if isinstance(event, ev.DeviceLost))
+    granted = [event for event in desk.events[lost:] if isinstance(event, ev.LeaseGranted)]
+    assert [(lease.model, lease.devices) for lease in granted] == [
+        (PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cuda:0"])
+    ]  # fmt: skip
+    assert all(file.puts == dict.fromkeys(range(1280), 1) for file in desk.files)
+
+
+def test_a_primary_is_not_interrupted_for_a_companion_that_finds_no_other_room():
+    gpus = [T4(0), T4(1, parse("lose:6"))]
+    room = max(law(card, "sim").weights for card in (PRIMARY, COMPANION))
+    desk = Desk([PRIMARY, COMPANION], [64] * 2560, gpus, CONTEXT + RESERVE + room + (400 << 20))
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    assert [lease.model for lease in desk.of(ev.LeaseGranted)] == [PRIMARY.key, COMPANION.key, COMPANION.key]
+
+
 def test_a_primary_that_can_never_be_loaded_fails_in_the_end(monkeypatch):
     desk = Desk([PRIMARY, COMPANION], [512] * 64, [T4(0), T4(1)], CEILING)
 

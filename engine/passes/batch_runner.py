@@ -103,8 +103,8 @@ class BatchRunner:
             vectors, forwards, calm = self._through(self._on_host_only(gone))
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
-        if left := self.queue.left():
-            self.instance.grow_back(max(cells.batches[each].longest for each in left))
+        if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
+            self.instance.grow_back(max(cells.batches[each].longest for each in (index, *left)))
         if self._pressed and calm and not self.instance.streamed:
             self._pressed = False
             passed = PressurePassed(model_pass=cells.model_pass, batch_index=index, device=self.instance.device.name)

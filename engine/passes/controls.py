@@ -55,6 +55,11 @@ class Controls:
         """Whether the run is to stop at the next batch."""
         return self.code is not None
 
+    def rearrange(self) -> None:
+        """Have what is leased given back at the next batch, and what is left placed anew."""
+        with self._lock:
+            self.reorders += 1
+
     def begin(self, schedule: Schedule, window: int, *, cpu_fallback: bool) -> None:
         """Set what is in force when a run begins."""
         self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback

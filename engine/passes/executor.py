@@ -213,9 +213,19 @@ class PassExecutor:
         with self._lock:
             known = device.name in self._lost
             self._lost.add(device.name)
+            self._free = [free for free in self._free if free.name not in self._lost]
         self._context.lessor.lose(device, reason)
         if not known:
             self._context.emit(DeviceLost(device=device.name, reason=reason))
+            self._move_stranded()
+
+    def _move_stranded(self) -> None:
+        """Have a model whose GPU was lost placed beside the others now, and not when they have ended."""
+        stranded = {each.model_pass for each in self._assignments if self._lost.issuperset(each.devices)}
+        if stranded and len(stranded) < len(self._assignments):
+            then = self.preview(self._context.controls.schedule)
+            if then and stranded.intersection(each.model_pass for each in then.assignments):
+                self._context.controls.rearrange()
 
     def _close(self, model_pass: int, queue: Queue) -> None:
         self._done[model_pass] += queue.committed
