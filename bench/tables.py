@@ -160,13 +160,19 @@ def law(found: Any) -> Iterator[Row]:
     cases = (found or {"cases": []})["cases"]
     for name in dict.fromkeys(each["architecture"] for each in cases):
         peaks = {each["attention"]: each["peak"] for each in cases if each["architecture"] == name}
-        yield name, *(_percents(peaks.get(attention)) for attention in ("packed", "sdpa", "eager"))
+        yield name, *(_percents(peaks.get(attention)) for attention in _ways(found))
     if cases:
         activations = [each["activations"] for each in cases]
         worst = 100 * max((each["worst"] for each in activations), key=abs)
         median = 100 * max(each["median"] for each in activations)
         met = found["goals"]["worst error of activations"]["met"]
-        yield "activations alone, of all", f"{median:.2f} / {_met(f'{worst:.0f}', met)}", "", ""
+        rest = [""] * (len(_ways(found)) - 1)
+        yield "activations alone, of all", f"{median:.2f} / {_met(f'{worst:.0f}', met)}", *rest
+
+
+def _ways(found: Any) -> list[str]:
+    """How attention was computed in the cases of the memory law."""
+    return list(dict.fromkeys(each["attention"] for each in (found or {"cases": []})["cases"]))
 
 
 def _percents(found: Any) -> str:
@@ -273,7 +279,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "memory": lambda: figures(
         ["chunks", "reading", "pass", "files", "store", "of it anonymous, pass / store"], ["memory"], memory
     ),
-    "memory law": lambda: figures(["", "packed", "SDPA", "eager"], ["law"], law),
+    "memory law": lambda: figures(["", *_ways(result("law"))], ["law"], law),
     "kernels": lambda: figures(
         ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],
         ["kernels"],

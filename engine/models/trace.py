@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Counter
 from interlock.engine.models.attention import (
-    ALIGNED,
     Kernel,
     attending,
     filling,
@@ -36,6 +35,7 @@ from interlock.engine.models.attention import (
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS, values_in
 from interlock.engine.models.network import PackedEncoder, packable
+from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Sdpa
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
 from interlock.engine.record import atomic
@@ -148,7 +148,7 @@ def _subject(
     config: Config, dtype: torch.dtype, attention: str, kernel: Kernel, *, packed: bool
 ) -> "_Packed | _Padded":
     if not packed:
-        return _Padded(config, dtype, attention)
+        return _Padded(config, dtype, attention, kernel)
     return _Packed(config, dtype, kernel) if packable(config) else _EndToEnd(config, dtype, kernel)
 
 
@@ -158,6 +158,10 @@ class _Packed:
     def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
         self._config, self._dtype, self._kernel = config, dtype, kernel
         self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
+
+    def sdpa(self, *, masked: bool) -> Sdpa:
+        """How a GPU computes its attention where it goes through torch's own choice."""
+        return _chosen(self._kernel)
 
     def blank(self, layers: int) -> nn.Module:
         """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
@@ -175,22 +179,29 @@ class _Packed:
 
 
 class _Padded:
-    """A network of transformers, likewise: with two layers or one of every kind, since a peak may be of any kind."""
+    """A network of transformers, likewise: a layer and then one of every kind, since a peak may be of any kind, and
+    beside the first there is less."""
 
-    def __init__(self, config: Config, dtype: torch.dtype, attention: str) -> None:
+    def __init__(self, config: Config, dtype: torch.dtype, attention: str, kernel: Kernel) -> None:
         spread_heads()
-        self._config, self._dtype, self._attention = config, dtype, attention
+        self._config, self._dtype, self._attention, self._kernel = config, dtype, attention, kernel
         text = self._settings().get_text_config()
         self._kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-        self.depth, self.layers = int(text.num_hidden_layers), max(2, len(self._kinds))
+        self.depth, self.layers = int(text.num_hidden_layers), 1 + max(1, len(self._kinds))
         self.longest = _longest(text.to_dict())
+        heads = int(getattr(text, "num_attention_heads", None) or 1)
+        self._head = int(getattr(text, "head_dim", None) or int(getattr(text, "hidden_size", 0)) // heads)
+
+    def sdpa(self, *, masked: bool) -> Sdpa:
+        odd = self._dtype.itemsize == 2 and self._head % 8 and self._kernel is Kernel.RUNS
+        return Sdpa.MATH if masked and odd else _chosen(self._kernel)
 
     def blank(self, layers: int) -> nn.Module:
         settings = self._settings()
         text = settings.get_text_config()
         text.num_hidden_layers = layers
         if self._kinds:
-            text.layer_types = (self._kinds + self._kinds[-1:] * layers)[:layers]
+            text.layer_types = (self._kinds[:1] + self._kinds + self._kinds[-1:] * layers)[:layers]
         try:
             settings._attn_implementation = self._attention
             network = _blank(settings)
@@ -227,8 +238,7 @@ class _EndToEnd(_Padded):
     """A network of transformers over rows laid end to end."""
 
     def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
-        super().__init__(config, dtype, register())
-        self._kernel = kernel
+        super().__init__(config, dtype, register(), kernel)
 
     def blank(self, layers: int) -> nn.Module:
         return fuse(super().blank(layers))
@@ -241,6 +251,12 @@ class _EndToEnd(_Padded):
         with attending(batch):
             hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0]
         return F.normalize(hidden[batch.starts[:-1]].float(), dim=1)
+
+
+def _chosen(kernel: Kernel) -> Sdpa:
+    if kernel is Kernel.MATH:
+        return Sdpa.MATH
+    return Sdpa.EFFICIENT if kernel is Kernel.EFFICIENT else Sdpa.FLASH
 
 
 def _longest(config: Config) -> int:
@@ -272,10 +288,11 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
 
         def fitted(*, masked: bool) -> Law:
             samples, step = [], ALIGNED if masked and padded else 1
+            top = max(step, subject.longest - subject.longest % step)
             for rows, shortest in shapes(subject.longest):
-                length = max(shortest, min(subject.longest, -(-shortest // step) * step))
+                length = min(subject.longest, top, -(-shortest // step) * step)
                 counter = Counter()
-                with torch.inference_mode(), Meter(counter, narrow=narrow):
+                with torch.inference_mode(), GpuMeter(counter, subject.sdpa(masked=masked), narrow=narrow):
                     subject.forward(network, rows, length, masked=masked)
                 samples.append(Sample(subject.tokens(rows, length), length, counter.peak))
             return replace(fit(samples), step=step)
