@@ -12,6 +12,7 @@ START = time.monotonic()
 import argparse
 import faulthandler
 import gc
+import importlib.util
 import os
 import sys
 import tempfile
@@ -31,6 +32,15 @@ os.environ |= {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 warnings.filterwarnings("ignore")
+
+NEEDED = {"torch": "torch", "transformers": "transformers", "sentence_transformers": "sentence-transformers",
+          "tokenizers": "tokenizers", "safetensors": "safetensors", "huggingface_hub": "huggingface_hub",
+          "msgspec": "msgspec", "numpy": "numpy", "psutil": "psutil", "pyarrow": "pyarrow", "pynvml": "nvidia-ml-py",
+          "tenacity": "tenacity"}  # fmt: skip
+"""What has to be imported, and the package that has it."""
+if missing := [package for name, package in NEEDED.items() if importlib.util.find_spec(name) is None]:
+    print(*(f"gpu_acceptance: {each} is missing: pip install {each}" for each in missing), sep="\n", file=sys.stderr)
+    sys.exit(5)
 
 import machine
 import torch
@@ -69,16 +79,17 @@ def models(bench: Bench) -> Iterator[tuple[str, Any]]:
 SECTIONS: Mapping[str, tuple[float, Section]] = {
     "probes": (10, probes),
     "models": (60, models),
-    "wall": (8, wall),
     "law": (110, law),
     "plans": (60, plans),
+    "throughput": (115, throughput),
+    "wall": (8, wall),
+    "ladder": (50, ladder),
+    "streaming": (12, streaming),
     "residue": (30, residue),
     "attach": (45, attach),
-    "throughput": (115, throughput),
-    "streaming": (12, streaming),
-    "ladder": (50, ladder),
 }
-"""Seconds that a section may take, and what it does; what one leaves over the next ones have too."""
+"""Seconds that a section may take, and what it does; what one leaves over the next ones have too. What matters
+most comes first."""
 
 
 def main() -> int:
@@ -150,6 +161,12 @@ def _about(device: Device) -> dict[str, Any]:
         "device": device.label,
         "ceiling_bytes": CEILING,
         "machine": {**about, **describe_host([device])},
+        "torch": {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
+        "switches": {
+            name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+            for name in ("flash", "mem_efficient", "math", "cudnn")
+        },
+        "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
     }
 
 

@@ -1,5 +1,6 @@
 """The acceptance on a GPU, as far as it goes without one: a rehearsal tells every goal and no time, no GPU is said."""
 
+import importlib.util
 import json
 import os
 import runpy
@@ -15,7 +16,7 @@ import torch
 from tests.builders import ROOT, environment
 
 SCRIPT = "bench/gpu_acceptance.py"
-SECTIONS = ("wall", "residue", "throughput")
+SECTIONS = ("throughput", "wall", "residue")
 TIMED = ("attach: ms", "throughput: x", "streaming: time")
 
 
@@ -40,6 +41,8 @@ def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(
     goals, sections = result["goals"], result["sections"]
 
     assert result["device_kind"] == "sim"
+    assert set(result["switches"]) == {"flash", "mem_efficient", "math", "cudnn"}
+    assert result["torch"]["version"] == torch.__version__
     assert all(set(goal) == {"limit", "figure", "met"} for goal in goals.values())
     timed = {name: goal for name, goal in goals.items() if name.startswith(TIMED)}
     assert len(timed) == 6
@@ -64,3 +67,15 @@ def test_measuring_without_a_gpu_says_why_not_and_exits_5(tmp_path: Path) -> Non
     assert "--rehearse" in done.stderr
     assert done.stdout == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_lacks_a_package_is_told_which_before_anything_is_imported(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "msgspec" else found(name, *more)
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with patch.dict(os.environ), warnings.catch_warnings(), pytest.raises(SystemExit) as over:
+        runpy.run_path(str(ROOT / SCRIPT), run_name="__main__")
+    assert over.value.code == 5
+    assert capsys.readouterr().err == "gpu_acceptance: msgspec is missing: pip install msgspec\n"
