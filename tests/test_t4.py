@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.models.weights import Replica
+from interlock.engine.models.attention import Kernel
+from interlock.engine.models.trace import law_of
+from interlock.engine.models.weightless import CONTENTLESS
+from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
+from tests.architectures import ARCHITECTURES
+from tests.oracle import as_on_a_gpu, blank, forward
 from tests.weightless import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
 
 GIB = 1 << 30
@@ -153,3 +158,21 @@ def test_the_summary_tells_why_a_companion_went_to_the_cpu(pair):
     assert (fell.model_pass, fell.rung, fell.device) == (1, "cpu", "cpu")
     assert "cuda:1" in left.cause
     assert "cuda:1" in fell.cause
+
+
+def test_one_row_of_32768_tokens_fits_its_prediction_on_a_t4():
+    """Qwen3-Embedding-0.6B as a T4 computes it: packed, float16, memory-efficient attention, every layer."""
+    config, gpu, lengths = ARCHITECTURES["Qwen3-0.6B"], T4(0), [32768]
+    foreseen = law_of(config, packed=True, dtype=torch.float16, kernel=Kernel.EFFICIENT)
+    with CONTENTLESS:
+        master = Master(blank(config, "sdpa", torch.float16, packed=True))
+    gpu.wall(CEILING)
+    replica = Replica(master, gpu)
+    before = gpu.memory().allocated
+    gpu.start_peak()
+    with gpu.computing(), torch.inference_mode(), as_on_a_gpu(Kernel.EFFICIENT):
+        forward(replica.network, lengths, packed=True, causal=False, kernel=Kernel.EFFICIENT)
+    taken = gpu.peak().allocated - before
+    assert gpu.allocator.counters().ooms == 0
+    assert taken == pytest.approx(foreseen.activations(32768, 32768), rel=0.02)
+    assert foreseen.peak(32768, 32768) < 4 * GIB
