@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
+MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
 
 .PHONY: help demo test together quick check install generate screenshots compat release campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
@@ -47,6 +48,8 @@ bench-encode: install  ## encoding against sentence-transformers, on real chunks
 	$(BIN)/python bench/encode.py --json bench/results/encode-float32-docstrings.json
 	$(BIN)/python bench/encode.py --dtype bfloat16 --json bench/results/encode-bfloat16-docstrings.json
 	@test ! -d "$(CHUNKS)" || $(BIN)/python bench/encode.py $(REAL) --json bench/results/encode-float32-chunks.json
+	$(BIN)/python bench/encode.py --made qwen3 $(MIXED) --json bench/results/encode-qwen3.json
+	$(BIN)/python bench/encode.py --made modernbert $(MIXED) --json bench/results/encode-modernbert.json
 
 bench-openvino: install  ## encoding against its OpenVINO backend, where OPENVINO has it
 	@test ! -d "$(CHUNKS)" || $(OPENVINO) bench/encode.py $(REAL) --openvino --sizes 32 4 8 --json bench/results/encode-openvino.json

@@ -61,7 +61,15 @@ def _plain(form: str, wanted: float) -> str:
 
 
 def measured(
-    chunks: Any, docstrings: Any, bfloat16: Any, other: Any, memory: Any, start: Any, over: Any
+    chunks: Any,
+    docstrings: Any,
+    bfloat16: Any,
+    other: Any,
+    qwen3: Any,
+    modernbert: Any,
+    memory: Any,
+    start: Any,
+    over: Any,
 ) -> Iterator[Row]:
     """Those of docs/measurements.md."""
     if chunks:
@@ -81,6 +89,12 @@ def measured(
             "sentence-transformers' OpenVINO backend at its best batch size, against its default, real chunks",
             f"{theirs:.2f}x (ours {ours:.2f}x)",
             "",
+        )
+    if qwen3 and modernbert:
+        both = [_goal(each, "x best") for each in (qwen3, modernbert)]
+        yield (
+            "a small Qwen3 / ModernBERT, texts of all lengths, against its best batch size",
+            *(" / ".join(pair) for pair in zip(*both, strict=True)),
         )
     if chunks:
         yield "cosine to sentence-transformers' own vectors, worst", *_goal(chunks, "minimal cosine", "{:.7f}")
@@ -263,9 +277,11 @@ def growth(found: Any) -> Iterator[Row]:
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
 
 
-ENCODES = ("encode-float32-docstrings", "encode-float32-chunks", "encode-bfloat16-docstrings", "encode-openvino")
-SHORT = ("float32, docstrings", "float32, chunks", "bfloat16, docstrings", "float32 beside OpenVINO")
-FIRST = ("encode-float32-chunks", *(ENCODES[0], ENCODES[2], ENCODES[3]), "memory", "start", "overhead")
+ENCODES = ("encode-float32-docstrings", "encode-float32-chunks", "encode-bfloat16-docstrings", "encode-openvino",
+           "encode-qwen3", "encode-modernbert")  # fmt: skip
+SHORT = ("float32, docstrings", "float32, chunks", "bfloat16, docstrings", "float32 beside OpenVINO", "small Qwen3",
+         "small ModernBERT")  # fmt: skip
+FIRST = ("encode-float32-chunks", ENCODES[0], *ENCODES[2:], "memory", "start", "overhead")
 
 
 def _encode() -> Figures:

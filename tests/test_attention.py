@@ -17,7 +17,7 @@ from interlock.engine.models.attention import (
     register,
     why_padded,
 )
-from interlock.engine.models.fused import fuse
+from interlock.engine.models.fused import fuse, pack_for_cpu
 from interlock.engine.models.precision import precision_for
 
 HOST = torch.device("cpu")
@@ -74,12 +74,14 @@ def test_every_architecture_that_is_packed_is_compared():
     assert {name.partition("-")[0] for name in CASES} == ROTARY
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["as transformers has it", "fused"])
+@pytest.mark.parametrize("way", ["as transformers has it", "fused", "fused for the host"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name, fused):
+def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name, way):
     plain, ours = network(name, "sdpa"), network(name, register())
-    if fused:
+    if way.startswith("fused"):
         fuse(ours)
+    if way.endswith("host"):
+        pack_for_cpu(ours)
     for lengths in MIXES:
         rows = [np.random.default_rng(number).integers(5, 99, length) for number, length in enumerate(lengths)]
         expected, got = padded(plain, rows), packed(ours, rows)

@@ -25,6 +25,18 @@ def fuse(network: nn.Module) -> nn.Module:
     return network
 
 
+def pack_for_cpu(network: nn.Module) -> nn.Module:
+    """Lay the weights of plain maps out for oneDNN's kernels, in place; returns the network. They cannot be moved then.
+
+    Weights in float32 only, and where torch has these kernels.
+    """
+    for module in list(network.modules()):
+        for name, part in list(module.named_children()):
+            if type(part) is nn.Linear and part.weight.dtype is torch.float32 and part.weight.device.type == "cpu":
+                setattr(module, name, _HostLinear(part) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else part)
+    return network
+
+
 def _fused(part: nn.Module) -> nn.Module | None:
     kind = type(part).__name__
     if isinstance(part, nn.Dropout):  # it does nothing here, but a trace takes it for a copy
@@ -105,6 +117,19 @@ class _Norm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return torch.ops.interlock.rms_norm(rows, self.weight, self.epsilon)[0]  # type: ignore[no-any-return]
+
+
+class _HostLinear(nn.Module):
+    """A map whose weights lie as the host's kernels read them."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(plain.weight.data))
+        self.bias = plain.bias
+
+    def forward(self, rows: Tensor) -> Tensor:
+        fuse = torch.ops.mkldnn._linear_pointwise.default
+        return fuse(rows, self.weight, self.bias, "none", [], "none")  # type: ignore[no-any-return]
 
 
 def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

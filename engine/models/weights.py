@@ -20,7 +20,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.attention import register, spread_heads
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.fused import fuse
+from interlock.engine.models.fused import fuse, pack_for_cpu
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from interlock.engine.models.streaming import Stage, Streaming
@@ -167,7 +167,11 @@ def load(card: ModelCard) -> nn.Module:
 def attach_to_host(card: ModelCard, device: Device, load: Callable[[ModelCard], nn.Module] = load) -> Attached:
     """Load the model of `card` on the host's processor, in the layout that its kernels want."""
     network = load(card)
-    attached = Attached(network.pack_for_cpu() if isinstance(network, PackedEncoder) else network, device)
+    if isinstance(network, PackedEncoder):
+        network.pack_for_cpu()
+    elif card.packed:
+        pack_for_cpu(network)
+    attached = Attached(network, device)
     device.trim()
     return attached
 
