@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
 
-ALL = Means(streams=True, slices_mlp=True, others=True, cpu=True)
-NONE = Means(streams=False, slices_mlp=False, others=False, cpu=False)
+ALL = Means(streams=True, slices_mlp=True, others=True, float32=True, cpu=True)
+NONE = Means(streams=False, slices_mlp=False, others=False, float32=False, cpu=False)
 
-any_means = st.one_of(st.just(ALL), st.builds(Means, st.booleans(), st.booleans(), st.booleans(), st.booleans()))
+any_means = st.one_of(st.just(ALL), st.builds(Means, *[st.booleans()] * 5))
 any_cause = st.sampled_from([Cause.MEMORY, Cause.MEMORY, Cause.MEMORY, Cause.NOT_FINITE, Cause.LOST])
 lengths_of_rows = st.lists(st.integers(1, 600), min_size=1, max_size=60).map(lambda rows: sorted(rows, reverse=True))
 
@@ -61,15 +61,15 @@ def lineages(draw):
 @settings(deadline=None)
 def test_climbing_ends_within_the_promised_steps(steps):
     rows = steps[0][1].rows
-    assert len(steps) <= 11 + math.ceil(math.log2(rows))
+    assert len(steps) <= 14 + math.ceil(math.log2(rows))
 
 
 @given(lineages())
 @settings(deadline=None)
-def test_seven_steps_and_the_splits_are_enough_while_no_device_is_lost(steps):
+def test_eight_steps_and_the_splits_are_enough_while_no_device_is_lost(steps):
     kept = [step for _, evidence, step in steps if evidence.cause is not Cause.LOST]
     if len(kept) == len(steps):
-        assert len(steps) <= 7 + math.ceil(math.log2(steps[0][1].rows))
+        assert len(steps) <= 8 + math.ceil(math.log2(steps[0][1].rows))
 
 
 @given(lineages())
@@ -88,7 +88,7 @@ def test_only_replans_and_splits_are_repeated(steps):
     assert rungs.count(Rung.REPLAN) <= 2
     assert all(rungs.count(rung) <= 1 for rung in (*MOVES, Rung.PARK))
     losses = sum(evidence.cause is Cause.LOST for _, evidence, _ in steps)
-    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.SLICE_MLP))
+    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.SLICE_MLP, Rung.FLOAT32))
 
 
 @given(lineages())
@@ -96,7 +96,7 @@ def test_only_replans_and_splits_are_repeated(steps):
 def test_no_rung_is_chosen_that_the_means_forbid(steps):
     for possible, _, step in steps:
         allowed = {Rung.STREAM: possible.streams, Rung.SLICE_MLP: possible.slices_mlp}
-        allowed |= {Rung.RELOCATE: possible.others, Rung.CPU: possible.cpu}
+        allowed |= {Rung.RELOCATE: possible.others, Rung.FLOAT32: possible.float32, Rung.CPU: possible.cpu}
         assert allowed.get(step.rung, True)
 
 
@@ -261,18 +261,28 @@ def test_a_piece_on_the_cpu_after_a_loss_does_not_return_to_a_device():
     assert climb(short(rows=1, tokens=100), replace(NONE, others=True), moved) == [Rung.PARK]
 
 
-def test_rows_not_finite_are_tried_alone_then_on_the_cpu_then_parked():
+def test_rows_not_finite_are_tried_alone_then_in_float32_then_on_the_cpu_then_parked():
     first = next_step(Effort(), seen(Cause.NOT_FINITE, [9, 5, 1, 1], padded=False), ALL)
     assert first.rung is Rung.SPLIT
     assert first.pieces([9, 5, 1, 1], padded=False) == [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]
-    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), ALL, first.effort) == [Rung.CPU, Rung.PARK]
+    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), ALL, first.effort) == [Rung.FLOAT32, Rung.CPU, Rung.PARK]
 
 
 @pytest.mark.parametrize(
-    ("cpu", "rungs"), [(True, [Rung.REPLAN, Rung.CPU, Rung.PARK]), (False, [Rung.REPLAN, Rung.PARK])]
+    ("possible", "rungs"),
+    [
+        (ALL, [Rung.REPLAN, Rung.FLOAT32, Rung.CPU, Rung.PARK]),
+        (replace(ALL, float32=False), [Rung.REPLAN, Rung.CPU, Rung.PARK]),
+        (NONE, [Rung.REPLAN, Rung.PARK]),
+    ],
 )
-def test_one_row_not_finite_is_tried_once_more_alone(cpu, rungs):
-    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), replace(ALL, cpu=cpu)) == rungs
+def test_one_row_not_finite_is_tried_once_more_alone_and_then_in_float32(possible, rungs):
+    assert climb(seen(Cause.NOT_FINITE, [9], padded=False), possible) == rungs
+
+
+def test_a_row_out_of_memory_in_float32_goes_to_the_cpu():
+    widened = Effort(tried=frozenset({Rung.SPLIT, Rung.REPLAN, Rung.FLOAT32}))
+    assert climb(short(rows=1, tokens=9), ALL, widened) == [Rung.CPU, Rung.PARK]
 
 
 def test_a_row_not_finite_on_the_cpu_is_parked():

@@ -24,7 +24,7 @@ from interlock.widgets.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)
-NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
+NOT_PRINTED = (*SILENT, ev.CanaryChecked, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
 GIB = 1 << 30
 HOSTILE = st.one_of(
     st.text(max_size=40),

@@ -17,7 +17,7 @@ from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 
-PLANS = 60
+PLANS = 100
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def outcome(shop: Workshop) -> Outcome:
     plan = Plan(
         seed=-1, models=("flat", "deep"), lengths=(600, 3, 3, 2, 40), split=2, batch_tokens=100, ceiling=80 << 20,
         totals=(160 << 20, 160 << 20), reserve=64 << 20, schedule=Schedule.EXCLUSIVE, window=0, cpu_fallback=False,
-        faults=("oom:25", "oom-over:50KiB", "leak@1:3MiB"), asked=(), stop=0,
+        halves=False, overflows=False, faults=("oom:25", "oom-over:50KiB", "leak@1:3MiB"), asked=(), stop=0,
     )  # fmt: skip
     return carry_out(plan, shop)
 

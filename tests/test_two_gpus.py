@@ -60,6 +60,9 @@ class Neighbour:
     def host_possible(self):
         return False
 
+    def widens(self):
+        return False
+
 
 def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_back():
     gpus, neighbour = [T4(0), T4(1)], Neighbour()

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import nn
 
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
@@ -23,8 +23,10 @@ from tests.harness import Told
 class Hearing(Told):
     """Told of each event, from any worker's thread."""
 
-    def __init__(self, asked: Sequence[tuple[int, str, str]] = (), stop: int = 0) -> None:
+    def __init__(self, asked: Sequence[tuple[int, str, str]] = (), stop: int = 0, overflows: int = 0) -> None:
+        """Rows of `overflows` tokens are not finite in a half precision."""
         super().__init__()
+        self._overflows = overflows
         self.controls = Controls()
         self.untold: list[str] = []
         """Batches with more failed forwards than mitigations and parked rows."""
@@ -43,7 +45,8 @@ class Hearing(Told):
 
     def encoders(self, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
         """The engine's encoders, within earshot."""
-        return _Heard(encoder_for(card, network, device), device, self._own, self.kept)
+        spoilt = 0 if card.dtype == "float32" else self._overflows
+        return _Heard(encoder_for(card, network, device), device, self._own, self.kept, spoilt)
 
     def _settle(self, event: ev.AnyEvent) -> None:
         """Failures are told by the thread that they happened to, at the latest with the batch."""
@@ -83,22 +86,28 @@ class _Mark:
 class _Heard:
     """An encoder whose failures are counted."""
 
-    def __init__(self, encoder: Encoder, device: Device, account: _Account, kept: list[str]) -> None:
+    def __init__(self, encoder: Encoder, device: Device, account: _Account, kept: list[str], spoilt: int) -> None:
         self.padded = encoder.padded
         self._encoder = encoder
         self._device = device
         self._account = account
         self._kept = kept
+        self._spoilt = spoilt
 
     def encode(self, rows: Sequence[Ids]) -> Vectors:
+        if getattr(self._device, "aside", False):  # a canary that fails is told as such
+            return self._encoder.encode(rows)
         own, mark = self._account, _Mark()
         self._look_back()
         try:
             vectors = self._encoder.encode(rows)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if classify(error) is not Trouble.MEMORY:
+                raise
             own.failed += 1
             own.error, own.uncleared = weakref.ref(mark), (self._device, _clearings(self._device))
             raise
+        vectors[[len(row) == self._spoilt for row in rows]] = np.nan
         own.failed += not np.isfinite(vectors).all()
         return vectors
 

@@ -5,7 +5,8 @@ Vectors and token ids are in memory; nothing else of a run is left out but files
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,9 @@ class WatchedGpu(SimDevice):
 
     highest = 0
     reclaims = 0
+    lasting = False
+    aside = False
+    """Whether a canary is computed."""
 
     def __init__(self, number: int, plan: Plan) -> None:
         self.faults = parse(",".join(plan.faults))
@@ -50,6 +54,13 @@ class WatchedGpu(SimDevice):
         self.reclaims += 1
         super().reclaim()
 
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        self.aside = True
+        with super().trying():
+            yield
+        self.aside = False
+
     @property
     def leaks(self) -> bool:
         """Whether a fault leaves something on it for good."""
@@ -59,7 +70,11 @@ class WatchedGpu(SimDevice):
     def struck(self) -> set[str]:
         """The faults whose moment has come."""
         own = [fault for fault in self.faults if fault.device in (None, self.name)]
-        return {fault.kind for fault in own if max(1, fault.first) <= self.allocations}
+        return {
+            fault.kind
+            for fault in own
+            if (self.canaries if fault.kind == "skew" else self.allocations >= max(1, fault.first))
+        }
 
     def _now(self) -> float:
         return time.monotonic() + self._slept
@@ -96,8 +111,9 @@ class Outcome:
 
 def carry_out(plan: Plan, shop: Workshop) -> Outcome:
     """Compute a plan on its devices."""
-    cards = [replace(shop.cards[key], batch_tokens=plan.batch_tokens) for key in plan.models]
-    host, heard = CpuDevice(), Hearing(plan.asked, plan.stop)
+    dtype = "float16" if plan.halves else "float32"  # in name alone: tiny models are computed in float32
+    cards = [replace(shop.cards[key], batch_tokens=plan.batch_tokens, dtype=dtype) for key in plan.models]
+    host, heard = CpuDevice(), Hearing(plan.asked, plan.stop, max(plan.lengths) if plan.overflows else 0)
     grid = grid_of(cards, plan.lengths, ids_of, plan.split)
     outcome = Outcome(plan, wanted=[shop.vectors(key, plan.lengths) for key in plan.models])
     outcome.hosts = [cells.layout.least_bytes(shop.law(cells.card, "cpu"), first_calibration(host)) for cells in grid]
@@ -140,7 +156,10 @@ def _run(
         except Stopped:
             sessions += 1
             heard.controls.code = None
-            devices = [host] if all(device.lost for device in devices) else devices
+            if all(device.lost for device in devices):
+                devices = [host]
+                for cells in grid:  # as a run is planned where there is no GPU
+                    cells.layout.card = replace(cells.card, dtype="float32")
 
 
 def _rounds(

@@ -22,6 +22,7 @@ from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, attach_to_host
+from interlock.engine.passes.canary import plain
 from interlock.engine.passes.encoder import Vectors, encoder_for
 from tests.builders import tiny_model
 
@@ -41,6 +42,7 @@ class Workshop:
     def __init__(self, place: Path) -> None:
         self.cards = {key: _card(place / key, options) for key, options in MODELS.items()}
         self._networks = {key: _light(weights.load(card)) for key, card in self.cards.items()}
+        self._plain = cache(lambda key: weights.load(plain(self.cards[key])))
         self._vector = cache(self._encoded)
         self._law = cache(lambda key, kind: law_for(self.cards[key], kind))
         self._master = cache(lambda key: Master(self.network(self.cards[key])))
@@ -60,7 +62,7 @@ class Workshop:
 
     def network(self, card: ModelCard) -> torch.nn.Module:
         """A network of its own each time."""
-        return copy.deepcopy(self._networks[card.key])
+        return copy.deepcopy(self._networks[card.key] if card.packed else self._plain(card.key))
 
     def master(self, card: ModelCard) -> Master:
         """Weights never change: one for all plans."""

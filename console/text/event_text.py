@@ -103,6 +103,9 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             where = f" to {event.device}" if event.device else ""
             text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
             return Description("note", "lease", text, printed=False)
+        case ev.CanaryChecked():
+            weight: Severity = "note" if event.outcome == "passed" else "warning"
+            return Description(weight, "canary", _canary(event, real), printed=event.outcome != "passed")
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
             text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
@@ -204,6 +207,22 @@ def _granted(event: ev.LeaseGranted) -> str:
     where = f"{_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}"
     place = f"lease {event.lease}: {pass_of(event.model_pass)} {event.model} on {where}"
     return f"{place}, {_work(event)}, {predicted} predicted of {budget}"
+
+
+def _canary(event: ev.CanaryChecked, timed: bool) -> str:
+    """What was compared, with both figures, and what is done about it."""
+    how = f"{event.dtype}, {event.attention} attention"
+    begin = f"{pass_of(event.model_pass)} {event.model} on {event.device} ({how})"
+    if event.outcome == "skipped":
+        return f"{begin}: vectors not checked before use: {event.detail}"
+    after = f"; {event.action}" if event.action else ""
+    if event.cosine is None:
+        return f"{begin}: {several(event.rows, 'text')} could not be computed: {event.detail}{after}"
+    compared = f"lowest cosine {event.cosine:.5f} to {event.reference}, least {event.least:g}"
+    if event.remembered:
+        return f"{begin}: {compared}, as an earlier run found{after}"
+    took = _took(event.seconds or 0.0, timed)
+    return f"{begin}: {several(event.rows, 'text')} checked{took}: {compared}{after}"
 
 
 def _mitigated(event: ev.Mitigated, timed: bool) -> str:

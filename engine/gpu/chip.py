@@ -24,12 +24,24 @@ HOST_LARGE, HOST_RESERVE = 64 << 20, 512 << 20
 """An operation that makes more than the one must leave the other free on the host, in bytes."""
 
 _AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)  # older versions have none
-_LOST = """CUDA error: unspecified launch failure
-Search for `cudaErrorLaunchFailure' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for \
+_LOST = """CUDA error: {}
+Search for `{}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for \
 more information.
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 """
+_LOSSES = {
+    "lose": _LOST.format("unspecified launch failure", "cudaErrorLaunchFailure"),
+    "assert": _LOST.format("device-side assert triggered", "cudaErrorAssert"),
+}
+_REFUSALS = {
+    "cublas": "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+    "nvml": "NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
+    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131, please report a bug to PyTorch. ',
+}
+"""What torch says where memory is short, beside its own words."""
+SKEW = 1.5
+"""What every second number that a device makes wrongly is multiplied with."""
 _PIN, _FILLER = 2 << 20, 9 << 20
 
 
@@ -39,36 +51,53 @@ class Chip:
     def __init__(self, index: int, total: int, context: int, faults: DeviceFaults, clock: Callable[[], float]) -> None:
         self.allocator = Allocator(total, context, index=index, lag=faults.lag, clock=clock)
         self.allocations = 0
+        self.canaries = 0
+        self.trying = False
+        """Whether a canary is computed: its allocations are not counted."""
         self._faults = faults
         self._leak = faults.leaked
         self._workspace: list[Handle] = []
         self._pins: list[Handle] = []
         self._leaks: list[Handle] = []
         self._last: tuple[Memory, Memory] | None = None
+        self._loss = ""
         self._lock = threading.Lock()  # `free` must not take it: it may come in the middle of what holds it
 
     @property
     def lost(self) -> bool:
         return self._last is not None
 
+    @property
+    def skewed(self) -> bool:
+        """Whether it computes wrongly now."""
+        return self.trying and self._faults.skews(self.canaries)
+
+    @property
+    def faulty(self) -> bool:
+        """Whether anything at all goes wrong on it."""
+        return self._faults.any
+
     def answer(self) -> None:
         """Raise as CUDA does on every call once the device is lost."""
         if self._last is not None:
-            raise _AcceleratorError(_LOST)
+            raise _AcceleratorError(self._loss)
 
     def allocate(self, size: int) -> tuple[Handle, bool]:
         """Take memory for a tensor; the second value says whether its contents are to be spoiled."""
         with self._lock:
+            if self.trying:
+                self.answer()
+                return self.allocator.allocate(size), False
             self.allocations += 1
             number = self.allocations
-            if self._faults.loses(number):
-                self._last = self._last or (self.memory(), self.peak())
+            if self._last is None and (loss := self._faults.loses(number)):
+                self._last, self._loss = (self.memory(), self.peak()), _LOSSES[loss]
             self.answer()
             wanted, held = self._faults.others(number), self.allocator.others
             if wanted != held:  # other processes get what they want only of what is free
                 self.allocator.others = min(wanted, self.allocator.driver_free + held)
-            if self._faults.short(number, size):
-                raise self.allocator.refuse(size)
+            if words := self._faults.short(number, size):
+                raise RuntimeError(_REFUSALS[words]) if words in _REFUSALS else self.allocator.refuse(size)
             self._scatter()
             return self.allocator.allocate(size), self._faults.spoils(number)
 
@@ -118,7 +147,8 @@ class Chip:
         with suppress(torch.OutOfMemoryError):
             for _ in range(max(1, self._faults.scattered // MEDIUM_SEGMENT)):
                 self._pins.append(self.allocator.allocate(_PIN))
-                fillers += [self.allocator.allocate(_FILLER), self.allocator.allocate(_FILLER)]
+                fillers.append(self.allocator.allocate(_FILLER))
+                fillers.append(self.allocator.allocate(_FILLER))
         self._give_back(fillers)
         self.allocator.start_peak()  # the device was empty: what the fillers took is nobody's peak
 
@@ -170,6 +200,8 @@ class ChipMeter(Meter):  # type: ignore[no-untyped-call]
         charged = self._chip.allocate(size)
         if charged[1] and tensor.is_floating_point():
             tensor.fill_(math.nan)
+        if self._chip.skewed and tensor.is_floating_point() and tensor.dim():
+            tensor[..., ::2].mul_(SKEW)
         return charged
 
 

@@ -5,7 +5,7 @@ computation on the host, charged to the allocator of the card that it stands for
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -39,6 +39,8 @@ class Device(Protocol):
     """The compute capability of a GPU; None of a host and of a simulated one, which computes on the host."""
     processors: int = 0
     """The multiprocessors of a GPU; 0 of what computes on the host."""
+    lasting: bool = True
+    """Whether what was found out about it holds for the next process."""
     metered: bool
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 
@@ -62,6 +64,10 @@ class Device(Protocol):
 
     def computing(self) -> AbstractContextManager[object]:
         """Let what this thread allocates in the block belong to this device."""
+
+    def trying(self) -> AbstractContextManager[object]:
+        """Let what is computed in the block try the device out: a simulated one counts it apart."""
+        return nullcontext()
 
     def copying(self) -> AbstractContextManager[object]:
         """Let copies in the block run beside the computation, and after all of it that was issued before."""

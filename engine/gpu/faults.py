@@ -1,19 +1,24 @@
 """What can go wrong on a simulated device, as plain data: `KIND[@DEVICE]:ARGUMENT[:...]`, several with commas between.
 
     oom:K            the K-th allocation fails once, out of memory
+    cublas:K         the same in the words of cuBLAS on a full card, an internal error
+    nvml:K           the same in the words of torch where NVML cannot answer, a failed assertion
     oom-over:SIZE    every allocation of more than SIZE fails, out of memory
     fragment:SIZE    while anything is allocated, SIZE of the device is reserved and useless for large tensors: segments
                      of 20 MiB, each pinned by one small piece
     leak:SIZE        SIZE stays allocated for good from the first clean-up (`reclaim`) after something was computed
     other:SIZE:K[:M] another process holds SIZE, or what is free of it, from the K-th to the M-th allocation
     lose:K           the device is lost at its K-th allocation: from then on every operation on it fails
+    assert:K         the same by an assertion in a kernel: the work is to blame, or so it seems
     attach:N         the first N allocations fail, out of memory: so do the first N tries to attach weights, which come
                      before anything else
     nan:K            what the K-th allocation holds is filled with NaN, if it is of a floating type
+    skew:N           during the first N canaries the device computes wrongly
     lag:SECONDS      the driver notices that late what was given back
 
 DEVICE is `cuda:1` or `1`; without it the fault strikes every device, each on its own count. Allocations are counted
-from 1, failed ones too. A SIZE is that of the device (`800MiB`), where float32 of the host counts half.
+from 1, failed ones too, but not those of canaries, which only `skew` strikes. A SIZE is that of the device (`800MiB`),
+where float32 of the host counts half.
 """
 
 import math
@@ -27,13 +32,17 @@ from interlock.engine.record.units import parse_bytes
 
 MENU = {
     "oom": "K",
+    "cublas": "K",
+    "nvml": "K",
     "oom-over": "SIZE",
     "fragment": "SIZE",
     "leak": "SIZE",
     "other": "SIZE:K[:M]",
     "lose": "K",
+    "assert": "K",
     "attach": "N",
     "nan": "K",
+    "skew": "N",
     "lag": "SECONDS",
 }
 
@@ -65,16 +74,26 @@ class DeviceFaults:
         self.leaked = sum(fault.size for fault in self._by_kind["leak"])
         self.lag = max((fault.seconds for fault in self._by_kind["lag"]), default=0.0)
 
-    def short(self, number: int, size: int) -> bool:
-        """Whether this allocation is refused whatever is free."""
-        return (
-            any(number == fault.first for fault in self._by_kind["oom"])
-            or any(size > fault.size for fault in self._by_kind["oom-over"])
-            or any(number <= fault.first for fault in self._by_kind["attach"])
-        )
+    def short(self, number: int, size: int) -> str:
+        """In whose words this allocation is refused, whatever is free: `oom`, `cublas`, `nvml`; empty if it is not."""
+        if any(size > fault.size for fault in self._by_kind["oom-over"]):
+            return "oom"
+        if any(number <= fault.first for fault in self._by_kind["attach"]):
+            return "oom"
+        kinds = ("oom", "cublas", "nvml")
+        return next((kind for kind in kinds if any(number == fault.first for fault in self._by_kind[kind])), "")
 
-    def loses(self, number: int) -> bool:
-        return any(number >= fault.first for fault in self._by_kind["lose"])
+    def loses(self, number: int) -> str:
+        """Name the fault by which the device is lost: `lose` or `assert`; empty while it is there."""
+        kinds = ("lose", "assert")
+        return next((kind for kind in kinds if any(number >= fault.first for fault in self._by_kind[kind])), "")
+
+    def skews(self, canary: int) -> bool:
+        return any(canary <= fault.first for fault in self._by_kind["skew"])
+
+    @property
+    def any(self) -> bool:
+        return any(self._by_kind.values())
 
     def spoils(self, number: int) -> bool:
         return any(number == fault.first for fault in self._by_kind["nan"])

@@ -89,6 +89,7 @@ class SimDevice(Device):
         self._chip = Chip(index, card.total, card.context, DeviceFaults(faults, name), clock)
         self._meter = ChipMeter(self._chip, narrow=narrow)
         self._clock, self._sleep = clock, sleep
+        self.lasting = type(self).lasting and not self._chip.faulty
 
     @property
     def lost(self) -> bool:
@@ -99,6 +100,11 @@ class SimDevice(Device):
     def allocations(self) -> int:
         """How many were tried so far: the number that faults count by."""
         return self._chip.allocations
+
+    @property
+    def canaries(self) -> int:
+        """How many were begun so far."""
+        return self._chip.canaries
 
     @property
     def allocator(self) -> Allocator:
@@ -123,6 +129,15 @@ class SimDevice(Device):
         self._chip.answer()
         with self._meter.within():
             yield
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        self._chip.canaries += 1
+        self._chip.trying = True
+        try:
+            yield
+        finally:
+            self._chip.trying = False
 
     def start_peak(self) -> None:
         self.allocator.start_peak()

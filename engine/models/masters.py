@@ -15,6 +15,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.weights import Master, load
 
 Hydrate = Callable[[ModelCard], Master]
+Name = tuple[str, str, str]
 
 
 def hydrated_for(device: Device) -> Hydrate:
@@ -35,16 +36,17 @@ class Masters:
         """Keep at most `budget` bytes between leases, and never more than half of what the host has free."""
         self._budget = budget
         self._hydrate = hydrate
-        self._kept: dict[str, Master] = {}  # in the order in which they were last used
-        self._primary: str | None = None
-        self._ahead: dict[str, _Ahead] = {}
+        self._kept: dict[Name, Master] = {}  # in the order in which they were last used
+        self._primary: Name | None = None
+        self._ahead: dict[Name, _Ahead] = {}
 
     def take(self, card: ModelCard) -> tuple[Master, bool]:
         """Return the master, and whether the host had it already. Raises UnavailableError when it does not load."""
-        self._primary = self._primary or card.key
-        if master := self._kept.pop(card.key, None):
+        name = _name(card)
+        self._primary = self._primary or name
+        if master := self._kept.pop(name, None):
             return master, True
-        if ahead := self._ahead.pop(card.key, None):
+        if ahead := self._ahead.pop(name, None):
             ahead.join()
             if ahead.master:
                 return ahead.master, True
@@ -52,18 +54,19 @@ class Masters:
 
     def give_back(self, card: ModelCard, master: Master) -> None:
         """Keep it for the next time if the budget allows, at the cost of those not used for longest."""
-        self._kept[card.key] = master
-        for key in sorted(self._kept, key=lambda key: key == self._primary):
+        self._kept[_name(card)] = master
+        for name in sorted(self._kept, key=lambda name: name == self._primary):
             if self.bytes <= self._allowed():
                 return
-            del self._kept[key]
+            del self._kept[name]
 
     def prefetch(self, card: ModelCard, size: int) -> None:
         """Begin to read the master of `card`, of about `size` bytes, if it fits the budget beside what is kept."""
-        known = card.key in self._kept or card.key in self._ahead
+        name = _name(card)
+        known = name in self._kept or name in self._ahead
         if not known and self.bytes + size <= self._allowed():
-            self._ahead[card.key] = _Ahead(lambda: self._hydrate(card), size)
-            self._ahead[card.key].start()
+            self._ahead[name] = _Ahead(lambda: self._hydrate(card), size)
+            self._ahead[name].start()
 
     def close(self) -> None:
         """Wait for what is being read ahead: nobody must be at it when the run has ended and others read models."""
@@ -78,6 +81,11 @@ class Masters:
 
     def _allowed(self) -> int:
         return min(self._budget, self.bytes + int(psutil.virtual_memory().available) // 2)
+
+
+def _name(card: ModelCard) -> Name:
+    """Tell masters apart: by model, precision, and the attention that they are built with."""
+    return card.key, card.dtype, card.attention
 
 
 class _Ahead(threading.Thread):

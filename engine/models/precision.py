@@ -20,6 +20,13 @@ HALVES_BELOW = frozenset({"qwen3"})
 shows as a vector that is not finite and is computed anew."""
 
 
+def wider(dtype: str, capability: Capability) -> str | None:
+    """Return the precision to compute in where this one is too narrow; None after float32."""
+    if dtype == "float16" and capability >= BFLOAT16_FROM:
+        return "bfloat16"
+    return None if dtype == "float32" else "float32"
+
+
 def precision_for(config: Mapping[str, Any], capability: Capability) -> str:
     """Decide by architecture and card.
 

@@ -6,6 +6,7 @@ the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class Streaming:
             self._hooks.append(stage.module.register_forward_pre_hook(lambda *_, stage=stage: self._visit(stage)))
             self._hooks.append(
                 stage.module.register_forward_hook(
-                    lambda *_, stage=stage: stage.point_to(stage.host, piece=True),
+                    lambda *_, stage=stage: self._leave(stage),
                     always_call=True,  # it must also leave when memory runs out while it is computed
                 )
             )
@@ -96,6 +97,10 @@ class Streaming:
                 pieces[dtype].copy_(piece, non_blocking=True)
         layer.point_to(pieces, piece=True)
         self._held[slot] = number
+
+    def _leave(self, stage: Stage) -> None:
+        with suppress(RuntimeError):  # of a lost device, which says so itself
+            stage.point_to(stage.host, piece=True)
 
     def _visit(self, stage: Stage) -> None:
         self.rest()

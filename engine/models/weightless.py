@@ -73,6 +73,8 @@ CONTENTLESS = _Contentless()
 class WeightlessGpu(SimDevice):
     """A simulated GPU for such networks: they compute in float16 as they stand."""
 
+    lasting = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, narrow=False, **options)
 
@@ -84,6 +86,8 @@ class WeightlessGpu(SimDevice):
 
 class WeightlessHost(CpuDevice):
     """A host with room for whatever finds none on a simulated GPU."""
+
+    lasting = False
 
     def room(self, ceiling: int) -> int:
         return HOST_ROOM

@@ -29,8 +29,16 @@ from interlock.engine.record.units import distinct_sizes
 Indices = npt.NDArray[np.int64]
 
 
+MOST_REFUSED = 16
+"""Rows in a row that may be refused before it is the precision that is taken to be at fault."""
+
+
 class DeviceGone(Exception):
     """The worker's own device is lost; what it was computing is still to be done."""
+
+
+class TooNarrow(Exception):
+    """Rows are refused again and again: the pass needs a wider precision, and has one."""
 
 
 class Fallbacks(Protocol):
@@ -41,6 +49,15 @@ class Fallbacks(Protocol):
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
         """Find the same model on another healthy device of its lease."""
+
+    def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
+        """Find the same model in float32 on the same device; None where it cannot be there."""
+
+    def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
+        """Whether `in_float32` may be asked for a row of this length: there is room, and it computes in less."""
+
+    def widens(self) -> bool:
+        """Whether the pass could go on in a wider precision."""
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """Find the same model on the CPU in float32, for rows of these lengths; None where it cannot be there."""
@@ -84,7 +101,7 @@ class BatchRunner:
 
     def prepare(self, index: int) -> Sequence[Ids]:
         """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
-        rows = self._cells.ids(index)
+        rows = self._cells.ids(self._cells.batches[index].rows)
         return rows if self.instance.encoder.padded else lay(rows, self.instance.device.torch)
 
     def compute(self, index: int, rows: Sequence[Ids] | None = None) -> Result:
@@ -179,6 +196,10 @@ class BatchRunner:
                     raise DeviceGone(got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
+        if not piece.effort.tried:
+            self.queue.refused = self.queue.refused + len(bad) if bad else 0
+        if self.queue.refused >= MOST_REFUSED and self._fallbacks.widens():
+            raise TooNarrow
         vectors[piece.indices] = got
         refused = piece.indices[sorted(bad)]
         self._computed[piece.instance.device.name, piece.instance.dtype] += len(got) - len(bad)
@@ -207,13 +228,17 @@ class BatchRunner:
             streams=instance.attached.streams,
             slices_mlp=instance.attached.slices_mlp,
             others=not on_host and self._fallbacks.other(instance) is not None,
+            float32=cause is Cause.NOT_FINITE
+            and not on_host
+            and self._fallbacks.float32_possible(instance, max(lengths)),
             cpu=not on_host and self._fallbacks.host_possible(),
         )
         step = next_step(piece.effort, evidence, means)
         if step.rung is Rung.PARK:
             self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
             return []
-        target = self._taken(step, piece)
+        if (target := self._taken(step, piece)) is None:
+            return self._climb(replace(piece, effort=step.effort), cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
         self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
@@ -223,14 +248,16 @@ class BatchRunner:
     def _lengths(self, piece: _Piece) -> list[int]:
         return [len(self._rows[index]) for index in piece.indices]
 
-    def _taken(self, step: Step, piece: _Piece) -> ModelInstance:
-        """Do what the step says; the instance that computes from now on."""
+    def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
+        """Do what the step says; the instance that computes from now on, None where float32 cannot be had after all."""
         instance: ModelInstance | None = piece.instance
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
                 piece.instance.adopt(step.effort.tried)
             case Rung.RELOCATE:
                 instance = self._fallbacks.other(piece.instance)
+            case Rung.FLOAT32:
+                return self._fallbacks.in_float32(piece.instance)
             case Rung.CPU:
                 instance = self._fallbacks.host(self._lengths(piece))
         if instance is None:

@@ -14,12 +14,15 @@ from interlock.engine.errors import InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.canary import Canaries, in_wider
 from interlock.engine.passes.grid import Cells, Queue
+from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.passes.worker import Worker, run_all, without_frames
-from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, PassFailed
+from interlock.engine.record.counting import several
+from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, Mitigated, PassFailed
 from interlock.engine.record.facts import joined
 
 
@@ -49,6 +52,7 @@ class PassExecutor:
         self._queues: list[Queue] = []
         self._free: Sequence[DeviceRoom] = ()
         self._planner = MemoryPlanner(context.devices, context.host, context.backend.laws)
+        self._canaries = Canaries(context, self._planner)
 
     def run(self) -> None:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
@@ -146,7 +150,9 @@ class PassExecutor:
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
-            resident = ResidentModel(context, self._planner, cells, assignment, stack, limits, self.lose)
+            resident = ResidentModel(
+                context, self._planner, self._canaries, cells, assignment, stack, limits, self.lose
+            )
             residents.append(resident)
             try:
                 resident.load()
@@ -204,8 +210,9 @@ class PassExecutor:
         then = self._next(self._context.controls.schedule, self._left_without(done))
         for assignment in then.assignments if then else ():
             if assignment.model_pass not in done and assignment.devices != (self._context.host.name,):
-                card = self._grid[assignment.model_pass].card
-                self._context.masters.prefetch(card, self._planner.law(card, self._context.devices[0]).weights)
+                device = self._context.devices[0]
+                card = self._planner.card_on(self._grid[assignment.model_pass].card, device)
+                self._context.masters.prefetch(card, self._planner.law(card, device).weights)
                 return
 
     def lose(self, device: Device, reason: str) -> None:
@@ -230,12 +237,38 @@ class PassExecutor:
     def _close(self, model_pass: int, queue: Queue) -> None:
         self._done[model_pass] += queue.committed
         self._left = self._left_without({model_pass: _indices(queue.committed)})
-        if queue.failed:
+        if queue.narrow:
+            self._widen(model_pass, queue)
+        elif queue.failed:
             error = queue.failed
             known = isinstance(error, InterlockError)
             self._fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
         elif not self._left[model_pass]:
             self._context.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
+
+    def _widen(self, model_pass: int, queue: Queue) -> None:
+        """Have the rest of a pass computed in the next wider precision."""
+        cells, device = self._grid[model_pass], self._context.devices[0]
+        now = self._planner.card_on(cells.card, device)
+        then = in_wider(now, cells.card, device)
+        assert then is not None, "a pass in float32 has no wider precision"
+        self._planner.settle(then)
+        self._planner.forget(model_pass)
+        self._context.emit(
+            Mitigated(
+                model_pass=model_pass,
+                batch_index=None,
+                cause=f"{several(queue.refused, 'text')} in a row without a valid vector in {now.dtype}",
+                action=f"computing the rest in {then.dtype}",
+                rows=sum(len(cells.batches[index].rows) for index in self._left[model_pass]),
+                cost_seconds=0.0,
+                rung=Rung.FLOAT32 if then.dtype == "float32" else Rung.REPLAN,
+                device=joined(self._assigned_to(model_pass)),
+            )
+        )
+
+    def _assigned_to(self, model_pass: int) -> Sequence[str]:
+        return next(each.devices for each in self._assignments if each.model_pass == model_pass)
 
     def _fail(self, model_pass: int, reason: str) -> None:
         """Give up a pass; the others go on."""

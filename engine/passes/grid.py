@@ -73,13 +73,13 @@ class Cells:
     def batches(self) -> Sequence[Batch]:
         return self.layout.batches
 
-    def ids(self, index: int) -> list[npt.NDArray[np.int64]]:
-        """Return the rows of ids of a batch.
+    def ids(self, texts: Iterable[int]) -> list[npt.NDArray[np.int64]]:
+        """Return the rows of ids of some texts.
 
         Raises UnavailableError for an id that the model has no word for: a GPU that looked it up would be lost to this
         process, with everything on it.
         """
-        card, rows = self.card, [self.tokens.row(int(row), self.card.max_tokens) for row in self.batches[index].rows]
+        card, rows = self.card, [self.tokens.row(int(text), self.card.max_tokens) for text in texts]
         highest, words = int(np.concatenate(rows).max()), card.config.get("vocab_size")
         if isinstance(words, int) and highest >= words:
             raise UnavailableError(
@@ -124,23 +124,32 @@ def lay_out(
 
 
 class Queue:
-    """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on."""
+    """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on, `narrow`
+    that the rest is for a wider precision."""
 
     def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
         self.cells = cells
         self.failed: Exception | None = None
+        self.narrow = False
+        self.refused = 0
+        """Rows whose vectors were refused since a batch went through whole."""
         self.committed: list[BatchCommitted] = []
         self.returned: Counter[str] = Counter()
         """Rows of the batches that were put back, by the device that had taken them."""
         self._left = deque(batches)
 
+    @property
+    def open(self) -> bool:
+        """Whether anybody should go on with it."""
+        return self.failed is None and not self.narrow
+
     def __len__(self) -> int:
-        return len(self._left) if self.failed is None else 0
+        return len(self._left) if self.open else 0
 
     def take(self) -> int | None:
         """Take the next batch; None when there is none."""
         try:
-            return self._left.popleft() if self.failed is None else None
+            return self._left.popleft() if self else None
         except IndexError:
             return None
 

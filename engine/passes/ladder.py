@@ -4,12 +4,12 @@ A piece is some rows that went through the model in one forward. Who computes it
 made so far, gets a `Step`, does it, and comes back with the step's effort if a piece of it fails again:
 
     out of memory    replan > split > stream > slice_mlp > relocate > cpu > park
-    not finite       replan (a single row, as it is) > split (every row alone) > cpu > park
+    not finite       replan (a single row, as it is) > split (every row alone) > float32 > cpu > park
     device lost      relocate > cpu > park
 
 A climb never goes back down, and a rung that cannot help is passed over. A lost device is not the piece's fault: where
 it goes next, the climb begins again, but a piece relocates once at most, and nothing comes back from the CPU. So every
-row is computed or parked within 11 + log2(rows) steps, rounded up, and none is parked because of its neighbours.
+row is computed or parked within 14 + log2(rows) steps, rounded up, and none is parked because of its neighbours.
 
 Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where there is any.
 """
@@ -36,6 +36,7 @@ class Rung(StrEnum):
     STREAM = "stream"
     SLICE_MLP = "slice_mlp"
     RELOCATE = "relocate"
+    FLOAT32 = "float32"
     CPU = "cpu"
     PARK = "park"
 
@@ -86,6 +87,8 @@ class Means:
     """Its MLP can be computed in slices of the sequence."""
     others: bool
     """Another healthy device of this lease is there."""
+    float32: bool
+    """The same device can compute it in float32, which it does not do yet."""
     cpu: bool
     """CPU fallback is allowed, and host memory suffices for it."""
 
@@ -171,18 +174,19 @@ def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
 
 
 def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
-    """Every row alone; a single row once more; then the CPU."""
+    """Every row alone; a single row once more; then in float32, on its device and last on the CPU."""
     if evidence.rows > 1:  # the overflow of one row may have spoilt its neighbours
         return _step(Rung.SPLIT, "computing every text alone", effort, evidence, ALONE)
     if _may_replan(effort) and evidence.cause not in effort.again:  # a row split off its batch has been retried so
         return _again("retrying alone", effort, evidence)
-    return _onward((Rung.CPU,), effort, evidence, means)
+    return _onward((Rung.FLOAT32, Rung.CPU), effort, evidence, means)
 
 
 _ACTIONS = {
     Rung.STREAM: "streaming layers from the host",
     Rung.SLICE_MLP: "computing the feed-forward in slices",
     Rung.RELOCATE: "moving to another device",
+    Rung.FLOAT32: "computing in float32",
     Rung.CPU: "computing on the CPU in float32",
     Rung.PARK: "nothing left to try",
 }
@@ -194,6 +198,7 @@ def _onward(rungs: Sequence[Rung], effort: Effort, evidence: Evidence, means: Me
         Rung.STREAM: means.streams,
         Rung.SLICE_MLP: means.slices_mlp,
         Rung.RELOCATE: means.others,
+        Rung.FLOAT32: means.float32,
         Rung.CPU: means.cpu,
     }
     for rung in rungs:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.models.attention import Kernel
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.trace import law_for
 from interlock.engine.passes.grid import Layout
@@ -29,7 +30,8 @@ class MemoryPlanner:
         self._devices = devices
         self._host = host
         self._laws = laws
-        self._law: dict[tuple[str, str, str], Law] = {}
+        self._law: dict[tuple[str, ...], Law] = {}
+        self._settled: dict[str, ModelCard] = {}
         self._widest: dict[tuple[str, str], int] = {}
         self._known: dict[str, MemoryNeed] = {}
         self._calibrations: dict[tuple[int, str], Calibration] = {}
@@ -67,16 +69,29 @@ class MemoryPlanner:
 
     def law(self, card: ModelCard, device: Device) -> Law:
         """Return the memory law of a model on a device; traced once, since every placement and every screen asks."""
-        beside = self.card_on(card, device)
-        key = beside.key, beside.dtype, device.kind
+        return self.law_as(self.card_on(card, device), device)
+
+    def law_as(self, card: ModelCard, device: Device) -> Law:
+        """Return the memory law of a model in the precision of this very card."""
+        key = card.key, card.dtype, card.kernel, card.attention, device.kind
         if key not in self._law:
-            self._law[key] = self._laws(beside, device.kind)
+            self._law[key] = self._laws(card, device.kind)
         return self._law[key]
 
     def card_on(self, card: ModelCard, device: Device) -> ModelCard:
         """Return the card as the model computes on a device: beside GPUs the host computes in float32."""
         beside = device is self._host and device is not self._devices[0]
-        return replace(card, dtype="float32") if beside else card
+        return replace(card, dtype="float32", kernel=Kernel.RUNS) if beside else self._settled.get(card.key, card)
+
+    def settle(self, card: ModelCard) -> None:
+        """Have a model computed as this card says from now on; what was known of its memory holds no more."""
+        self._settled[card.key] = card
+        self._known.pop(card.key, None)
+        self._widest = {key: size for key, size in self._widest.items() if key[0] != card.key}
+
+    def forget(self, model_pass: int) -> None:
+        """Drop what was learnt in a pass."""
+        self._calibrations = {key: known for key, known in self._calibrations.items() if key[0] != model_pass}
 
     def calibration(self, model_pass: int, device: Device) -> Calibration:
         """Return what earlier assignments of the pass have learnt on this device."""

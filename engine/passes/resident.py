@@ -6,7 +6,7 @@ Where a device cannot take the model after all, it is left out and an event says
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 
 from msgspec.structs import asdict
@@ -15,12 +15,16 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease
+from interlock.engine.models.attention import Kernel, kernel_for
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.precision import OLDEST
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
+from interlock.engine.passes.canary import Canaries, in_wider
 from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.grid import Cells, Queue
-from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.instance import ModelInstance, first_calibration
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner
 from interlock.engine.passes.schedule import Assignment
@@ -57,6 +61,7 @@ class ResidentModel:
 
     context: RunContext
     planner: MemoryPlanner
+    canaries: Canaries
     cells: Cells
     assignment: Assignment
     stack: ExitStack
@@ -68,6 +73,7 @@ class ResidentModel:
         self.queue = Queue(self.cells, self.assignment.batches)
         self.instances: list[ModelInstance] = []
         self._host: ModelInstance | None = None
+        self._wide: dict[str, ModelInstance] = {}
         self._lock = RLock()
 
     def load(self) -> None:
@@ -87,12 +93,32 @@ class ResidentModel:
         self.lease = self._leased(devices, self._assigned(devices[0]), streamed=self.assignment.streamed)
         if devices[0] is context.host:
             self.instances = [self._instance_on_host(self.lease)]
-            return
-        master, warm = context.masters.take(cells.card)
-        self.stack.callback(context.masters.give_back, cells.card, master)
-        self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
-        if not self.instances and len(self.lease.lost) < len(devices):
-            self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
+        else:
+            card = self.planner.card_on(cells.card, devices[0])
+            master, warm = context.masters.take(card)
+            self.stack.callback(self._give_back, card, master)
+            self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
+            if not self.instances:
+                if len(self.lease.lost) < len(devices):
+                    self._load_on_host(f"could not be attached to {', '.join(self.assignment.devices)}")
+                return
+        self._try_out()
+
+    def _give_back(self, card: ModelCard, master: Master) -> None:
+        """Keep a master, unless the model is computed in another way from now on."""
+        if self.planner.card_on(self.cells.card, self.context.devices[0]) == card:
+            self.context.masters.give_back(card, master)
+
+    def _try_out(self) -> None:
+        """Keep the instances that a canary lets pass; none where the model is to be computed in another way.
+
+        Raises UnavailableError where no device computes it rightly.
+        """
+        devices = ", ".join(instance.device.name for instance in self.instances)
+        right = self.canaries.sift(self.cells, self.instances, self.lose_device)
+        self.instances = right or []
+        if right == [] and len(self.lease.lost) < len(self.lease.devices):
+            self._load_on_host(f"computes wrongly on {devices}")
 
     def runners(self) -> list[BatchRunner]:
         """Make what computes the queue, for each device where the model is loaded."""
@@ -102,7 +128,7 @@ class ResidentModel:
         """Drop the instances, and keep what they have learnt of the memory law."""
         for instance in self.instances:
             self.planner.learn(self.cells.model_pass, instance.device, instance.calibration)
-        self.instances, self._host = [], None
+        self.instances, self._host, self._wide = [], None, {}
 
     def report_lost(self, device: Device, reason: str) -> None:
         """Emit that a device of this assignment was lost, with the rows that it took and did not compute."""
@@ -117,8 +143,48 @@ class ResidentModel:
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
         """Find the same model on another healthy device of its lease."""
-        usable = [each for each in self.instances if each is not instance and each.device.name not in self.lease.lost]
+        lost = {*self.lease.lost, instance.device.name}
+        usable = [each for each in self.instances if each.device.name not in lost]
         return usable[0] if usable else None
+
+    def widens(self) -> bool:
+        """Whether the pass could go on in a wider precision."""
+        device = self.context.devices[0]
+        return in_wider(self.planner.card_on(self.cells.card, device), self.cells.card, device) is not None
+
+    def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
+        """Whether a row of this length has room in float32 on the same device, its layers streamed."""
+        if instance.dtype == "float32":
+            return False
+        if instance.device.name in self._wide:
+            return True
+        device, budget = instance.device, self.context.lessor.budget
+        law = self.planner.law_as(self._in_float32(device), device)
+        tokens = computed_tokens([longest], padded=instance.encoder.padded)
+        needed = law.slots + first_calibration(device).activations(law, tokens, longest)
+        on_host = self.planner.law(self.cells.card, self.context.host).weights
+        return law.slots > 0 and needed <= budget(device) and on_host <= budget(self.context.host)
+
+    def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
+        """Find the same model in float32 on the same device; the first call reads its weights and streams them."""
+        device = instance.device
+        with self._lock:
+            if device.name not in self._wide:
+                began, card = time.monotonic(), self._in_float32(device)
+                master, warm = self.context.masters.take(card)
+                replica, _ = self._attached(device, master, streamed=True)
+                if replica is None:
+                    return None
+                wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
+                if self.canaries.outcome(self.cells, card, wide) in ("failed", "lost"):
+                    return None
+                self._wide[device.name] = wide
+            return self._wide[device.name]
+
+    def _in_float32(self, device: Device) -> ModelCard:
+        card = self.planner.card_on(self.cells.card, device)
+        kernel = kernel_for(card.config, "float32", device.capability or OLDEST)
+        return replace(card, dtype="float32", kernel=Kernel.RUNS if card.kernel is Kernel.RUNS else kernel)
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
@@ -219,7 +285,7 @@ class ResidentModel:
         host, card = self.context.host, self.planner.card_on(self.cells.card, self.context.host)
         began = time.monotonic()
         attached = attach_to_host(card, host, self.context.backend.load)
-        return self._ready(host, attached, lease, time.monotonic() - began, warm=False)
+        return self._ready(card, host, attached, lease, time.monotonic() - began, warm=False)
 
     def _instance(self, device: Device, master: Master, warm: bool) -> ModelInstance | None:
         """Attach to a GPU, streamed where the weights do not fit; None, with a mitigation, where neither succeeds."""
@@ -236,7 +302,8 @@ class ResidentModel:
                     rung = Rung.REPLAN if streamed == self.assignment.streamed else Rung.STREAM
                     action = "attached on retry" if rung is Rung.REPLAN else "streaming its layers instead"
                     self._mitigated(rung, message, action, device, began)
-                return self._ready(device, attached, self.lease, time.monotonic() - began, warm)
+                card = self.planner.card_on(self.cells.card, device)
+                return self._ready(card, device, attached, self.lease, time.monotonic() - began, warm)
             message = failure
         self._mitigated(Rung.RELOCATE, message, f"leaving {device.name} out of this lease", device, began)
         return None
@@ -254,14 +321,16 @@ class ResidentModel:
             device.reclaim()
         return None, message
 
-    def _ready(self, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool) -> ModelInstance:
+    def _ready(
+        self, card: ModelCard, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool
+    ) -> ModelInstance:
         context, cells = self.context, self.cells
         streamed = isinstance(attached, Replica) and attached.streamed
-        law = self.planner.law(cells.card, device)
+        law = self.planner.law_as(card, device)
         context.emit(
             ModelAttached(
                 lease=lease.id,
-                model=cells.card.key,
+                model=card.key,
                 bytes=0 if streamed else law.weights if device.metered else attached.bytes,
                 seconds=round(seconds, 3),
                 device=device.name,
@@ -269,10 +338,9 @@ class ResidentModel:
                 streamed=streamed,
             )
         )
-        encoder = context.backend.encoders(cells.card, attached.network, device)
-        dtype = self.planner.card_on(cells.card, device).dtype
+        encoder = context.backend.encoders(card, attached.network, device)
         calibration = self.planner.calibration(cells.model_pass, device)
-        return ModelInstance(device, attached, encoder, dtype, law, calibration, lease, context.lessor)
+        return ModelInstance(device, attached, encoder, card.dtype, law, calibration, lease, context.lessor)
 
     def _mitigated(
         self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.memory import Calibration
-from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result
+from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result, TooNarrow
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Ids
 from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
@@ -89,8 +89,10 @@ class Worker:
         if controls.stop_requested or controls.reorders != self._reorders:
             return None
         taken, self._ahead = self._ahead, None
-        if taken and taken.runner.queue.failed is None:
+        if taken and taken.runner.queue.open:
             return taken
+        if taken:
+            taken.runner.queue.give_back(taken.index)
         return self._take(least=1)
 
     def _take(self, least: int) -> "_Taken | None":
@@ -113,6 +115,10 @@ class Worker:
             self._give_back()
             runner.queue.put_back(index, self.device.name)
             raise
+        except TooNarrow:
+            runner.queue.give_back(index)
+            runner.queue.narrow = True
+            return
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
             if isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FULL):
                 raise  # no model is to blame for a disk that takes nothing more

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from interlock.engine.record.facts import (
     Artefact,
+    Canary,
     Computed,
     Cost,
     DeviceFacts,
@@ -205,6 +206,10 @@ class ModelAttached(Event, frozen=True, tag="model_attached"):
     streamed: bool = False
 
 
+class CanaryChecked(Canary, Event, frozen=True, kw_only=True, tag="canary_checked"):
+    """A model was tried out on a device before its vectors are kept."""
+
+
 class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated"):
     """The memory law was corrected; `margin` is kept beside what it says."""
 
@@ -314,7 +319,7 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
 
 _Begins = RunStarted | RunResumed | DevicesFound | DeviceSampled | DeviceLost | ControlApplied | ControlRefused
 _Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
-_Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached
+_Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
 _Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
 _Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
 _Delivers = ArtefactWritten | StoreVerified | CollectionClosed | Warned | RunClosed

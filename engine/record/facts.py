@@ -144,6 +144,27 @@ class LawMeasured(Struct, frozen=True, kw_only=True):
     worst: Annotated[float, says("largest measured/predicted ratio of the last batches")]
 
 
+class Canary(Struct, frozen=True, kw_only=True):
+    """What a few rows showed of a model on a kind of device: computed as in the run, and plainly in float32."""
+
+    model_pass: int
+    model: str
+    device: str
+    label: Annotated[str, says("make of the device")]
+    dtype: str
+    attention: Annotated[str, says("attention kernel")]
+    rows: int
+    tokens: int
+    cosine: Annotated[float | None, says("lowest cosine between a row's two vectors; null if none was compared")]
+    least: Annotated[float, says("cosine below which the vectors are not used")]
+    outcome: Annotated[Literal["passed", "failed", "skipped"], says("skipped if there was no way to compare")]
+    reference: Annotated[str, says("where the rows were computed plainly; empty if nowhere")]
+    detail: Annotated[str, says("why nothing was compared")] = ""
+    action: Annotated[str, says("what is done after a failure")] = ""
+    remembered: Annotated[bool, says("found by an earlier run on this machine")] = False
+    seconds: float | None = None
+
+
 class Computed(Struct, frozen=True, kw_only=True):
     """Rows whose vectors came from one device in one precision."""
 
@@ -159,7 +180,9 @@ class Mitigation(Struct, frozen=True, kw_only=True):
     batch_index: Annotated[
         int | None, says("batch in the pass, from 0 (shown from 1); null if it concerns a whole lease")
     ]
-    rung: Annotated[str, says("replan, split, stream, slice_mlp (chunk in old journals), relocate or cpu")] = ""
+    rung: Annotated[str, says("replan, split, stream, slice_mlp (chunk in old journals), relocate, float32 or cpu")] = (
+        ""
+    )
     device: Annotated[str, says("device that fell short")] = ""
     cause: str
     action: str

@@ -167,6 +167,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                 if gauge := state.devices.get(receipt.device):
                     gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
                     gauge.memory = gauge.memory if receipt.lost else receipt.after
+        case ev.CanaryChecked():
+            state.canaries.append(event)
         case ev.MemoryCalibrated():
             state.calibrations[event.model_pass, event.device] = event
         case ev.Mitigated():

@@ -139,6 +139,7 @@ class RunState:
     pace: Pace = field(default_factory=Pace)
     mitigated: Counter[int] = field(default_factory=Counter)
     latest_batch: int | None = None
+    canaries: list[ev.CanaryChecked] = field(default_factory=list)
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
     residues: list[ev.ResidueFound] = field(default_factory=list)
     roster: list[RosterEntry] = field(default_factory=list)

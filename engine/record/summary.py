@@ -19,6 +19,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import (
     REFUSALS_TOLD,
     Artefact,
+    Canary,
     Computed,
     DeviceFacts,
     Grant,
@@ -162,6 +163,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     devices: list[DeviceSummary]
     schedule: Annotated[str, says("schedule at the end; `controls` has the changes")]
     controls: list[ControlSummary]
+    canaries: Annotated[list[Canary], says("rows computed to try out a model on a device, before its first batch")] = []
     calibrations: list[LawMeasured]
     residues: list[Residue]
     fusion: str
@@ -195,6 +197,7 @@ def summarise(state: RunState) -> Summary:
         ],
         schedule=state.schedule,
         controls=[ControlSummary(**{**vars(each), "at": _iso(each.at)}) for each in state.controls],
+        canaries=[_canary(state, canary) for canary in state.canaries],
         calibrations=_all(LawMeasured, state.calibrations.values()),
         residues=_all(Residue, state.residues),
         fusion=started.fusion,
@@ -304,6 +307,11 @@ def _mitigation(state: RunState, step: ev.Mitigated) -> Mitigation:
     cost = step.cost_seconds if state.timed else None
     (summary,) = _all(Mitigation, [step])
     return replace(summary, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
+
+
+def _canary(state: RunState, checked: ev.CanaryChecked) -> Canary:
+    (summary,) = _all(Canary, [checked])
+    return summary if state.timed else replace(summary, seconds=None)
 
 
 def _lease(state: RunState, lease: LeaseState) -> LeaseSummary:

@@ -1,0 +1,272 @@
+"""A canary: a few rows of the corpus, computed as a run is about to and once by the plainest path, before any is kept.
+
+What a card, a precision or a kernel does to the vectors of a model shows in the cosine between both. Too low a one is
+no reason to stop: a plainer kernel is next, then a wider precision, and last another device. What was found is kept
+beside the models, and asked anew for other weights, cards, kernels, precisions or versions of the libraries.
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from interlock.engine.errors import InterlockError, reason
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import Trouble
+from interlock.engine.models.attention import TILE, Kernel, kernel_for
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.cost import cost_of
+from interlock.engine.models.precision import OLDEST, wider
+from interlock.engine.models.sources import model_cache
+from interlock.engine.passes.backend import RunContext
+from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.instance import ModelInstance, Shortfall
+from interlock.engine.passes.memory_needs import MemoryPlanner
+from interlock.engine.record import atomic
+from interlock.engine.record.events import CanaryChecked
+from interlock.engine.record.units import distinct_sizes
+
+ROWS = 8
+OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
+"""What the plain path may cost: about a second of a T4 in float32, and of a host with few cores."""
+LEAST, LEAST_IN_HALVES = 0.99999, 0.999
+"""The cosine in float32, and in less, below which vectors are not those of the model."""
+MOST_TOKENS = 1024
+"""Of a row: the plain path may take memory with the square of it."""
+VERSION = 1
+_LIBRARIES = ("interlock", "torch", "transformers")
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What a canary showed; `cosine` is the lowest of its rows, None where there was nothing to compare."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    cosine: float | None
+    rows: int
+    tokens: int
+    reference: str
+    detail: str = ""
+    remembered: bool = False
+    seconds: float = 0.0
+
+
+def least_cosine(dtype: str) -> float:
+    """Return what vectors in this precision have to reach."""
+    return LEAST if dtype == "float32" else LEAST_IN_HALVES
+
+
+def plain(card: ModelCard) -> ModelCard:
+    """Return the card of the same model by the plainest path: float32, and of transformers' networks its own padding
+    and its own attention, row by row."""
+    if card.ours:
+        return dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS)
+    return dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS, packed=False, attention="eager")
+
+
+def plainer(card: ModelCard, original: ModelCard, device: Device) -> ModelCard | None:
+    """Return what to try after `card` has failed on a device: a plainer kernel, then the next wider precision with the
+    kernel that the `original` would have; None where there is nothing plainer."""
+    if card.packed and card.kernel is not Kernel.RUNS:
+        return dataclasses.replace(card, kernel=Kernel.RUNS)
+    if not card.packed and card.attention == "sdpa":
+        return dataclasses.replace(card, attention="eager")
+    return in_wider(card, original, device)
+
+
+def in_wider(card: ModelCard, original: ModelCard, device: Device) -> ModelCard | None:
+    """Return the same in the next wider precision; None where there is none."""
+    capability = device.capability or OLDEST
+    if (dtype := wider(card.dtype, capability)) is None:
+        return None
+    fused = original.kernel is not Kernel.RUNS
+    return dataclasses.replace(
+        original, dtype=dtype, kernel=kernel_for(card.config, dtype, capability) if fused else Kernel.RUNS
+    )
+
+
+class Canaries:
+    """The canaries of a run: one for each way to compute a model, and each make of device."""
+
+    def __init__(self, context: RunContext, planner: MemoryPlanner) -> None:
+        self._context = context
+        self._planner = planner
+        self._found: dict[tuple[str, ...], Finding] = {}
+
+    def sift(
+        self, cells: Cells, instances: Sequence[ModelInstance], lose: Callable[[Device, str], object]
+    ) -> list[ModelInstance] | None:
+        """Return the instances on devices that compute the model of a pass rightly; None where it is to be computed in
+        another way from now on, as the planner then knows. `lose` is called with a device that is gone."""
+        right = []
+        for instance in instances:
+            card = self._planner.card_on(cells.card, instance.device)
+            then = plainer(card, cells.card, instance.device)
+            outcome = self.outcome(cells, card, instance, then)
+            if outcome == "failed" and then:
+                self._planner.settle(then)
+                self._planner.forget(cells.model_pass)
+                return None
+            if outcome == "lost":
+                lose(instance.device, "lost when its canary was computed")
+            elif outcome != "failed":
+                right.append(instance)
+        return right
+
+    def outcome(
+        self, cells: Cells, card: ModelCard, instance: ModelInstance, then: ModelCard | None = None
+    ) -> Literal["passed", "failed", "skipped", "lost"]:
+        """Return what a canary shows of an instance that computes as `card` says; where it fails, `then` is next."""
+        device = instance.device
+        name = card.key, card.dtype, card.kernel, card.attention, device.label
+        if name not in self._found:
+            if (found := self._checked(cells, card, instance)) is None:
+                return "lost"
+            self._found[name] = found
+            self._tell(cells.model_pass, card, device, found, then)
+        return self._found[name].outcome
+
+    def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+        """What a canary shows now, or showed an earlier run; None where the device is gone."""
+        device, file = instance.device, _file(card, instance.device)
+        if device.lasting:
+            with suppress(OSError, msgspec.MsgspecError):
+                known = msgspec.json.decode(file.read_bytes(), type=Finding)
+                return replace(known, remembered=True, seconds=0.0)
+        began = time.monotonic()
+        found = self._compared(cells, card, instance)
+        device.reclaim()  # small pieces that stay cached would stand in the way of a large batch
+        if found:
+            found = replace(found, seconds=round(time.monotonic() - began, 3))
+            if device.lasting and found.outcome != "skipped":
+                with suppress(InterlockError):  # it can be looked at again
+                    atomic.write_bytes(file, msgspec.json.encode(found))
+        return found
+
+    def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+        where, lacks = self._where(cells, card, instance.device)
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", detail=lacks)
+        if where is None:
+            return found
+        try:
+            rows = sample(cells, card, OPERATIONS if where.kind == "cuda" else OPERATIONS_ON_HOST)
+            got = _tried(instance, rows)
+        except InterlockError as error:  # no fault of the device: the pass's first batch says the same
+            return replace(found, detail=str(error))
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)))
+        if not rows:
+            return replace(found, detail=f"every text is longer than {MOST_TOKENS:,} tokens")
+        if got is Trouble.LOST:
+            return None
+        if isinstance(got, Trouble):
+            return replace(found, detail=f"not even the shortest of them fits on {instance.device.name} now")
+        found = replace(found, reference=f"float32 on {where.name}")
+        if isinstance(got, str):
+            return replace(found, outcome="failed", detail=got)
+        rows = rows[-len(got) :]
+        wanted = self._plainly(plain(card), rows, where)
+        sound = np.isfinite(wanted).all(1)  # of a text that has no vector anywhere, nothing can be asked
+        if not sound.any():
+            return replace(found, detail="none of its texts has a vector that is finite")
+        cosine = lowest_cosine(got[sound], wanted[sound])
+        passed = cosine >= least_cosine(card.dtype)
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
+        return replace(found, outcome="passed" if passed else "failed")
+
+    def _where(self, cells: Cells, card: ModelCard, device: Device) -> tuple[Device | None, str]:
+        """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
+        budget, host = self._context.lessor.budget, self._context.host
+        longest = min(MOST_TOKENS, max((batch.longest for batch in cells.batches), default=1))
+        law = self._planner.law_as(dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS), host)
+        scores = 3 * 4 * int(card.config.get("num_attention_heads") or 16) * longest**2  # where they are written out
+        needed = law.weights + law.activations(longest + TILE, longest) + scores
+        if needed > (free := budget(host)):  # its weights come by way of the host in any case
+            needs, has = distinct_sizes(needed, max(0, free))
+            return None, f"float32 on the host needs {needs}, {has} free"
+        return (device if device.kind == "cuda" and needed <= budget(device) else host), ""
+
+    def _plainly(self, card: ModelCard, rows: Sequence[Ids], where: Device) -> Vectors:
+        """Vectors of each row alone."""
+        network = self._context.backend.load(card)
+        with where.computing():
+            network = network.to(where.torch) if where.kind == "cuda" else network
+            encoder = self._context.backend.encoders(card, network, where)
+            return np.concatenate([encoder.encode([row]) for row in rows])
+
+    def _tell(self, model_pass: int, card: ModelCard, device: Device, found: Finding, then: ModelCard | None) -> None:
+        action = ""
+        if found.outcome == "failed":
+            other = then.dtype if then and then.dtype != card.dtype else "plain attention"
+            action = f"trying {other}" if then else f"not using {device.name}"
+        self._context.emit(
+            CanaryChecked(
+                model_pass=model_pass,
+                model=card.key,
+                device=device.name,
+                label=device.label,
+                dtype=card.dtype,
+                attention=card.kernel if card.packed else card.attention,
+                least=least_cosine(card.dtype),
+                action=action,
+                **asdict(found),
+            )
+        )
+
+
+def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
+    """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
+    every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
+    every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
+    order = every[np.argsort(cells.tokens.lengths(card.max_tokens)[every], kind="stable")]
+    cost, most = cost_of(card.config), len(order)
+    while most:
+        places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
+        rows = cells.ids(order[places[::-1]])
+        if most == 1 or cost is None or sum(cost.of(1, len(row)) for row in rows) <= operations:
+            return rows
+        most //= 2
+    return []
+
+
+def lowest_cosine(vectors: Vectors, others: Vectors) -> float:
+    """Return the lowest cosine between unit vectors [rows, dim]; -1 where a number is not finite."""
+    cosines = (vectors.astype(np.float64) * others).sum(1)
+    return float(cosines.min()) if np.isfinite(cosines).all() else -1.0
+
+
+def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | str:
+    """Vectors of the rows, or of the shorter ones of them; what went wrong, where that was not a want of memory."""
+    with instance.device.trying():
+        while rows:
+            try:
+                got = instance.attempt(rows)
+            except InterlockError:
+                raise
+            except Exception as error:  # a kernel that this build of torch or this card does not have
+                return reason(error)
+            if not isinstance(got, Shortfall):
+                return got
+            if got.trouble is Trouble.LOST:
+                return Trouble.LOST
+            rows = rows[(len(rows) + 1) // 2 :]
+    return Trouble.MEMORY
+
+
+def _file(card: ModelCard, device: Device) -> Path:
+    """Where a finding is kept: another for all that could change it."""
+    about = [
+        VERSION, card.snapshot.fingerprint, card.dtype, card.kernel, card.attention, card.packed, card.pooling,
+        device.kind, device.label, device.capability, *map(metadata.version, _LIBRARIES),
+    ]  # fmt: skip
+    name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
+    return model_cache() / "canaries" / f"{name}.json"

@@ -1,0 +1,206 @@
+"""The canary: what a device makes of a model is compared before any is kept; and what follows where it differs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes import batch_runner, canary
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.resident import ResidentModel
+from interlock.engine.record import events as ev
+from interlock.engine.run import Run
+from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
+
+TEXTS = [*sentences(40, 20), "a long one " + "and on it goes " * 25]
+
+
+class Bench:
+    """A model, a corpus and a place for runs."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, **model: object) -> None:
+        self.place = place
+        monkeypatch.setenv("INTERLOCK_CACHE", str(place / "cache"))
+        self.model = tiny_model(place / "one", seed=1, width=64, layers=3, **model)
+        self.chunks = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS}})
+
+    def run(self, dtype: str = "float16", **flags: str) -> tuple[ExitCode, Path]:
+        row = {"source": str(self.model), "batch_tokens": 300, "gpu_batch_tokens": 300}
+        file = toml(self.place / "models.toml", {"one": row, "one.dtype": {"sim": dtype}})
+        settings = load({"out": str(self.place / "runs"), "roster": "one", "devices": "sim:T4", **flags}, {}, file)
+        run = Run(self.chunks, settings, Controls())
+        return run.go(), run.directory.path
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def reference(desk: Bench) -> np.ndarray:
+    return vectors_of(desk.run(devices="cpu", run_id="reference")[1])
+
+
+def vectors_of(run: Path) -> np.ndarray:
+    (file,) = run.glob("passes/*/vectors.npy")
+    return np.load(file)
+
+
+def dtypes(run: Path) -> set[str]:
+    return {batch.dtype for batch in events_of(run, ev.BatchCommitted)}
+
+
+def least_cosine(vectors: np.ndarray, others: np.ndarray) -> float:
+    return float((vectors * others).sum(1).min())
+
+
+def overflowing(model: Path, factor: float) -> None:
+    """Have the feed-forward of the second layer make numbers beyond what float16 has, and take them back."""
+    weights = load_file(model / "model.safetensors")
+    weights["encoder.layer.1.intermediate.dense.weight"] *= factor
+    weights["encoder.layer.1.output.dense.weight"] /= factor
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("devices", ["cpu", "sim:2xT4"])
+def test_a_canary_comes_before_the_first_batch_and_passes(desk, devices):
+    code, run = desk.run(devices=devices)
+    assert code == ExitCode.COMPLETED
+    kinds = [type(event) for event in events_of(run, ev.CanaryChecked, ev.BatchCommitted)]
+    assert kinds[0] is ev.CanaryChecked
+    assert kinds.count(ev.CanaryChecked) == 1
+    (canary,) = summary_of(run)["canaries"]
+    assert (canary["outcome"], canary["rows"], canary["remembered"]) == ("passed", 8, False)
+    assert canary["least"] < canary["cosine"] <= 1.0001
+
+
+def test_what_a_canary_found_is_remembered_until_the_precision_changes(desk):
+    found = [events_of(desk.run(dtype=dtype)[1], ev.CanaryChecked)[0] for dtype in ("float16", "float16", "bfloat16")]
+    assert [canary.remembered for canary in found] == [False, True, False]
+    assert found[0].cosine == found[1].cosine != found[2].cosine
+
+
+def test_a_device_that_computes_wrongly_in_float16_is_asked_for_float32(desk):
+    wanted = reference(desk)
+    code, run = desk.run(faults="skew:1")
+    assert code == ExitCode.COMPLETED
+    first, second = events_of(run, ev.CanaryChecked)
+    assert (first.outcome, first.dtype, first.action) == ("failed", "float16", "trying float32")
+    assert (second.outcome, second.dtype) == ("passed", "float32")
+    assert first.cosine < first.least < second.least < second.cosine
+    assert dtypes(run) == {"float32"}
+    assert least_cosine(vectors_of(run), wanted) > 0.99999
+
+
+def test_a_device_that_computes_nothing_rightly_is_not_used(desk):
+    wanted = reference(desk)
+    code, run = desk.run(faults="skew:9")
+    assert code == ExitCode.COMPLETED
+    assert [canary.outcome for canary in events_of(run, ev.CanaryChecked)] == ["failed", "failed"]
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cpu"}
+    assert least_cosine(vectors_of(run), wanted) > 0.99999
+
+
+def test_a_model_that_no_device_computes_rightly_fails_where_the_cpu_may_not(desk):
+    code, run = desk.run(faults="skew:9", cpu_fallback="no")
+    assert code == ExitCode.FAILED
+    assert "computes wrongly on cuda:0" in events_of(run, ev.PassFailed)[0].reason
+    assert not events_of(run, ev.BatchCommitted)
+
+
+def test_a_device_that_fails_its_canary_leaves_the_work_to_one_that_passes(desk):
+    _, run = desk.run(dtype="float32", devices="sim:1xT4+1xL4", faults="skew@cuda:1:9")
+    assert [canary.outcome for canary in events_of(run, ev.CanaryChecked)] == ["passed", "failed"]
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0"}
+
+
+def test_a_model_that_overflows_in_float16_is_computed_in_float32_from_the_first_row(desk):
+    overflowing(desk.model, 1e6)
+    wanted = reference(desk)
+    code, run = desk.run()
+    assert code == ExitCode.COMPLETED
+    failed, passed = events_of(run, ev.CanaryChecked)
+    assert (failed.outcome, passed.outcome, passed.dtype) == ("failed", "passed", "float32")
+    assert not events_of(run, ev.Mitigated)
+    assert least_cosine(vectors_of(run), wanted) > 0.99999
+
+
+def test_an_error_of_a_kernel_counts_as_a_failure_and_is_told(desk, monkeypatch):
+    from interlock.engine.models import attention
+
+    runs = attention._runs
+
+    def broken(query, *more):
+        if query.dtype is torch.float16:
+            raise RuntimeError("no kernel image is available for execution on the device")
+        return runs(query, *more)
+
+    monkeypatch.setattr(attention, "_runs", broken)
+    code, run = desk.run()
+    assert code == ExitCode.COMPLETED
+    failed, passed = events_of(run, ev.CanaryChecked)
+    assert "no kernel image" in failed.detail
+    assert (failed.cosine, passed.dtype) == (None, "float32")
+
+
+def too_large_for_float16(model: Path, sign: str) -> None:
+    """Give a sign an embedding with numbers beyond what float16 has."""
+    weights = load_file(model / "model.safetensors")
+    number = Tokenizer.from_file(str(model / "tokenizer.json")).encode(sign, add_special_tokens=False).ids
+    weights["embeddings.word_embeddings.weight"][number] *= 1e7
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
+def steps(run: Path) -> list[tuple[str, str]]:
+    return [(step.rung, step.action) for step in events_of(run, ev.Mitigated)]
+
+
+@pytest.fixture
+def blind(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The canary sees the shortest text alone, and a sign of others overflows in float16."""
+    monkeypatch.setattr(canary, "ROWS", 1)
+    too_large_for_float16(desk.model, "@")
+    return desk
+
+
+def test_a_row_that_is_not_finite_in_float16_is_computed_in_float32_on_its_device(blind):
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": [*TEXTS, "the @ and on it goes and on it goes"]}})
+    wanted = reference(blind)
+    code, run = blind.run()
+    assert code == ExitCode.COMPLETED
+    assert [rung for rung, _ in steps(run)] == ["replan", "float32"]
+    parts = [part for batch in events_of(run, ev.BatchCommitted) for part in batch.parts]
+    assert [(part.device, part.dtype, part.rows) for part in parts if part.dtype == "float32"] == [
+        ("cuda:0", "float32", 1)
+    ]
+    assert least_cosine(vectors_of(run), wanted) > 0.999
+    assert least_cosine(vectors_of(run)[-1:], wanted[-1:]) > 0.999999
+    (lease,) = summary_of(run)["collections"][0]["leases"]
+    assert [receipt["residue_bytes"] for receipt in lease["receipts"]] == [0]
+
+
+def test_a_row_goes_to_the_cpu_where_float32_finds_no_room_on_its_device(blind, monkeypatch):
+    monkeypatch.setattr(ResidentModel, "float32_possible", lambda *_: False)
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": [*TEXTS, "the @ and on it goes and on it goes"]}})
+    _, run = blind.run()
+    assert [rung for rung, _ in steps(run)][-1] == "cpu"
+
+
+def test_a_pass_whose_rows_are_refused_again_and_again_goes_on_in_float32(blind):
+    bad = [f"number {number} of the @ and on it goes" for number in range(60)]
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": [*TEXTS, *bad]}})
+    wanted = reference(blind)
+    code, run = blind.run()
+    assert code == ExitCode.COMPLETED
+    assert steps(run)[-1] == ("float32", "computing the rest in float32")
+    assert len(steps(run)) <= 1 + 2 * batch_runner.MOST_REFUSED
+    assert [canary.dtype for canary in events_of(run, ev.CanaryChecked)] == ["float16", "float32"]
+    assert least_cosine(vectors_of(run), wanted) > 0.999
+    assert least_cosine(vectors_of(run)[-60:], wanted[-60:]) > 0.99999
+    batches = events_of(run, ev.BatchCommitted)
+    assert len({batch.batch_index for batch in batches}) == len(batches)
