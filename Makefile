@@ -21,8 +21,8 @@ test: install  ## all checks and tests: five and a half minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
 	$(BIN)/python -m pytest -m alone --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
-together: install  ## the tests that do not watch the clock, with the longest of them told
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" --durations=15
+together: install  ## the tests that do not watch the clock, with the longest and the skipped told
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" --durations=15 -rs
 
 quick: install  ## the tests that start no process and load no model: under a minute
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \

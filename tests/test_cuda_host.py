@@ -543,6 +543,9 @@ class Runtime:
         self.calls.append(("unregister", pointer))
         return 0
 
+    def cudaGetErrorString(self, status):
+        return {2: "out of memory"}[status]
+
 
 @pytest.fixture
 def runtime(monkeypatch):
@@ -554,9 +557,10 @@ def runtime(monkeypatch):
 
 def test_a_pinned_tensor_registers_its_own_bytes_and_returns_them_once(runtime):
     tensor = torch.zeros(1000, dtype=torch.float16)
-    unpin = cuda.pin(tensor, torch.device("cuda:0"))
-    unpin()
-    unpin()
+    pinning = cuda.pin(tensor, torch.device("cuda:0"))
+    pinning.release()
+    pinning.release()
+    assert pinning.refused == ""
     assert runtime.calls == [("register", tensor.data_ptr(), 2000, 1), ("unregister", tensor.data_ptr())]
 
 
@@ -574,7 +578,9 @@ def test_a_refused_registration_is_consumed_and_nothing_is_undone(runtime, monke
     monkeypatch.setattr(torch, "ones", lambda *_, device: taken.append(device) or torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     runtime.refuses = 2
-    cuda.pin(torch.zeros(8), torch.device("cuda:0"))()
+    pinning = cuda.pin(torch.zeros(8), torch.device("cuda:0"))
+    pinning.release()
+    assert pinning.refused == "out of memory"
     assert [call[0] for call in runtime.calls] == ["register"]
     assert taken == ["cuda"]
 
@@ -589,8 +595,9 @@ def test_a_refused_registration_is_consumed_and_nothing_is_undone(runtime, monke
     ids=["for the host", "empty", "with gaps"],
 )
 def test_what_cannot_be_pinned_stays_as_it_is(runtime, tensor, place):
-    cuda.pin(tensor, torch.device(place))()
-    assert runtime.calls == []
+    pinning = cuda.pin(tensor, torch.device(place))
+    pinning.release()
+    assert (runtime.calls, pinning.refused) == ([], "")
 
 
 def test_a_machine_without_a_driver_has_no_nvml_and_no_error():

@@ -5,9 +5,13 @@ import threading
 import pytest
 import torch
 
+from interlock.engine.gpu.device import Pinning
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.weights import Master
-from tests.weightless import card_of
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from tests import weightless
+from tests.weightless import T4, Desk, card_of, hydrate
 
 SIZE = 4096
 ONE, OTHER = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
@@ -52,3 +56,25 @@ def test_closing_waits_for_what_is_read_ahead():
     masters.close()
     assert go_on.is_set()
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+class Unpinnable(T4):
+    """A GPU whose driver page-locks nothing."""
+
+    def pin(self, tensor):
+        return Pinning(refused="out of memory")
+
+
+@pytest.mark.parametrize(("gpu", "said"), [(T4(0), 0), (Unpinnable(0), 1)], ids=["pinned", "refused"])
+def test_weights_that_cannot_be_page_locked_are_told_once_a_run(monkeypatch, gpu, said):
+    def pinned(card):
+        master = hydrate(card)
+        master.pin(gpu)
+        return master
+
+    monkeypatch.setattr(weightless, "hydrate", pinned)
+    desk = Desk([ONE, OTHER], [64] * 8, [gpu], 12 << 30)
+    desk.compute(Schedule.EXCLUSIVE)
+    warned = [event.message for event in desk.of(ev.Warned)]
+    assert len(warned) == said
+    assert all("cannot be page-locked (out of memory)" in message for message in warned)

@@ -167,13 +167,13 @@ class Bench:
     @contextmanager
     def pinned(self, master: Master) -> Iterator[bool]:
         """Within, its memory is pinned; whether that was to be had."""
-        unpin = [pin(flat, self.device.torch) for flat in master.flats.values()]
+        pinnings = [pin(flat, self.device.torch) for flat in master.flats.values()]
         try:
             yield self.real and all(flat.is_pinned() for flat in master.flats.values())
         finally:
             self.sync()
-            for undo in unpin:
-                undo()
+            for pinning in pinnings:
+                pinning.release()
 
     def file(self, suffix: str) -> Path:
         self._files += 1

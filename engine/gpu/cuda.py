@@ -8,7 +8,7 @@ stands where the driver's figure would pass the ceiling. Measuring a lost GPU ra
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +18,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from interlock.engine.errors import UnavailableError
-from interlock.engine.gpu.device import Device
+from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.gpu.device import Device, Pinning
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.record.facts import Memory, Readings
@@ -132,7 +132,7 @@ class CudaDevice(Device):
     def join_copies(self) -> None:
         torch.cuda.current_stream(self.torch).wait_stream(self._copy_stream())
 
-    def pin(self, tensor: Tensor) -> Callable[[], None]:
+    def pin(self, tensor: Tensor) -> Pinning:
         return pin(tensor, self.torch)
 
     def start_peak(self) -> None:
@@ -231,42 +231,47 @@ def _settle_kernels() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def pin(tensor: Tensor, device: torch.device) -> Callable[[], None]:
-    """Let copies of a host tensor to GPUs run beside their work, until what is returned is called.
+def pin(tensor: Tensor, device: torch.device) -> Pinning:
+    """Let copies of a host tensor to GPUs run beside their work, until what is returned is released.
 
-    Its memory is registered where it is, for all GPUs; `device` is one that is in use. Where that cannot be (no GPU, a
-    limit of the machine, a mapped file) it stays as it is, and copies take longer. Call the result when no copy is
-    under way; it keeps the memory until then.
+    Its memory is registered where it is, for all GPUs; `device` is one that is in use. Where that cannot be (a limit of
+    the machine, a mapped file) it stays as it is, copies take longer, and the result says why.
     """
     registered: list[Tensor] = []
-    with suppress(RuntimeError):
+    refused = ""
+    try:
         if device.type == "cuda" and tensor.nbytes and tensor.is_contiguous() and not tensor.is_pinned():
             with torch.cuda.device(device):
-                if _done(_runtime().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE)):
+                refused = _refusal(_runtime().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, _PORTABLE))
+                if not refused:
                     registered.append(tensor)
+    except RuntimeError as error:
+        refused = reason(error)
 
     def unpin() -> None:
         while registered:
             pinned = registered.pop()
             with suppress(RuntimeError), torch.cuda.device(device):
-                _done(_runtime().cudaHostUnregister(pinned.data_ptr()))
+                _refusal(_runtime().cudaHostUnregister(pinned.data_ptr()))
 
-    return unpin
+    return Pinning(unpin, refused)
 
 
 def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _done(status: SupportsInt) -> bool:
-    """Whether a call of the CUDA runtime succeeded. If not, its error is taken up here: CUDA keeps it for the thread's
-    next kernel, which would be blamed for it."""
+def _refusal(status: SupportsInt) -> str:
+    """Why a call of the CUDA runtime failed; empty where it did not. Its error is taken up here: CUDA keeps it for the
+    thread's next kernel, which would be blamed for it."""
     if int(status) == 0:
-        return True
+        return ""
     with suppress(RuntimeError):
         torch.ones(1, device="cuda").add_(1)
         torch.cuda.synchronize()
-    return False
+    with suppress(RuntimeError, AttributeError, TypeError):
+        return str(_runtime().cudaGetErrorString(status))
+    return f"CUDA error {int(status)}"
 
 
 @dataclass(frozen=True)

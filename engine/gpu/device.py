@@ -6,6 +6,7 @@ computation on the host, charged to the allocator of the card that it stands for
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,16 @@ from interlock.engine.record.facts import Memory, Readings
 
 RESERVE = 64 << 20
 """Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
+
+
+@dataclass(frozen=True)
+class Pinning:
+    """What came of page-locking a host tensor."""
+
+    release: Callable[[], None] = lambda: None
+    """Call it when no copy is under way; the tensor's memory is kept until then."""
+    refused: str = ""
+    """Why copies take longer, where it was wanted and could not be."""
 
 
 class Device(Protocol):
@@ -81,9 +92,9 @@ class Device(Protocol):
         """Count `size` bytes as allocated for as long as `model` lives, where no allocator counts them."""
         return
 
-    def pin(self, tensor: Tensor) -> Callable[[], None]:
-        """Let copies of a host tensor to devices of this kind run at full speed, until what is returned is called."""
-        return lambda: None
+    def pin(self, tensor: Tensor) -> Pinning:
+        """Let copies of a host tensor to devices of this kind run at full speed, until what is returned is released."""
+        return Pinning()
 
     def start_peak(self) -> None:
         """Begin a new measurement of the peak."""

@@ -39,6 +39,7 @@ class Masters:
         self._kept: dict[Name, Master] = {}  # in the order in which they were last used
         self._primary: Name | None = None
         self._ahead: dict[Name, _Ahead] = {}
+        self._told = False
 
     def take(self, card: ModelCard) -> tuple[Master, bool]:
         """Return the master, and whether the host had it already. Raises UnavailableError when it does not load."""
@@ -51,6 +52,16 @@ class Masters:
             if ahead.master:
                 return ahead.master, True
         return self._hydrate(card), False
+
+    def news(self, card: ModelCard, master: Master) -> str:
+        """Say why a master that was taken is copied slower than it could be, of the first of the run; empty after."""
+        if self._told or not master.unpinned:
+            return ""
+        self._told = True
+        return (
+            f"the host's copy of {card.key} cannot be page-locked ({master.unpinned}): copies to a GPU take longer, "
+            "vectors are the same; interlock doctor --gpu times both"
+        )
 
     def give_back(self, card: ModelCard, master: Master) -> None:
         """Keep it for the next time if the budget allows, at the cost of those not used for longest."""

@@ -124,11 +124,15 @@ class Master:
         self.flats, self._slices = _flattened([tensor for stage in stages for tensor in stage])
         self._stages = [[id(tensor) for tensor in stage] for stage in stages]
         self.bytes = sum(flat.numel() * flat.element_size() for flat in self.flats.values())
+        self.unpinned = ""
+        """Why it is copied slower than it could be; empty where it is not."""
 
     def pin(self, device: Device) -> None:
         """Let it be copied to `device` at full speed for as long as it lives."""
         for flat in self.flats.values():
-            weakref.finalize(self, device.pin(flat))
+            pinned = device.pin(flat)
+            weakref.finalize(self, pinned.release)
+            self.unpinned = self.unpinned or pinned.refused
 
     def twin(self) -> tuple[nn.Module, list[Stage]]:
         """Copy the network, with tensors of its own that point to this master's memory, and its stages."""

@@ -96,6 +96,8 @@ class ResidentModel:
         else:
             card = self.planner.card_on(cells.card, devices[0])
             master, warm = context.masters.take(card)
+            if slow := context.masters.news(card, master):
+                context.emit(Warned(message=slow))
             self.stack.callback(self._give_back, card, master)
             self.instances = [instance for device in devices if (instance := self._instance(device, master, warm))]
             if not self.instances:
