@@ -85,6 +85,13 @@ def test_what_a_canary_found_is_remembered_until_the_precision_changes(desk):
     assert found[0].cosine == found[1].cosine != found[2].cosine
 
 
+def test_what_canaries_found_is_listed_with_model_device_and_precision_the_newest_first(desk):
+    events = [events_of(desk.run(dtype=dtype)[1], ev.CanaryChecked)[0] for dtype in ("float16", "bfloat16")]
+    (desk.place / "cache" / "canaries" / "damaged.json").write_text('{"model": 1}')
+    listed = [(each.model, each.label, each.dtype, each.finding.cosine) for each in canary.remembered()]
+    assert listed == [("one", "Tesla T4 (simulated)", event.dtype, event.cosine) for event in events[::-1]]
+
+
 def test_a_device_that_computes_wrongly_in_float16_is_asked_for_float32(desk):
     wanted = reference(desk)
     code, run = desk.run(faults="skew:1")

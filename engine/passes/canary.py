@@ -44,7 +44,8 @@ LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
 MOST_TOKENS = 1024
 """Of a row: the plain path may take memory with the square of it."""
-VERSION = 1
+VERSION = 2
+_FOLDER = "canaries"
 _LIBRARIES = ("interlock", "torch", "transformers")
 
 
@@ -59,6 +60,17 @@ class Finding(Struct, frozen=True, kw_only=True):
     detail: str = ""
     remembered: bool = False
     seconds: float = 0.0
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """What a canary showed that is kept for later runs, and of what."""
+
+    model: str
+    label: str
+    """The make of the device."""
+    dtype: str
+    attention: str
+    finding: Finding
 
 
 def least_cosine(dtype: str) -> float:
@@ -93,6 +105,23 @@ def in_wider(card: ModelCard, original: ModelCard, device: Device) -> ModelCard 
     return dataclasses.replace(
         original, dtype=dtype, kernel=kernel_for(card.config, dtype, capability) if fused else Kernel.RUNS
     )
+
+
+def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
+    """Say what follows where `card` has failed on a device, and `then` is plainer."""
+    if then is None:
+        return f"not using {device.name}"
+    return f"trying {then.dtype if then.dtype != card.dtype else 'plain attention'}"
+
+
+def remembered() -> list[Remembered]:
+    """Read what canaries of earlier runs have shown on this machine, the newest first."""
+    kept = {}
+    with suppress(OSError):
+        for file in (model_cache() / _FOLDER).glob("*.json"):
+            with suppress(OSError, msgspec.MsgspecError):
+                kept[file] = msgspec.json.decode(file.read_bytes(), type=Remembered), file.stat().st_mtime
+    return [each for each, _ in sorted(kept.values(), key=lambda item: item[1], reverse=True)]
 
 
 class Canaries:
@@ -141,8 +170,8 @@ class Canaries:
         device, file = instance.device, _file(card, instance.device)
         if device.lasting:
             with suppress(OSError, msgspec.MsgspecError):
-                known = msgspec.json.decode(file.read_bytes(), type=Finding)
-                return replace(known, remembered=True, seconds=0.0)
+                known = msgspec.json.decode(file.read_bytes(), type=Remembered)
+                return replace(known.finding, remembered=True, seconds=0.0)
         began = time.monotonic()
         found = self._compared(cells, card, instance)
         device.reclaim()  # small pieces that stay cached would stand in the way of a large batch
@@ -150,7 +179,10 @@ class Canaries:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
             if device.lasting and found.outcome != "skipped":
                 with suppress(InterlockError):  # it can be looked at again
-                    atomic.write_bytes(file, msgspec.json.encode(found))
+                    about = Remembered(
+                        model=card.key, label=device.label, dtype=card.dtype, attention=_attention(card), finding=found
+                    )
+                    atomic.write_bytes(file, msgspec.json.encode(about))
         return found
 
     def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
@@ -204,10 +236,6 @@ class Canaries:
             return np.concatenate([encoder.encode([row]) for row in rows])
 
     def _tell(self, model_pass: int, card: ModelCard, device: Device, found: Finding, then: ModelCard | None) -> None:
-        action = ""
-        if found.outcome == "failed":
-            other = then.dtype if then and then.dtype != card.dtype else "plain attention"
-            action = f"trying {other}" if then else f"not using {device.name}"
         self._context.emit(
             CanaryChecked(
                 model_pass=model_pass,
@@ -215,9 +243,9 @@ class Canaries:
                 device=device.name,
                 label=device.label,
                 dtype=card.dtype,
-                attention=card.kernel if card.packed else card.attention,
+                attention=_attention(card),
                 least=least_cosine(card.dtype),
-                action=action,
+                action=remedy(card, then, device) if found.outcome == "failed" else "",
                 **asdict(found),
             )
         )
@@ -262,6 +290,10 @@ def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | 
     return Trouble.MEMORY
 
 
+def _attention(card: ModelCard) -> str:
+    return card.kernel if card.packed else card.attention
+
+
 def _file(card: ModelCard, device: Device) -> Path:
     """Where a finding is kept: another for all that could change it."""
     about = [
@@ -269,4 +301,4 @@ def _file(card: ModelCard, device: Device) -> Path:
         device.kind, device.label, device.capability, *map(metadata.version, _LIBRARIES),
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
-    return model_cache() / "canaries" / f"{name}.json"
+    return model_cache() / _FOLDER / f"{name}.json"
