@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
+from interlock.engine.models.streaming import Streaming
+from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.resident import ResidentModel
@@ -206,8 +208,40 @@ def test_a_pass_whose_rows_are_refused_again_and_again_goes_on_in_float32(blind)
     assert code == ExitCode.COMPLETED
     assert steps(run)[-1] == ("float32", "computing the rest in float32")
     assert len(steps(run)) <= 1 + 2 * batch_runner.MOST_REFUSED
-    assert [canary.dtype for canary in events_of(run, ev.CanaryChecked)] == ["float16", "float32"]
+    canaries = [(canary.dtype, canary.streamed) for canary in events_of(run, ev.CanaryChecked)]
+    assert canaries == [("float16", False), ("float32", True), ("float32", False)]
     assert least_cosine(vectors_of(run), wanted) > 0.999
     assert least_cosine(vectors_of(run)[-60:], wanted[-60:]) > 0.99999
     batches = events_of(run, ev.BatchCommitted)
     assert len({batch.batch_index for batch in batches}) == len(batches)
+
+
+def test_a_streamed_model_has_a_canary_of_its_own(desk, monkeypatch):
+    monkeypatch.setattr(Replica, "_attach", full)
+    _, run = desk.run(dtype="float32")
+    assert [canary.streamed for canary in events_of(run, ev.CanaryChecked)] == [True]
+    assert [lease.streamed for lease in events_of(run, ev.ModelAttached)] == [True]
+
+
+def full(replica):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_layers_are_copied_one_after_the_other_where_copies_beside_computing_come_too_late(desk, monkeypatch):
+    wanted = reference(desk)
+    monkeypatch.setattr(Replica, "_attach", full)
+    fill = Streaming._fill
+
+    def late(streaming, number):
+        fill(streaming, number)
+        if not streaming._in_turn and number == 1:
+            for piece in streaming._slots[1].values():
+                piece.zero_()
+
+    monkeypatch.setattr(Streaming, "_fill", late)
+    code, run = desk.run(dtype="float32")
+    assert code == ExitCode.COMPLETED
+    first, second = events_of(run, ev.CanaryChecked)
+    assert (first.outcome, first.action) == ("failed", "copying its layers one after the other")
+    assert (second.outcome, second.streamed) == ("passed", True)
+    assert least_cosine(vectors_of(run), wanted) > 0.99999

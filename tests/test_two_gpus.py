@@ -60,6 +60,9 @@ class Neighbour:
     def host_possible(self):
         return False
 
+    def streams_rightly(self, instance):
+        return True
+
     def widens(self):
         return False
 
@@ -214,6 +217,9 @@ class Host:
 
     def host_possible(self):
         return self._instance is not None
+
+    def streams_rightly(self, instance):
+        return True
 
 
 class Nowhere(Host):

@@ -140,7 +140,7 @@ SHARED = ("leases", "cache")
 """Lists that every collection repeats, or that belong to the run."""
 OVERVIEW = (
     "collections", "passes", "leases", "mitigations", "parked", "devices", "exports", "verification", "refusals",
-    "residues", "calibrations", "controls", "warnings",
+    "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
@@ -173,5 +173,7 @@ COLUMNS: Mapping[str, str] = {
     "cache": "model outcome bytes seconds retries source commit",
     "devices": "device=name label total=total_bytes ceiling=ceiling_bytes peak=peak_occupied_bytes lost",
     "residues": "lease device bytes left=left_bytes action",
+    "canaries": "pass=model_pass model device dtype outcome cosine least reference rows attention streamed "
+    "action detail seconds remembered",
     "calibrations": "pass=model_pass device batches scale margin worst",
 }

@@ -211,7 +211,7 @@ def _granted(event: ev.LeaseGranted) -> str:
 
 def _canary(event: ev.CanaryChecked, timed: bool) -> str:
     """What was compared, with both figures, and what is done about it."""
-    how = f"{event.dtype}, {event.attention} attention"
+    how = f"{event.dtype}, {event.attention} attention{', streamed' * event.streamed}"
     begin = f"{pass_of(event.model_pass)} {event.model} on {event.device} ({how})"
     if event.outcome == "skipped":
         return f"{begin}: vectors not checked before use: {event.detail}"

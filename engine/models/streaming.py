@@ -39,8 +39,10 @@ class Stage:
 class Streaming:
     """Streams the stages of one replica until `end`."""
 
-    def __init__(self, stages: Sequence[Stage], device: Device) -> None:
+    def __init__(self, stages: Sequence[Stage], device: Device, *, in_turn: bool = False) -> None:
+        """With `in_turn` a layer is copied when it is due, and nothing computed meanwhile."""
         self._device = device
+        self._in_turn = in_turn
         self._layers = [stage for stage in stages if stage.is_layer]
         self._slots: list[dict[torch.dtype, Tensor]] = [{}, {}]
         self._held: dict[int, int] = {}  # slot -> the layer whose weights it holds
@@ -74,6 +76,8 @@ class Streaming:
     def _enter(self, number: int) -> None:
         """A layer is about to be computed: its weights are here, and the next one's are on their way."""
         self._fill(number)
+        if self._in_turn:
+            return
         self._device.join_copies()
         if number + 1 < len(self._layers):
             self._fill(number + 1)
@@ -91,7 +95,7 @@ class Streaming:
             self._slots[slot] = {
                 dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()
             }
-        with self._device.copying():
+        with self._device.computing() if self._in_turn else self._device.copying():
             pieces = {dtype: self._slots[slot][dtype][: len(piece)] for dtype, piece in layer.host.items()}
             for dtype, piece in layer.host.items():
                 pieces[dtype].copy_(piece, non_blocking=True)

@@ -75,6 +75,8 @@ class Replica(Attached):
         network, self._stages = master.twin()
         self._device, self._master = device, master
         self._streaming: Streaming | None = None
+        self.in_turn = False
+        """Whether layers are copied one after the other when they are streamed, and not beside the computation."""
         super().__init__(network, device)
         self.streams = bool(layers_of(network))
         if streamed:
@@ -91,7 +93,14 @@ class Replica(Attached):
         if self._streaming is None:
             for stage in self._stages:
                 stage.point_to(self._master.flats)
-            self._streaming = Streaming(self._stages, self._device)
+            self._streaming = Streaming(self._stages, self._device, in_turn=self.in_turn)
+
+    def copy_in_turn(self) -> None:
+        """Copy each layer when it is due from now on: the plain way, which takes longer."""
+        self.in_turn = True
+        if self._streaming:
+            self._streaming.end()
+            self._streaming = Streaming(self._stages, self._device, in_turn=True)
 
     def clear(self) -> None:
         if self._streaming:

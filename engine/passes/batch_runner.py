@@ -56,6 +56,9 @@ class Fallbacks(Protocol):
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether `in_float32` may be asked for a row of this length: there is room, and it computes in less."""
 
+    def streams_rightly(self, instance: ModelInstance) -> bool:
+        """Whether a canary lets the instance pass now that its layers are streamed."""
+
     def widens(self) -> bool:
         """Whether the pass could go on in a wider precision."""
 
@@ -254,6 +257,9 @@ class BatchRunner:
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
                 piece.instance.adopt(step.effort.tried)
+                if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(piece.instance):
+                    where = piece.instance.device.name
+                    raise InterlockError(f"{self._cells.card.key} computes wrongly on {where} when it is streamed")
             case Rung.RELOCATE:
                 instance = self._fallbacks.other(piece.instance)
             case Rung.FLOAT32:

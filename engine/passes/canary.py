@@ -157,17 +157,20 @@ class Canaries:
     ) -> Literal["passed", "failed", "skipped", "lost"]:
         """Return what a canary shows of an instance that computes as `card` says; where it fails, `then` is next."""
         device = instance.device
-        name = card.key, card.dtype, card.kernel, card.attention, device.label
+        name = card.key, card.dtype, card.kernel, card.attention, device.label, instance.way
         if name not in self._found:
             if (found := self._checked(cells, card, instance)) is None:
                 return "lost"
             self._found[name] = found
-            self._tell(cells.model_pass, card, device, found, then)
+            self._tell(cells.model_pass, card, instance, found, then)
+        if self._found[name].outcome == "failed" and instance.way == "streamed":
+            instance.copy_in_turn()
+            return self.outcome(cells, card, instance, then)
         return self._found[name].outcome
 
     def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
         """What a canary shows now, or showed an earlier run; None where the device is gone."""
-        device, file = instance.device, _file(card, instance.device)
+        device, file = instance.device, _file(card, instance)
         if device.lasting:
             with suppress(OSError, msgspec.MsgspecError):
                 known = msgspec.json.decode(file.read_bytes(), type=Remembered)
@@ -235,7 +238,13 @@ class Canaries:
             encoder = self._context.backend.encoders(card, network, where)
             return np.concatenate([encoder.encode([row]) for row in rows])
 
-    def _tell(self, model_pass: int, card: ModelCard, device: Device, found: Finding, then: ModelCard | None) -> None:
+    def _tell(
+        self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, then: ModelCard | None
+    ) -> None:
+        device, action = instance.device, ""
+        if found.outcome == "failed":
+            in_turn = "copying its layers one after the other"
+            action = in_turn if instance.way == "streamed" else remedy(card, then, device)
         self._context.emit(
             CanaryChecked(
                 model_pass=model_pass,
@@ -245,7 +254,8 @@ class Canaries:
                 dtype=card.dtype,
                 attention=_attention(card),
                 least=least_cosine(card.dtype),
-                action=remedy(card, then, device) if found.outcome == "failed" else "",
+                action=action,
+                streamed=instance.streamed,
                 **asdict(found),
             )
         )
@@ -294,11 +304,12 @@ def _attention(card: ModelCard) -> str:
     return card.kernel if card.packed else card.attention
 
 
-def _file(card: ModelCard, device: Device) -> Path:
+def _file(card: ModelCard, instance: ModelInstance) -> Path:
     """Where a finding is kept: another for all that could change it."""
+    device = instance.device
     about = [
         VERSION, card.snapshot.fingerprint, card.dtype, card.kernel, card.attention, card.packed, card.pooling,
-        device.kind, device.label, device.capability, *map(metadata.version, _LIBRARIES),
+        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES),
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
     return model_cache() / _FOLDER / f"{name}.json"

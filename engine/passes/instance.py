@@ -67,6 +67,19 @@ class ModelInstance:
         """Whether the weights stay on the host for now."""
         return isinstance(self.attached, Replica) and self.attached.streamed
 
+    @property
+    def way(self) -> str:
+        """How its weights come to the device: `whole`, `streamed`, or `in turn`."""
+        if not isinstance(self.attached, Replica) or not self.attached.streamed:
+            return "whole"
+        return "in turn" if self.attached.in_turn else "streamed"
+
+    def copy_in_turn(self) -> None:
+        """Copy layers one after the other when they are streamed."""
+        with self.lock:
+            if isinstance(self.attached, Replica):
+                self.attached.copy_in_turn()
+
     def stream(self) -> None:
         """Leave the weights on the host for the forwards to come."""
         with self.lock:

@@ -149,6 +149,12 @@ class ResidentModel:
         usable = [each for each in self.instances if each.device.name not in lost]
         return usable[0] if usable else None
 
+    def streams_rightly(self, instance: ModelInstance) -> bool:
+        """Whether a canary lets the instance pass now that its layers are streamed."""
+        device = instance.device
+        card = self.planner.card_on(self.cells.card, device)
+        return self.canaries.outcome(self.cells, card, instance) != "failed"
+
     def widens(self) -> bool:
         """Whether the pass could go on in a wider precision."""
         device = self.context.devices[0]

@@ -162,6 +162,7 @@ class Canary(Struct, frozen=True, kw_only=True):
     detail: Annotated[str, says("why nothing was compared")] = ""
     action: Annotated[str, says("what is done after a failure")] = ""
     remembered: Annotated[bool, says("found by an earlier run on this machine")] = False
+    streamed: Annotated[bool, says("layers were copied from the host as needed")] = False
     seconds: float | None = None
 
 
