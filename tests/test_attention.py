@@ -33,6 +33,9 @@ CASES = {
     "qwen2": {"num_key_value_heads": 2}, "qwen2-both-ways": {"num_key_value_heads": 2, "is_causal": False},
     "qwen3-windows": GROUPED | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "mistral": GROUPED, "mistral-windows": GROUPED | {"sliding_window": 8},
+    "mistral-windows-both-ways": GROUPED | {"sliding_window": 7, "is_causal": False},
+    "qwen3-windows-both-ways":
+        GROUPED | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "is_causal": False},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 2},
     "gemma3_text": GROUPED | {"sliding_window": 8},
     "gemma3_text-both-ways": GROUPED | {"sliding_window": 8, "use_bidirectional_attention": True},

@@ -312,6 +312,18 @@ def _for_transformers(
     **_: object,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer: `[1, heads, T, d]` in, `[1, T, heads, d]` out."""
-    causal = module.is_causal and getattr(module.config, "is_causal", None) is not False
+    causal, window = seen(module, sliding_window)
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    return attend_here(query, key, value, causal=causal, window=sliding_window, scale=scaling)[None], None
+    return attend_here(query, key, value, causal=causal, window=window, scale=scaling)[None], None
+
+
+def seen(module: Any, window: int | None) -> tuple[bool, int | None]:
+    """Say of an attention that transformers built whether a token sees only those before it, and within which window.
+
+    Where the configuration has a causal network look both ways, transformers counts the last token of its window in
+    (`sliding_window_bidirectional_overlay` of masking_utils.py); ModernBERT's modules have counted it themselves.
+    """
+    both = getattr(module.config, "is_causal", None) is False
+    if both and window is not None and window == module.config.sliding_window:
+        window += 1
+    return module.is_causal and not both, window

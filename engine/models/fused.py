@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interlock.engine.models.attention import attend_here
+from interlock.engine.models.attention import attend_here, seen
 
 _LIBRARY = torch.library.Library("interlock", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("rms_norm(Tensor rows, Tensor? weight, float epsilon) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]
@@ -58,10 +58,9 @@ class _Attention(nn.Module):
         super().__init__()
         config = plain.config
         self._heads, self._size = config.num_attention_heads, plain.head_dim
-        self._causal = plain.is_causal and getattr(config, "is_causal", None) is not False
         self._scale = getattr(plain, "scaling", self._size**-0.5)
         windowed = config if config.model_type == "mistral" else plain
-        self._window = getattr(windowed, "sliding_window", None)
+        self._causal, self._window = seen(plain, getattr(windowed, "sliding_window", None))
         if hasattr(plain, "Wqkv"):
             self.turned, self.value = _parted(plain.Wqkv, 2 * self._heads * self._size)
             self.out = plain.Wo
