@@ -210,19 +210,18 @@ def _granted(event: ev.LeaseGranted) -> str:
 
 
 def _canary(event: ev.CanaryChecked, timed: bool) -> str:
-    """What was compared, with both figures, and what is done about it."""
-    how = f"{event.dtype}, {event.attention} attention{', streamed' * event.streamed}"
-    begin = f"{pass_of(event.model_pass)} {event.model} on {event.device} ({how})"
+    """The figures and what is done about them first: what is cut off at the end of a narrow line is how they came."""
+    begin = f"{pass_of(event.model_pass)} {event.model} on {event.device}"
+    how = f"{event.dtype}, {event.attention}{', streamed' * event.streamed}"
     if event.outcome == "skipped":
-        return f"{begin}: vectors not checked before use: {event.detail}"
+        return f"{begin}: vectors not checked before use: {event.detail} ({how})"
     after = f"; {event.action}" if event.action else ""
+    texts = several(event.rows, "text")
     if event.cosine is None:
-        return f"{begin}: {several(event.rows, 'text')} could not be computed: {event.detail}{after}"
-    compared = f"lowest cosine {event.cosine:.5f} to {event.reference}, least {event.least:g}"
-    if event.remembered:
-        return f"{begin}: {compared}, as an earlier run found{after}"
-    took = _took(event.seconds or 0.0, timed)
-    return f"{begin}: {several(event.rows, 'text')} checked{took}: {compared}{after}"
+        return f"{begin}: {texts} could not be computed: {event.detail}{after} ({how})"
+    when = "found by an earlier run" if event.remembered else f"{texts} compared{_took(event.seconds or 0.0, timed)}"
+    compared = f"cosine {event.cosine:.5f} to {event.reference}, at least {event.least:g} wanted"
+    return f"{begin}: {compared}{after} ({how}, {when})"
 
 
 def _mitigated(event: ev.Mitigated, timed: bool) -> str:

@@ -272,7 +272,7 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
         rows = cells.ids(order[places[::-1]])
         if most == 1 or cost is None or sum(cost.of(1, len(row)) for row in rows) <= operations:
             return rows
-        most //= 2
+        most -= max(1, most // 4)
     return []
 
 
