@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
+from interlock.engine.models import weights
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary
@@ -155,6 +156,8 @@ def test_an_error_of_a_kernel_counts_as_a_failure_and_is_told(desk, monkeypatch)
     failed, passed = events_of(run, ev.CanaryChecked)
     assert "no kernel image" in failed.detail
     assert (failed.cosine, passed.dtype) == (None, "float32")
+    monkeypatch.setattr(attention, "_runs", runs)
+    assert events_of(desk.run()[1], ev.CanaryChecked)[0].outcome == "passed"
 
 
 def too_large_for_float16(model: Path, sign: str) -> None:
@@ -245,3 +248,63 @@ def test_layers_are_copied_one_after_the_other_where_copies_beside_computing_com
     assert (first.outcome, first.action) == ("failed", "copying its layers one after the other")
     assert (second.outcome, second.streamed) == ("passed", True)
     assert least_cosine(vectors_of(run), wanted) > 0.99999
+
+
+def test_one_batch_that_comes_out_wrong_is_computed_again_in_the_same_precision(desk, monkeypatch):
+    gate, spoilt = batch_runner.gate, []
+
+    def once(vectors, dim):
+        if len(vectors) < batch_runner.MOST_REFUSED or spoilt:
+            return gate(vectors, dim)
+        spoilt.append(len(vectors))
+        return dict.fromkeys(range(len(vectors)), "not finite")
+
+    monkeypatch.setattr(batch_runner, "gate", once)
+    code, run = desk.run()
+    assert code == ExitCode.COMPLETED
+    assert spoilt
+    assert dtypes(run) == {"float16"}
+
+
+def test_float32_that_fails_its_canary_is_read_and_tried_once_and_not_for_each_row(blind, monkeypatch):
+    outcome, read = canary.Canaries.outcome, []
+
+    def fails(self, cells, card, instance, then=None):
+        found = outcome(self, cells, card, instance, then)
+        return "failed" if card.dtype == "float32" else found
+
+    monkeypatch.setattr(canary.Canaries, "outcome", fails)
+    hydrate = weights.Master.__init__
+    monkeypatch.setattr(weights.Master, "__init__", lambda self, network: read.append(hydrate(self, network)))
+    texts = [
+        text for number in range(8) for text in (f"the {number} @ and on it goes", *sentences(30, 20, 30 * number))
+    ]
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": texts}})
+    code, run = blind.run()
+    assert code == ExitCode.COMPLETED
+    assert [rung for rung, _ in steps(run)].count("cpu") == 8
+    assert len(read) == 2
+
+
+def test_a_plain_path_that_fails_leaves_the_model_as_it_is(desk, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes")
+
+    monkeypatch.setattr(canary.Canaries, "_plainly", broken)
+    code, run = desk.run()
+    assert code == ExitCode.COMPLETED
+    (found,) = events_of(run, ev.CanaryChecked)
+    assert (found.outcome, found.dtype) == ("skipped", "float16")
+    assert "can't allocate memory" in found.detail
+
+
+@pytest.mark.parametrize("devices", ["cpu", "sim:T4"])
+def test_texts_without_a_vector_anywhere_say_nothing_of_a_device(desk, devices):
+    tensors = load_file(desk.model / "model.safetensors")
+    for part in ("weight", "bias"):
+        tensors[f"encoder.layer.2.output.LayerNorm.{part}"].zero_()
+    save_file(tensors, desk.model / "model.safetensors", {"format": "pt"})
+    _, run = desk.run(devices=devices)
+    assert {(found.outcome, found.cosine) for found in events_of(run, ev.CanaryChecked)} == {("skipped", None)}
+    assert {parked.reason for parked in events_of(run, ev.RowParked)} == {"zero vector"}
+    assert not events_of(run, ev.PassFailed)

@@ -30,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 
 
 MOST_REFUSED = 16
-"""Rows in a row that may be refused before it is the precision that is taken to be at fault."""
+"""Rows in a row that may be refused, alone too, before it is the precision that is taken to be at fault."""
 
 
 class DeviceGone(Exception):
@@ -199,8 +199,7 @@ class BatchRunner:
                     raise DeviceGone(got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
-        if not piece.effort.tried:
-            self.queue.refused = self.queue.refused + len(bad) if bad else 0
+        self._count(piece, refused=bool(bad))
         if self.queue.refused >= MOST_REFUSED and self._fallbacks.widens():
             raise TooNarrow
         vectors[piece.indices] = got
@@ -212,6 +211,13 @@ class BatchRunner:
         reasons = "; ".join(sorted(set(bad.values())))
         short = Shortfall(None, reasons, 0, 0, time.monotonic() - began)
         return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, short)
+
+    def _count(self, piece: _Piece, *, refused: bool) -> None:
+        """Count a row that was refused again, alone: a whole batch may be spoilt once by what is not the precision."""
+        if not refused and not piece.effort.tried:
+            self.queue.refused = 0
+        elif refused and piece.effort.tried and len(piece.indices) == 1 and piece.instance.dtype != "float32":
+            self.queue.refused += 1
 
     def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
         """Take the next rung; the pieces that come of it."""

@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 
 from interlock.engine.errors import InterlockError, reason
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.device_errors import Trouble
+from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.attention import TILE, Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
@@ -180,7 +180,7 @@ class Canaries:
         device.reclaim()  # small pieces that stay cached would stand in the way of a large batch
         if found:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
-            if device.lasting and found.outcome != "skipped":
+            if device.lasting and found.cosine is not None:  # what raised an error may not do so again
                 with suppress(InterlockError):  # it can be looked at again
                     about = Remembered(
                         model=card.key, label=device.label, dtype=card.dtype, attention=_attention(card), finding=found
@@ -209,10 +209,14 @@ class Canaries:
         if isinstance(got, str):
             return replace(found, outcome="failed", detail=got)
         rows = rows[-len(got) :]
-        wanted = self._plainly(plain(card), rows, where)
-        sound = np.isfinite(wanted).all(1)  # of a text that has no vector anywhere, nothing can be asked
+        try:
+            wanted = self._plainly(plain(card), rows, where)
+        except Exception as error:  # whatever the plain path lacks, the device has shown no fault
+            gone = where is instance.device and classify(error) is Trouble.LOST
+            return None if gone else replace(found, detail=f"its plain path failed: {reason(error)}")
+        sound = np.isfinite(wanted).all(1) & wanted.any(1)  # of a text without a vector anywhere, nothing can be asked
         if not sound.any():
-            return replace(found, detail="none of its texts has a vector that is finite")
+            return replace(found, detail="none of its texts has a vector")
         cosine = lowest_cosine(got[sound], wanted[sound])
         passed = cosine >= least_cosine(card.dtype)
         found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))

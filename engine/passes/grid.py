@@ -132,7 +132,7 @@ class Queue:
         self.failed: Exception | None = None
         self.narrow = False
         self.refused = 0
-        """Rows whose vectors were refused since a batch went through whole."""
+        """Rows whose vectors were refused, alone too, since a batch went through whole."""
         self.committed: list[BatchCommitted] = []
         self.returned: Counter[str] = Counter()
         """Rows of the batches that were put back, by the device that had taken them."""

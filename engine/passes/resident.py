@@ -73,7 +73,8 @@ class ResidentModel:
         self.queue = Queue(self.cells, self.assignment.batches)
         self.instances: list[ModelInstance] = []
         self._host: ModelInstance | None = None
-        self._wide: dict[str, ModelInstance] = {}
+        self._wide: dict[str, ModelInstance | None] = {}
+        """By device the instances in float32; None where there can be none under this lease."""
         self._lock = RLock()
 
     def load(self) -> None:
@@ -165,7 +166,7 @@ class ResidentModel:
         if instance.dtype == "float32":
             return False
         if instance.device.name in self._wide:
-            return True
+            return self._wide[instance.device.name] is not None
         device, budget = instance.device, self.context.lessor.budget
         law = self.planner.law_as(self._in_float32(device), device)
         tokens = computed_tokens([longest], padded=instance.encoder.padded)
@@ -178,16 +179,18 @@ class ResidentModel:
         device = instance.device
         with self._lock:
             if device.name not in self._wide:
-                began, card = time.monotonic(), self._in_float32(device)
-                master, warm = self.context.masters.take(card)
-                replica, _ = self._attached(device, master, streamed=True)
-                if replica is None:
-                    return None
-                wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
-                if self.canaries.outcome(self.cells, card, wide) in ("failed", "lost"):
-                    return None
-                self._wide[device.name] = wide
+                self._wide[device.name] = self._widened(device)
             return self._wide[device.name]
+
+    def _widened(self, device: Device) -> ModelInstance | None:
+        """The model in float32; None where it does not attach or computes wrongly there too."""
+        began, card = time.monotonic(), self._in_float32(device)
+        master, warm = self.context.masters.take(card)
+        replica, _ = self._attached(device, master, streamed=True)
+        if replica is None:
+            return None
+        wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
+        return None if self.canaries.outcome(self.cells, card, wide) in ("failed", "lost") else wide
 
     def _in_float32(self, device: Device) -> ModelCard:
         card = self.planner.card_on(self.cells.card, device)
