@@ -27,7 +27,7 @@ COMMANDS = {
     "search": "search a store that a run wrote",
     "models": "list models and their cache status, or fetch them",
     "config": "show every setting and its origin",
-    "doctor": "check this machine",
+    "doctor": "check this machine; --gpu tries its GPUs out",
     "schema": "print the JSON Schema of summary.json",
 }
 EXAMPLES = {
@@ -168,7 +168,12 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 
 def _doctor(command: argparse.ArgumentParser) -> None:
-    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if any check fails."""
+    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if any check fails. With --gpu:
+    try each GPU out with small models made in place, in every precision and with every kernel that a run may come to;
+    downloads nothing. Exits with 1 if any check fails, with 5 without a GPU.
+    """
+    command.add_argument("--gpu", action="store_true", help="try each GPU out, and print what a bug report needs")
+    command.add_argument("--json", action="store_true", help="machine-readable")
     _settings(command)
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from interlock.console.cli import configuration, parse, parser
 from interlock.console.text.columns import render
 from interlock.console.text.plan_text import plan_text
-from interlock.engine.config import Configuration, flag_of, knobs, shown
+from interlock.engine.config import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.record.counting import several
@@ -266,9 +267,31 @@ def doctor(options: argparse.Namespace) -> int:
     """Check this machine."""
     from interlock.console.doctor import examine
 
+    if options.gpu:
+        return _check_gpus(configuration(options).settings, as_json=options.json)
     checks = examine(configuration(options))
+    if options.json:
+        print(json.dumps([{"check": name, "good": good, "found": found} for good, name, found in checks], indent=2))
+        return ExitCode.COMPLETED if all(good for good, _, _ in checks) else ExitCode.UNAVAILABLE
     print(render(["", "check", "found"], [["ok" if good else "!!", name, safe(found)] for good, name, found in checks]))
     return ExitCode.COMPLETED if all(good for good, _, _ in checks) else ExitCode.UNAVAILABLE
+
+
+def _check_gpus(settings: RunSettings, *, as_json: bool) -> int:
+    """Try out each GPU, and print each check as soon as it is done, or all as one JSON object."""
+    import msgspec
+
+    from interlock.console.doctor import examine_gpus
+    from interlock.console.text.checkup_text import check_text, report_text
+
+    width = shutil.get_terminal_size().columns
+    report = examine_gpus(settings, lambda check: None if as_json else print(check_text(check, width), flush=True))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        print(f"\n{report_text(report, width)}")
+    failed = any(check.outcome == "failed" for check in report.checks)
+    return ExitCode.FAILED if failed else ExitCode.COMPLETED
 
 
 def schema(options: argparse.Namespace) -> int:

@@ -4,18 +4,20 @@ import importlib.metadata
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from interlock.engine.config import Configuration, RunSettings
 from interlock.engine.errors import InterlockError
-from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
-from interlock.engine.gpu.locks import holder
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.models.sources import hub_cache, model_cache
+from interlock.engine.passes import canary, checkup
+from interlock.engine.passes.checkup import GpuCheck, GpuReport
 from interlock.engine.record.units import human_bytes
 
 Check = tuple[bool, str, str]
@@ -37,6 +39,26 @@ def examine(configuration: Configuration) -> list[Check]:
         (True, "network", "offline (set in the environment)" if assets.is_offline() else untried),
         *_models(configuration),
     ]
+
+
+def examine_gpus(settings: RunSettings, tell: Callable[[GpuCheck], object]) -> GpuReport:
+    """Do every check of the GPUs, and tell each as soon as it is done.
+
+    Raises UnavailableError where there is no GPU, saying why.
+    """
+    began = time.monotonic()
+    devices = checkup.gpus(settings.devices, settings.faults)
+    software, checks = checkup.software(), []
+    for check in checkup.examine(devices, settings.ceiling):
+        tell(check)
+        checks.append(check)
+    return GpuReport(
+        simulated=devices[0].kind == "sim",
+        software=software,
+        checks=checks,
+        canaries=canary.remembered(),
+        seconds=round(time.monotonic() - began, 1),
+    )
 
 
 def _host() -> Iterator[Check]:
@@ -74,23 +96,8 @@ def _devices(settings: RunSettings) -> Iterator[Check]:
 
 def _device(device: Device, ceiling: int) -> Check:
     """A device is good if a run would get it now, with room for something."""
-    run, room = holder(device), min(ceiling, device.room(ceiling))
-    facts = [
-        f"{device.label}, {human_bytes(device.total)}",
-        f"{human_bytes(room)} available to a run (ceiling {human_bytes(ceiling)})",
-        *_others(device),
-        *([f"in use by {run}: wait for it, or choose other --devices"] if run else []),
-    ]
-    return run is None and room > RESERVE, f"device {device.name}", "; ".join(facts)
-
-
-def _others(device: Device) -> list[str]:
-    """What other processes have there, as far as the driver tells."""
-    driver = open_nvml() if device.kind == "cuda" else None
-    if driver and device.key:
-        return [str(process) for process in driver.others(device.key) or ()]
-    readings = device.readings()
-    return [f"{human_bytes(readings.others)} used by other processes"] if readings and readings.others else []
+    check = checkup.memory(device, ceiling)
+    return check.outcome == "passed", f"device {device.name}", check.found
 
 
 def _writable(out: Path) -> Check:

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from interlock.console.main import ENVIRONMENT
+from interlock.console.main import ENVIRONMENT, main
 from tests.builders import MINILM_PACKAGE, cache_of_all, minilm_directory, tiny_model
 from tests.pure import is_pure
 
@@ -52,6 +52,22 @@ def tiny_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(
         tmp_path_factory.mktemp("models") / "tiny-b", seed=2, kind="mpnet", width=48, layers=1, pooling="cls"
     )
+
+
+@pytest.fixture
+def call(capfdbinary, monkeypatch, tmp_path):
+    """Run the command in this process: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        try:
+            code = main([str(each) for each in args])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run
 
 
 @pytest.fixture(scope="session")

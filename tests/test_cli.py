@@ -10,7 +10,6 @@ import pytest
 
 from interlock.console.apps.setup import plan_of
 from interlock.console.cli import COMMANDS
-from interlock.console.main import main
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import journal
 from tests.builders import (
@@ -27,22 +26,6 @@ from tests.builders import (
 
 ESC = "\x1b"
 HOSTILE = f"{ESC}[2J{ESC}]0;owned\x07\x9b31m\u202e"
-
-
-@pytest.fixture
-def call(capfdbinary, monkeypatch, tmp_path):
-    """Run the command in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        try:
-            code = main([str(each) for each in args])
-        except SystemExit as ended:
-            code = ended.code
-        out, err = capfdbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return run
 
 
 @pytest.fixture(scope="module")

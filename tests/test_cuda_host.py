@@ -28,6 +28,7 @@ from interlock.engine.gpu.devices import choose, describe_host, unused_gpus
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
 from interlock.engine.models.weights import Master
+from interlock.engine.passes import checkup
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
@@ -455,7 +456,7 @@ def two_cards(card, monkeypatch, tmp_path):
     for name, told in {"is_available": True, "device_count": 2}.items():
         monkeypatch.setattr(torch.cuda, name, lambda told=told: told)
     monkeypatch.setattr(nvml, "open_nvml", lambda: Driver(card, os.getpid()))
-    monkeypatch.setattr(doctor, "open_nvml", lambda: Driver(card, os.getpid()))
+    monkeypatch.setattr(checkup, "open_nvml", lambda: Driver(card, os.getpid()))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return card
 

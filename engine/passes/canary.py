@@ -107,6 +107,11 @@ def in_wider(card: ModelCard, original: ModelCard, device: Device) -> ModelCard 
     )
 
 
+def attention_of(card: ModelCard) -> str:
+    """Return how its rows are attended to, as events tell it."""
+    return card.kernel if card.packed else card.attention
+
+
 def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
     """Say what follows where `card` has failed on a device, and `then` is plainer."""
     if then is None:
@@ -183,7 +188,11 @@ class Canaries:
             if device.lasting and found.cosine is not None:  # what raised an error may not do so again
                 with suppress(InterlockError):  # it can be looked at again
                     about = Remembered(
-                        model=card.key, label=device.label, dtype=card.dtype, attention=_attention(card), finding=found
+                        model=card.key,
+                        label=device.label,
+                        dtype=card.dtype,
+                        attention=attention_of(card),
+                        finding=found,
                     )
                     atomic.write_bytes(file, msgspec.json.encode(about))
         return found
@@ -256,7 +265,7 @@ class Canaries:
                 device=device.name,
                 label=device.label,
                 dtype=card.dtype,
-                attention=_attention(card),
+                attention=attention_of(card),
                 least=least_cosine(card.dtype),
                 action=action,
                 streamed=instance.streamed,
@@ -302,10 +311,6 @@ def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | 
                 return Trouble.LOST
             rows = rows[(len(rows) + 1) // 2 :]
     return Trouble.MEMORY
-
-
-def _attention(card: ModelCard) -> str:
-    return card.kernel if card.packed else card.attention
 
 
 def _file(card: ModelCard, instance: ModelInstance) -> Path:
