@@ -63,6 +63,9 @@ class Neighbour:
     def streams_rightly(self, instance):
         return True
 
+    def makes_room(self, instance):
+        return False
+
     def widens(self):
         return False
 
@@ -113,6 +116,36 @@ def test_a_model_whose_weights_fit_and_whose_rows_do_not_is_streamed_until_they_
     assert [lease.streamed for lease in desk.of(ev.LeaseGranted)] == [True]
     assert calls["_attach"] == 1
     assert {step.rung for step in desk.of(ev.Mitigated)} <= {"replan"}
+
+
+class Squeezed(T4):
+    """A GPU on which somebody else takes so many bytes of what is free."""
+
+    taken = 0
+
+    def room(self, ceiling):
+        return max(0, super().room(ceiling) - self.taken)
+
+
+def test_a_companion_pauses_when_memory_gets_short_beside_the_primary():
+    weights, gpu = sum(law(card, "sim").weights for card in (PRIMARY, COMPANION)), Squeezed(0)
+    desk = Desk([PRIMARY, COMPANION], [4096] * 24, [gpu], CONTEXT + RESERVE + weights + GIB)
+
+    def squeeze(event):
+        if isinstance(event, ev.BatchCommitted):
+            gpu.taken = GIB
+
+    desk.hears = squeeze
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    steps = [step for step in desk.of(ev.Mitigated) if "pausing" in step.action]
+    assert [(step.model_pass, step.action) for step in steps] == [
+        (1, f"pausing {COMPANION.key} until {PRIMARY.key} has ended")
+    ]
+    paused = desk.events.index(steps[0])
+    assert [event.model_pass for event in desk.events[paused:] if isinstance(event, ev.LeaseGranted)] == [0, 1]
+    assert {step.rung for step in desk.of(ev.Mitigated)} == {"replan"}
+    batches = [(batch.model_pass, batch.batch_index) for batch in desk.of(ev.BatchCommitted)]
+    assert len(batches) == len(set(batches)) == sum(share.batches for share in desk.of(ev.PassPlanned))
 
 
 class NeverWhole:
@@ -220,6 +253,9 @@ class Host:
 
     def streams_rightly(self, instance):
         return True
+
+    def makes_room(self, instance):
+        return False
 
 
 class Nowhere(Host):

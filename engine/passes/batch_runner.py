@@ -41,6 +41,10 @@ class TooNarrow(Exception):
     """Rows are refused again and again: the pass needs a wider precision, and has one."""
 
 
+class Crowded(Exception):
+    """Models beside this one are about to pause: the batch is to be done again when they have."""
+
+
 class Fallbacks(Protocol):
     """Where a piece can go that does not fit where it is."""
 
@@ -55,6 +59,9 @@ class Fallbacks(Protocol):
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether `in_float32` may be asked for a row of this length: there is room, and it computes in less."""
+
+    def makes_room(self, instance: ModelInstance) -> bool:
+        """Have companions on the instance's device pause, and tell whether there are any."""
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""
@@ -246,6 +253,9 @@ class BatchRunner:
         if step.rung is Rung.PARK:
             self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
             return []
+        alone = cause is Cause.MEMORY and len(lengths) == 1 and step.rung is not Rung.REPLAN
+        if alone and instance is self.instance and self._fallbacks.makes_room(instance):
+            raise Crowded
         if (target := self._taken(step, piece)) is None:
             return self._climb(replace(piece, effort=step.effort), cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
@@ -258,14 +268,14 @@ class BatchRunner:
         return [len(self._rows[index]) for index in piece.indices]
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
-        """Do what the step says; the instance that computes from now on, None where float32 cannot be had after all."""
+        """Do what the step says; the instance that computes from now on, None where that turns out not to help."""
         instance: ModelInstance | None = piece.instance
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
                 piece.instance.adopt(step.effort.tried)
                 if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(piece.instance):
-                    where = piece.instance.device.name
-                    raise InterlockError(f"{self._cells.card.key} computes wrongly on {where} when it is streamed")
+                    piece.instance.end_streaming()
+                    return None
             case Rung.RELOCATE:
                 instance = self._fallbacks.other(piece.instance)
             case Rung.FLOAT32:

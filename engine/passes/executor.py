@@ -46,6 +46,8 @@ class PassExecutor:
         self._lost: set[str] = set()
         self._waited: set[int] = set()
         """Passes that found no room when they were due, and have not computed since."""
+        self._paused: dict[int, set[int]] = {}
+        """Companions that wait until a pass that was short of memory beside them has ended."""
         self._lock = RLock()
         self._last: int | None = None
         self._assignments: Sequence[Assignment] = ()
@@ -111,6 +113,8 @@ class PassExecutor:
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
         window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
         needs = [self._planner.of(cells.layout) for cells in self._grid]
+        wait = set().union(*(others for first, others in self._paused.items() if left[first]))
+        left = [[] if number in wait else batches for number, batches in enumerate(left)]
         return next_placement(schedule, left, needs, self._free, window, self._last, cpu_fallback=fallback)
 
     def _rooms(self) -> list[DeviceRoom]:
@@ -151,7 +155,7 @@ class PassExecutor:
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
             resident = ResidentModel(
-                context, self._planner, self._canaries, cells, assignment, stack, limits, self.lose
+                context, self._planner, self._canaries, cells, assignment, stack, limits, self.lose, self.make_room
             )
             residents.append(resident)
             try:
@@ -225,6 +229,33 @@ class PassExecutor:
         if not known:
             self._context.emit(DeviceLost(device=device.name, reason=reason))
             self._move_stranded()
+
+    def make_room(self, model_pass: int, device: Device) -> bool:
+        """Have the companions on a device pause until the first pass there has ended, because memory is short for a
+        text of `model_pass`; tell whether there are any. Called from any worker."""
+        with self._lock:
+            beside = [each.model_pass for each in self._assignments if device.name in each.devices]
+            others = {*beside[1:]} - self._paused.setdefault(beside[0], set()) if beside else set()
+            if not others:
+                return False
+            self._paused[beside[0]] |= others
+        primary, pressed = self._grid[beside[0]].card.key, self._grid[model_pass].card.key
+        for companion in sorted(others):
+            cells = self._grid[companion]
+            self._context.emit(
+                Mitigated(
+                    model_pass=companion,
+                    batch_index=None,
+                    cause=f"memory is short for a text of {pressed} on {device.name}, which both use",
+                    action=f"pausing {cells.card.key} until {primary} has ended",
+                    rows=sum(len(cells.batches[index].rows) for index in self._left[companion]),
+                    cost_seconds=0.0,
+                    rung=Rung.REPLAN,
+                    device=device.name,
+                )
+            )
+        self._context.controls.rearrange()
+        return True
 
     def _move_stranded(self) -> None:
         """Have a model whose GPU was lost placed beside the others now, and not when they have ended."""

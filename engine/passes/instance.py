@@ -80,6 +80,13 @@ class ModelInstance:
             if isinstance(self.attached, Replica):
                 self.attached.copy_in_turn()
 
+    def end_streaming(self) -> None:
+        """Attach the weights whole again, and stream them no more: vectors come out wrong that way."""
+        with self.lock:
+            self.attached.streams = False
+            self.device.reclaim()
+            self.attached.restore()
+
     def stream(self) -> None:
         """Leave the weights on the host for the forwards to come."""
         with self.lock:
@@ -99,7 +106,7 @@ class ModelInstance:
         if Rung.CPU in tried:
             return
         with self.lock:
-            if Rung.STREAM in tried and not self.streamed:
+            if Rung.STREAM in tried and not self.streamed and self.attached.streams:
                 self.stream()
             if Rung.SLICE_MLP in tried and not self.mlp_sliced:
                 self.slice_mlp()

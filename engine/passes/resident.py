@@ -56,7 +56,8 @@ class ResidentModel:
     """Loads one model for an assignment, and finds another instance for a piece that does not fit where it is.
 
     `stack` ends its leases; `limits` are the bytes that it may take of each device beside other models; `lose_device`
-    is called with a device that is gone, and why, from any worker.
+    is called with a device that is gone, and why, and `make_room` with the pass and the device that memory is short
+    for and on, from any worker.
     """
 
     context: RunContext
@@ -67,6 +68,7 @@ class ResidentModel:
     stack: ExitStack
     limits: Mapping[str, int] | None
     lose_device: Callable[[Device, str], object]
+    make_room: Callable[[int, Device], bool]
     lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,6 +151,10 @@ class ResidentModel:
         lost = {*self.lease.lost, instance.device.name}
         usable = [each for each in self.instances if each.device.name not in lost]
         return usable[0] if usable else None
+
+    def makes_room(self, instance: ModelInstance) -> bool:
+        """Have companions on the instance's device pause, and tell whether there are any."""
+        return self.make_room(self.cells.model_pass, instance.device)
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""

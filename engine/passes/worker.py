@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.memory import Calibration
-from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone, Result, TooNarrow
+from interlock.engine.passes.batch_runner import BatchRunner, Crowded, DeviceGone, Result, TooNarrow
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import Ids
 from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
@@ -115,9 +115,9 @@ class Worker:
             self._give_back()
             runner.queue.put_back(index, self.device.name)
             raise
-        except TooNarrow:
+        except (TooNarrow, Crowded) as again:
             runner.queue.give_back(index)
-            runner.queue.narrow = True
+            runner.queue.narrow = isinstance(again, TooNarrow)
             return
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
             if isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FULL):
