@@ -22,9 +22,10 @@ from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
-from interlock.engine.models.attention import Kernel, kernel_for
+from interlock.engine.models.attention import Kernel, kernel_for, why_padded
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.configurations import Found, configurations
+from interlock.engine.models.network import packable
 from interlock.engine.models.precision import T4, Capability, precision_for
 from interlock.engine.models.registry import ModelSpec, extended, find
 from interlock.engine.models.roster import (
@@ -139,7 +140,8 @@ def _surveyed(
     longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
     if config is None:
         return ModelForecast(spec.key, found.source, dtype, longest, None)
-    kernel = kernel_for(config, dtype, capability) if kind == "cuda" else Kernel.RUNS
+    packed = packable(config) or not why_padded(config, spec.attention)
+    kernel = kernel_for(config, dtype, capability, packed=packed) if kind == "cuda" else Kernel.HOST
     law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel)
     tokens = spec.tokens_for(kind, processors)
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()

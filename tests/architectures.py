@@ -1,4 +1,4 @@
-"""The published configurations of seven encoders, as their `config.json` on the Hugging Face hub says them.
+"""The published configurations of eight encoders, as their `config.json` on the Hugging Face hub says them.
 
 Only what a configuration says counts here: no weights are to be had, and what a forward pass takes follows from these
 numbers alone. `LIMITS` are the longest inputs in tokens, special tokens included.
@@ -131,6 +131,29 @@ QWEN2_15B: Config = {
     "eos_token_id": 151645,
 }
 
+GEMMA_300M: Config = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3TextModel"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "head_dim": 256,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 24,
+    "max_position_embeddings": 2048,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+    "use_cache": True,
+    "vocab_size": 262144,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
 ARCHITECTURES: Mapping[str, Config] = {
     "MiniLM-L6": MINILM,
     "BERT-base": BERT_BASE,
@@ -139,6 +162,7 @@ ARCHITECTURES: Mapping[str, Config] = {
     "ModernBERT-base": MODERNBERT_BASE,
     "Qwen3-0.6B": QWEN3_06B,
     "Qwen2-1.5B": QWEN2_15B,
+    "EmbeddingGemma-300M": GEMMA_300M,
 }
 LIMITS: Mapping[str, int] = {
     "MiniLM-L6": 512,
@@ -148,4 +172,5 @@ LIMITS: Mapping[str, int] = {
     "ModernBERT-base": 8192,
     "Qwen3-0.6B": 8192,
     "Qwen2-1.5B": 8192,
+    "EmbeddingGemma-300M": 2048,
 }

@@ -110,6 +110,46 @@ def test_fewer_heads_of_keys_serve_several_of_the_queries():
     torch.testing.assert_close(attend(query, key, value, batch), attend(query, *spread, batch))
 
 
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("width", "dtype"), [(26, torch.float32), (16, torch.bfloat16), (8, torch.float32)])
+def test_a_gpu_is_given_runs_that_its_fused_kernels_take(monkeypatch, width, dtype, window):
+    rows = [np.zeros(length, np.int64) for length in (9, 9, 4)]
+    there, host = pack(rows, HOST, Kernel.RUNS), pack(rows, HOST)
+    dice, given = torch.Generator().manual_seed(1), []
+    shapes = [(len(host.ids), heads, width) for heads in (6, 2, 2)]
+    parts = [torch.randn(shape, generator=dice).to(dtype) for shape in shapes]
+    expected = attend(*parts, host, window=window)
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *parts, **more: (
+            given.append((parts[1].shape[1], parts[0].shape[3] % 8, parts[0].dtype)) or fused(*parts, **more)
+        ),
+    )
+    got = attend(*parts, there, window=window)
+    assert given == [(6, 0, torch.float32)] * 2
+    assert (got.shape, got.dtype) == (expected.shape, dtype)
+    close = {"atol": 2e-2, "rtol": 2e-2} if dtype is torch.bfloat16 else {"atol": 1e-6, "rtol": 1e-5}
+    torch.testing.assert_close(got, expected, **close)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "capability", "kernel"),
+    [
+        ({"model_type": "electra", "head_dim": 64}, "float16", (7, 5), Kernel.EFFICIENT),
+        ({"model_type": "electra", "head_dim": 64}, "float16", (8, 0), Kernel.FLASH),
+        ({"model_type": "electra", "head_dim": 26}, "float16", (7, 5), Kernel.MATH),
+        ({"model_type": "electra", "head_dim": 26}, "float16", (8, 0), Kernel.RUNS),
+        ({"model_type": "electra", "head_dim": 64}, "bfloat16", (7, 5), Kernel.MATH),
+        ({"model_type": "electra", "head_dim": 26}, "float32", (8, 0), Kernel.MATH),
+    ],
+)
+def test_scores_are_written_out_of_padded_rows_alone(config, dtype, capability, kernel):
+    assert kernel_for(config, dtype, capability, packed=False) is kernel
+    assert kernel_for(config, dtype, capability) in (Kernel.FLASH, Kernel.EFFICIENT)
+
+
 @pytest.mark.parametrize(
     ("config", "dtype", "capability", "kernel"),
     [
@@ -117,10 +157,11 @@ def test_fewer_heads_of_keys_serve_several_of_the_queries():
         ({"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}, "float16", (8, 0), Kernel.FLASH),
         ({"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12}, "float32", (9, 0), Kernel.EFFICIENT),
         ({"model_type": "qwen3", "head_dim": 128}, "bfloat16", (9, 0), Kernel.FLASH),
-        ({"model_type": "qwen3", "head_dim": 128}, "bfloat16", (7, 5), Kernel.MATH),
+        ({"model_type": "qwen3", "head_dim": 128}, "bfloat16", (7, 5), Kernel.EFFICIENT),
         ({"model_type": "qwen3", "head_dim": 128}, "float32", (7, 5), Kernel.EFFICIENT),
         ({"model_type": "llama", "head_dim": 512}, "float16", (8, 0), Kernel.EFFICIENT),
-        ({"model_type": "llama", "head_dim": 20}, "float16", (8, 0), Kernel.RUNS),
+        ({"model_type": "llama", "head_dim": 20}, "float16", (8, 0), Kernel.FLASH),
+        ({"model_type": "bert", "head_dim": 26}, "float16", (7, 5), Kernel.EFFICIENT),
         ({"model_type": "mpnet", "hidden_size": 768, "num_attention_heads": 12}, "float16", (8, 0), Kernel.RUNS),
     ],
 )

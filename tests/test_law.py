@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from interlock.engine.gpu.memory import Law, Sample, fit, worst_error
+from interlock.engine.gpu.memory import GRAIN, Law, Sample, fit, worst_error
 from interlock.engine.models import trace
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.attention import Kernel, filling
@@ -63,7 +63,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def coarse(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laws of few forwards: for what two of them have in common, or for weights."""
-    monkeypatch.setattr(trace, "shapes", lambda longest: shapes(longest)[::3])
+    monkeypatch.setattr(trace, "shapes", lambda *span: shapes(*span)[::3])
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def untraceable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_traced", lambda *_, **__: pytest.fail("traced"))
 
 
-def law_named(name: str, packed: bool, attention: str = "sdpa", kernel: Kernel = Kernel.RUNS) -> Law:
+def law_named(name: str, packed: bool, attention: str = "sdpa", kernel: Kernel = Kernel.HOST) -> Law:
     return law_of(ARCHITECTURES[name], packed=packed, dtype=torch.float16, attention=attention, kernel=kernel)
 
 
@@ -102,7 +102,7 @@ def card_of(directory: Path, device_kind: str = "cuda", **model) -> ModelCard:
 @pytest.mark.parametrize(("name", "attention"), CASES)
 def test_the_law_is_within_one_percent_of_a_published_architecture(name, attention):
     packed = isinstance(attention, Kernel)
-    how = ("sdpa", attention) if packed else (attention, Kernel.RUNS)
+    how = ("sdpa", attention) if packed else (attention, Kernel.HOST)
     law = law_named(name, packed, *how)
     oracle = Oracle(ARCHITECTURES[name], packed=packed, attention=how[0], kernel=how[1])
     generator = np.random.default_rng(11)
@@ -150,9 +150,7 @@ def test_a_packed_network_allocates_no_more_than_the_law_says(kind, narrow):
         peak = measured(network, lengths, packed=True, narrow=narrow)
         assert predicted(law, lengths, True) >= 0.998 * peak
         if len(set(lengths)) == 1 and kind != "mpnet":
-            assert predicted(law, lengths, True) == pytest.approx(
-                peak, rel=0.015
-            )  # rounding shows in such small tensors
+            assert predicted(law, lengths, True) == pytest.approx(peak, rel=0.005)
 
 
 def _filled(network: nn.Module) -> nn.Module:
@@ -298,6 +296,16 @@ def test_an_untraceable_architecture_gets_a_generous_law_that_is_not_kept(monkey
     assert not kept.exists()
     for tokens, longest in ((16384, 64), (16384, 512), (8192, 8192)):
         assert traced.peak(tokens, longest) < guessed.peak(tokens, longest) < 3 * traced.peak(tokens, longest)
+
+
+@pytest.mark.parametrize("lengths", [[64], [65], [65, 1], [66], [66, 60, 3], [64] * 9])
+def test_rows_that_a_window_begins_to_cut_have_a_law_of_their_own(lengths):
+    """ModernBERT's local layers see 64 tokens to either side: the 66th is not seen by the first."""
+    config = {**MODERNBERT_BASE, "num_hidden_layers": 4, "vocab_size": 300, **SPECIALS, "pad_token_id": 0}
+    law = law_of(config, packed=True, dtype=torch.float16, kernel=Kernel.EFFICIENT)
+    peak = Oracle(config, packed=True, kernel=Kernel.EFFICIENT).peak(lengths)
+    assert law.reach == 65
+    assert abs(predicted(law, lengths, True) - peak) <= max(0.005 * peak, GRAIN)
 
 
 def test_traced_shapes_stay_within_what_the_model_takes():

@@ -40,7 +40,8 @@ class Law:
     bytes for each token of the longest row squared, whatever the batch, and `line` for each token of it. `slots` is
     what the weights take on the device when layers are streamed: 0 where the model cannot be. `prelude` is the law of
     what is made and gone before the layers begin, such as masks: of a few long rows it can be the peak. `bare` is the
-    law of rows of one length, where they are computed without the mask that this law counts. Rows are computed as long
+    law of rows of one length, where they are computed without the mask that this law counts. `beyond` is the law of
+    rows of which the longest has more than `reach` tokens: where a window cuts them. Rows are computed as long
     as the longest, rounded up to a multiple of `step`.
     """
 
@@ -53,9 +54,13 @@ class Law:
     prelude: "Law | None" = None
     bare: "Law | None" = None
     step: int = 1
+    reach: int = 0
+    beyond: "Law | None" = None
 
     def activations(self, tokens: int, longest: int) -> int:
         """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
+        if self.beyond and longest > self.reach:
+            return self.beyond.activations(tokens, longest)
         longest += -longest % self.step
         steepest = max(fixed + slope * longest for fixed, slope in self.phases)
         layers = math.ceil(self.constant + (self.line + self.square * longest) * longest + tokens * steepest)

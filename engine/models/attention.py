@@ -1,8 +1,11 @@
 """Attention of rows laid end to end: each attends to itself alone, and nothing is computed for padding or masked.
 
 On a GPU all rows of a batch share one kernel, which is told where each begins. On the host, and where a GPU has no such
-kernel, neighbours of one length share a call. `register` gives the same attention to networks that transformers builds:
-it makes no mask for an attention that it does not know, and hands on positions as they are.
+kernel, neighbours of one length share a call. No GPU writes the scores of packed rows out: what fused kernels do not
+take as it is (fewer heads of keys, heads of odd width, bfloat16 below 8.0) is laid out so that they do. Memory grows
+with the square of the longest row for the mask of a window alone, and for what MPNet adds. `register` gives
+the same attention to networks that transformers builds: it makes no mask for an attention that it does not know, and
+hands on positions as they are.
 """
 
 import math
@@ -22,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interlock.engine.models.precision import Capability
-from interlock.engine.models.sdpa import ALIGNED, Sdpa, sdpa_for
+from interlock.engine.models.sdpa import ALIGNED, FILLED, Sdpa, sdpa_for
 
 NAME = "interlock-packed"
 """What transformers calls this attention."""
@@ -39,8 +42,10 @@ class Kernel(StrEnum):
     FLASH = "flash"
     EFFICIENT = "memory-efficient"
     RUNS = "runs of one length"
-    MATH = "runs of one length, written out"
-    """Where no fused kernel takes them: memory grows with the square of the longest row."""
+    """Through torch's own choice."""
+    HOST = "runs of one length on the host"
+    MATH = "written out"
+    """Of padded rows that no fused kernel takes: memory grows with the square of the longest."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class PackedBatch:
     """[T] int64: the row that a token belongs to; the number of rows where it belongs to none."""
     starts: Tensor
     """[rows + 1] int64: where each row begins, and where the last ends."""
-    kernel: Kernel = Kernel.RUNS
+    kernel: Kernel = Kernel.HOST
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """What the layers of one forward share: which token sees which in the longest row, by window and causality."""
 
@@ -92,21 +97,30 @@ def why_padded(config: Mapping[str, Any], attention: str) -> str:
     return "" if architecture in ROTARY else f"the {architecture} network of transformers has no packed form"
 
 
-def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability) -> Kernel:
-    """Choose the fused kernel that takes packed rows of a model in this precision on GPUs of this capability.
+def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability, *, packed: bool = True) -> Kernel:
+    """Choose the kernel that takes the rows of a model in this precision on GPUs of this capability.
 
     As pytorch's sdp_utils.cpp says of each: flash attention from 8.0 on, in halves, for heads of up to 256 values;
-    memory-efficient attention everywhere, for bfloat16 from 8.0 on. Heads must be aligned to 16 bytes. MPNet adds to
-    the scores what depends on places, which neither takes with packed rows. Runs go through torch's own choice.
+    memory-efficient attention everywhere. MPNet adds to the scores what depends on places, which neither takes with
+    packed rows. Padded rows go through torch's own choice; `RUNS` says of them that it is flash attention without a
+    mask and none that is fused with one.
     """
     heads = int(config.get("num_attention_heads") or 1)
     width = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
-    precision, added = getattr(torch, dtype), config.get("model_type") == "mpnet"
-    if added or width == 0 or width % (8 if dtype != "float32" else 4):
-        fused = width == 0 or sdpa_for(precision, width, capability, masked=added) is not Sdpa.MATH
-        return Kernel.RUNS if fused else Kernel.MATH
-    chosen = sdpa_for(precision, width, capability, masked=False)
-    return {Sdpa.FLASH: Kernel.FLASH, Sdpa.EFFICIENT: Kernel.EFFICIENT, Sdpa.MATH: Kernel.MATH}[chosen]
+    precision = getattr(torch, dtype)
+    if not packed:
+        return _padded_kernel(precision, width or FILLED, capability)
+    if config.get("model_type") == "mpnet":
+        return Kernel.RUNS
+    chosen = sdpa_for(precision, width + -width % FILLED or FILLED, capability, masked=False)
+    return Kernel.FLASH if chosen is Sdpa.FLASH else Kernel.EFFICIENT
+
+
+def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Kernel:
+    plain, masked = (sdpa_for(dtype, width, capability, masked=masked) for masked in (False, True))
+    if plain is Sdpa.FLASH:
+        return Kernel.FLASH if masked is Sdpa.EFFICIENT else Kernel.RUNS
+    return Kernel(Kernel[plain.name])
 
 
 def filling(tokens: int) -> int:
@@ -150,7 +164,7 @@ def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
     return laid
 
 
-def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.RUNS) -> PackedBatch:
+def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.HOST) -> PackedBatch:
     """Lay rows end to end on a device, in one copy; the host does not wait for it where the rows are pinned."""
     laid = rows if isinstance(rows, LaidRows) else lay(rows, place)
     pinned = laid.pinned
@@ -186,6 +200,27 @@ def attend(
     than that, `bias` `[1, heads, L, L]` adds to the scores of the longest row and its corners to those of shorter ones.
     """
     window = window if window is not None and window < batch.longest else None
+    odd, dtype, width = query.shape[-1] % FILLED, query.dtype, value.shape[-1]
+    single = dtype is torch.bfloat16 and batch.kernel is not Kernel.FLASH
+    if batch.kernel is Kernel.HOST or not (odd or single):
+        return _attend(query, key, value, batch, causal, window, scale, bias)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    computed = torch.float32 if single else dtype
+    query, key, value = (F.pad(each.to(computed), (0, -each.shape[-1] % FILLED)) for each in (query, key, value))
+    bias = None if bias is None else bias.to(computed)
+    return _attend(query, key, value, batch, causal, window, scale, bias)[..., :width].to(dtype)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: PackedBatch,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    bias: Tensor | None,
+) -> Tensor:
     if batch.kernel is Kernel.FLASH and bias is None:
         return _flash(query, key, value, batch, causal, window, scale)
     if batch.kernel is Kernel.EFFICIENT and bias is None and (causal or window is None):
@@ -227,9 +262,9 @@ def _runs(
     scale: float | None,
     bias: Tensor | None,
 ) -> Tensor:
-    if batch.kernel is not Kernel.RUNS:  # below 8.0 no fused kernel takes fewer heads of keys
+    if batch.kernel is not Kernel.HOST:  # below 8.0 no fused kernel takes fewer heads of keys
         key, value = _spread(query, key, value)
-    out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    outs = []  # they are joined at the end, so that memory is the same whatever the lengths
     for span, length in batch.runs():
         q, k, v = (each[span].view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (query, key, value))
         mask = None if bias is None else bias[..., :length, :length]
@@ -239,9 +274,8 @@ def _runs(
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
         )
-        out[span].view(-1, length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
-    out[batch.tokens :].zero_()
-    return out
+        outs.append(mixed.transpose(1, 2).flatten(0, 1))
+    return torch.cat([*outs, value.new_zeros(len(query) - batch.tokens, query.shape[1], value.shape[2])])
 
 
 def _spread(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class ModelCard:
     batch_tokens: int
     attention: str
     kernel: Kernel = Kernel.RUNS
-    """How a GPU attends to packed rows; a host does it in runs of one length."""
+    """How a GPU attends to its rows; a host does it in runs of one length."""
     padded_because: str = ""
     """Why its rows are padded, where they are not packed."""
 
@@ -109,7 +109,9 @@ def read_card(
         query_prompt=query,
         batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
-        kernel=kernel_for(config, dtype, capability) if device_kind == "cuda" else Kernel.RUNS,
+        kernel=kernel_for(config, dtype, capability, packed=not padded_because)
+        if device_kind == "cuda"
+        else Kernel.RUNS,
         padded_because=padded_because,
     )
     check_tokenizer(card.key, card.tokenizer_file)

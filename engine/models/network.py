@@ -140,7 +140,7 @@ class _Attention(nn.Module):
 
     def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
         query, key, value = self.qkv.activated(rows).view(len(rows), 3, self._heads, self._head).unbind(1)
-        mixed = attend(query, key, value, batch, bias=bias).view(rows.shape)
+        mixed = attend(query, key, value, batch, bias=bias).flatten(1)
         del query, key, value
         return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
 

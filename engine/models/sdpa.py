@@ -21,7 +21,8 @@ ALIGNED = 16
 """Rows of different lengths are padded to a multiple of as many tokens: a mask of any other width is copied in every
 layer by memory-efficient attention (`preprocess_mask`, `pad_bias`)."""
 FILLED = 8
-"""Values: flash attention fills heads up to a multiple of it (`pad_last_dim`), in queries, keys, values and output."""
+"""Values: fused attention takes heads of a multiple of it. torch fills them up itself only for flash attention
+(`pad_last_dim`), in queries, keys, values and output."""
 IN_REGISTERS = 128
 """Values of a head: of wider ones memory-efficient attention sums halves in a float32 buffer of its own
 (`kNeedsOutputAccumulatorBuffer` of kernel_forward.h: no kernel for halves keeps more than 128 in registers)."""
@@ -73,7 +74,7 @@ class GpuMeter(Meter):  # type: ignore[no-untyped-call]
             mask, width = kwargs.get("attn_mask"), args[0].shape[-1]
             if mask is not None or self._sdpa is not Sdpa.FLASH:
                 inside = _accumulator(args[2]) + _aligned(mask)
-                self._logs = self._sdpa is not Sdpa.EFFICIENT
+                self._logs = False
             elif args[0].element_size() == 2 and width % FILLED:
                 self._filled = math.ceil(width / FILLED) * FILLED / width
                 inside = math.ceil(sum(each.numel() for each in args[:3]) * 2 * self._filled)

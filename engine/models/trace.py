@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
-from interlock.engine.gpu.meter import Counter
+from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import (
     Kernel,
+    PackedBatch,
     attending,
     filling,
     pack,
@@ -43,7 +44,7 @@ from interlock.engine.record import atomic
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
 
-LAW_VERSION = 3
+LAW_VERSION = 4
 STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10
@@ -58,7 +59,7 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
         return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
-    kernel = card.kernel if device_kind == "cuda" else Kernel.RUNS
+    kernel = card.kernel if device_kind == "cuda" else Kernel.HOST
     law = law_of(
         card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow, kernel=kernel
     )
@@ -70,7 +71,7 @@ def law_of_config_only(
     device_kind: str,
     dtype: torch.dtype = torch.float16,
     attention: str = "sdpa",
-    kernel: Kernel = Kernel.RUNS,
+    kernel: Kernel = Kernel.HOST,
 ) -> Law:
     """Find the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
     ours, narrow = packable(config), device_kind == "sim"
@@ -87,7 +88,7 @@ def law_of(
     dtype: torch.dtype,
     attention: str = "sdpa",
     narrow: bool = False,
-    kernel: Kernel = Kernel.RUNS,
+    kernel: Kernel = Kernel.HOST,
 ) -> Law:
     """Find the law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
 
@@ -158,10 +159,15 @@ class _Packed:
     def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
         self._config, self._dtype, self._kernel = config, dtype, kernel
         self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
+        self.step = ALIGNED if config["model_type"] == "mpnet" else 1
 
-    def sdpa(self, *, masked: bool) -> Sdpa:
-        """How a GPU computes its attention where it goes through torch's own choice."""
-        return _chosen(self._kernel)
+    def sdpa(self, *, masked: bool) -> Sdpa | None:
+        """How a GPU computes its attention where it goes through torch's own choice; None on the host."""
+        return _chosen_packed(self._kernel, self._dtype)
+
+    def reach(self, network: nn.Module, *, masked: bool) -> int:
+        """The longest rows that no window cuts: what is above them has a law of its own."""
+        return self.longest
 
     def blank(self, layers: int) -> nn.Module:
         """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
@@ -189,12 +195,15 @@ class _Padded:
         self._kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
         self.depth, self.layers = int(text.num_hidden_layers), 1 + max(1, len(self._kinds))
         self.longest = _longest(text.to_dict())
-        heads = int(getattr(text, "num_attention_heads", None) or 1)
-        self._head = int(getattr(text, "head_dim", None) or int(getattr(text, "hidden_size", 0)) // heads)
+        self.step = ALIGNED
+        windowed = "sliding_attention" in self._kinds
+        self._window = int((windowed and getattr(text, "sliding_window", None)) or self.longest + 1)
 
-    def sdpa(self, *, masked: bool) -> Sdpa:
-        odd = self._dtype.itemsize == 2 and self._head % 8 and self._kernel is Kernel.RUNS
-        return Sdpa.MATH if masked and odd else _chosen(self._kernel)
+    def sdpa(self, *, masked: bool) -> Sdpa | None:
+        return Sdpa.MATH if masked and self._kernel is Kernel.RUNS else _chosen(self._kernel)
+
+    def reach(self, network: nn.Module, *, masked: bool) -> int:
+        return self.longest if masked else min(self.longest, self._window - 1)
 
     def blank(self, layers: int) -> nn.Module:
         settings = self._settings()
@@ -239,6 +248,16 @@ class _EndToEnd(_Padded):
 
     def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
         super().__init__(config, dtype, register(), kernel)
+        self.step = 1
+
+    def sdpa(self, *, masked: bool) -> Sdpa | None:
+        return _chosen_packed(self._kernel, self._dtype)
+
+    def reach(self, network: nn.Module, *, masked: bool) -> int:
+        batch = self._batch(1, self.longest)
+        with torch.inference_mode(), attending(batch):
+            network(input_ids=batch.ids[None], position_ids=batch.positions[None])
+        return min((window for window, _ in batch.masks), default=self.longest)
 
     def blank(self, layers: int) -> nn.Module:
         return fuse(super().blank(layers))
@@ -247,16 +266,23 @@ class _EndToEnd(_Padded):
         return rows * length + filling(rows * length)
 
     def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
-        batch = pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
+        batch = self._batch(rows, length)
         with attending(batch):
             hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0]
         return F.normalize(hidden[batch.starts[:-1]].float(), dim=1)
 
+    def _batch(self, rows: int, length: int) -> PackedBatch:
+        return pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
 
-def _chosen(kernel: Kernel) -> Sdpa:
-    if kernel is Kernel.MATH:
-        return Sdpa.MATH
-    return Sdpa.EFFICIENT if kernel is Kernel.EFFICIENT else Sdpa.FLASH
+
+def _chosen(kernel: Kernel) -> Sdpa | None:
+    known = {Kernel.HOST: None, Kernel.MATH: Sdpa.MATH, Kernel.EFFICIENT: Sdpa.EFFICIENT}
+    return known.get(kernel, Sdpa.FLASH)
+
+
+def _chosen_packed(kernel: Kernel, dtype: torch.dtype) -> Sdpa | None:
+    """Runs of a GPU are computed in float16 or in float32, which flash attention does not take."""
+    return Sdpa.EFFICIENT if kernel is Kernel.RUNS and dtype is not torch.float16 else _chosen(kernel)
 
 
 def _longest(config: Config) -> int:
@@ -286,16 +312,25 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
 
         padded = type(subject) is _Padded
 
-        def fitted(*, masked: bool) -> Law:
-            samples, step = [], ALIGNED if masked and padded else 1
-            top = max(step, subject.longest - subject.longest % step)
-            for rows, shortest in shapes(subject.longest):
-                length = min(subject.longest, top, -(-shortest // step) * step)
+        def sampled(shortest: int, longest: int, step: int, *, masked: bool) -> Law:
+            samples, sdpa = [], subject.sdpa(masked=masked)
+            for rows, wanted in shapes(longest, shortest):
+                length = min(longest, longest - longest % step or longest, -(-wanted // step) * step)
                 counter = Counter()
-                with torch.inference_mode(), GpuMeter(counter, subject.sdpa(masked=masked), narrow=narrow):
+                meter = Meter(counter, narrow=narrow) if sdpa is None else GpuMeter(counter, sdpa, narrow=narrow)
+                with torch.inference_mode(), meter:
                     subject.forward(network, rows, length, masked=masked)
                 samples.append(Sample(subject.tokens(rows, length), length, counter.peak))
             return replace(fit(samples), step=step)
+
+        def fitted(*, masked: bool) -> Law:
+            reach, longest = subject.reach(network, masked=masked), subject.longest
+            near = sampled(0, min(reach, longest), subject.step if masked else 1, masked=masked)
+            if reach >= longest:
+                return near
+            # The mask of a window is laid out in steps; rows that it does not cut have none.
+            far = sampled(reach, longest, ALIGNED if masked else 1, masked=masked)
+            return replace(near, reach=reach, beyond=far)
 
         whole = fitted(masked=True)
         bare: Law | None = None
@@ -310,15 +345,15 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
     return _weighing(law, weights)
 
 
-def shapes(longest: int) -> list[tuple[int, int]]:
-    """List rows and their length for each forward of a trace, up to rows of `longest`."""
-    top = (longest - 1) // STEP
-    if top < 4:
-        lengths = sorted({max(1, longest * quarter // 4) for quarter in range(1, 5)})
+def shapes(longest: int, shortest: int = 0) -> list[tuple[int, int]]:
+    """List rows and their length for each forward of a trace, of rows of more than `shortest` up to `longest`."""
+    low, top = shortest // STEP, (longest - 1) // STEP
+    if top - low < 4:
+        lengths = sorted({max(shortest + 1, shortest + (longest - shortest) * quarter // 4) for quarter in range(1, 5)})
     else:
         # Neighbours at both ends, where they tell the slope of a phase that ends there, and four between.
-        between = (round(2 * (top / 2) ** (share / 5)) for share in range(1, 5))
-        lengths = [1 + STEP * step for step in sorted({1, 2, *between, top - 1, top})]
+        between = (round((low + 2) * (top / (low + 2)) ** (share / 5)) for share in range(1, 5))
+        lengths = [1 + STEP * step for step in sorted({low + 1, low + 2, *between, top - 1, top})]
     # Many rows, for what grows with the tokens: one above a multiple of the step, as the lengths are.
     batches = [(1 + 2 * STEP * max(1, TOKENS // (2 * STEP * length)), length) for length in lengths]
     # Few long rows, for what grows with the longest row alone, and for preludes: `fit` looks in one row and in two.

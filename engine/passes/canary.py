@@ -101,10 +101,10 @@ def in_wider(card: ModelCard, original: ModelCard, device: Device) -> ModelCard 
     capability = device.capability or OLDEST
     if (dtype := wider(card.dtype, capability)) is None:
         return None
-    fused = original.kernel is not Kernel.RUNS
-    return dataclasses.replace(
-        original, dtype=dtype, kernel=kernel_for(card.config, dtype, capability) if fused else Kernel.RUNS
-    )
+    if original.packed and original.kernel is Kernel.RUNS:
+        return dataclasses.replace(original, dtype=dtype)
+    kernel = kernel_for(card.config, dtype, capability, packed=original.packed)
+    return dataclasses.replace(original, dtype=dtype, kernel=kernel)
 
 
 def attention_of(card: ModelCard) -> str:

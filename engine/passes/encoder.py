@@ -41,7 +41,7 @@ class Encoder(Protocol):
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
     if card.packed:
-        how = card.pooling or "mean", device.torch, card.kernel if device.kind == "cuda" else Kernel.RUNS
+        how = card.pooling or "mean", device.torch, card.kernel if device.kind == "cuda" else Kernel.HOST
         if isinstance(network, PackedEncoder):
             return PackedRows(network, *how)
         modules = list(network.children())
@@ -66,7 +66,7 @@ class PackedRows:
         network: Callable[[PackedBatch], torch.Tensor],
         pooling: str,
         device: torch.device,
-        kernel: Kernel = Kernel.RUNS,
+        kernel: Kernel = Kernel.HOST,
         after: Sequence[nn.Module] = (),
     ) -> None:
         """`after` are the modules of sentence-transformers that follow the pooling."""

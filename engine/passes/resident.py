@@ -200,8 +200,10 @@ class ResidentModel:
 
     def _in_float32(self, device: Device) -> ModelCard:
         card = self.planner.card_on(self.cells.card, device)
-        kernel = kernel_for(card.config, "float32", device.capability or OLDEST)
-        return replace(card, dtype="float32", kernel=Kernel.RUNS if card.kernel is Kernel.RUNS else kernel)
+        if card.packed and card.kernel is Kernel.RUNS:
+            return replace(card, dtype="float32")
+        kernel = kernel_for(card.config, "float32", device.capability or OLDEST, packed=card.packed)
+        return replace(card, dtype="float32", kernel=kernel)
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
