@@ -1,5 +1,7 @@
 """Rows laid end to end attend to themselves alone: each gets what it gets padded, whatever lies beside it."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -189,3 +191,57 @@ def test_scores_that_are_capped_or_computed_eagerly_are_padded():
     assert "eager" in why_padded({"model_type": "qwen3"}, "eager")
     assert "electra" in why_padded({"model_type": "electra"}, "sdpa")
     assert register() == NAME
+
+
+def scores_by_hand(query, key, value, offsets, sees, scale):
+    """Attention of each row written out; `sees(i, j)` says for places [L, 1] and [1, L] whether i sees j."""
+    spread = [each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value)]
+    out = torch.full_like(query, torch.nan)
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        q, k, v = (each[start:stop].transpose(0, 1) for each in (query, *spread))
+        place = torch.arange(stop - start)
+        unseen = sees(place[:, None], place[None]).logical_not()
+        scores = (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(unseen, -torch.inf)
+        out[start:stop] = (scores.softmax(-1) @ v).transpose(0, 1)
+    return out
+
+
+def flash(query, key, value, begins, ends, most, longest, dropout, causal, debug, *, scale, window_size_left,
+          window_size_right):  # fmt: skip
+    """What pytorch's flash_api.cpp says: j is seen from i - left to i + right, where they are not negative."""
+    assert (begins is ends, most == longest, dropout, debug) == (True, True, 0.0, False)
+    assert begins.dtype is torch.int32
+    right = 0 if causal else window_size_right
+
+    def sees(i, j):
+        return ((j >= i - window_size_left) | (window_size_left < 0)) & ((j <= i + right) | (right < 0))
+
+    return (scores_by_hand(query, key, value, begins, sees, scale),)
+
+
+def efficient(query, key, value, bias, begins, ends, most, longest, dropout, mask, *, scale, window_size):
+    """What kernel_forward.h says: causal where the mask is 1, and keys that are `window_size` away or more unseen."""
+    assert (bias, begins is ends, most == longest, dropout) == (None, True, True, 0.0)
+    assert query.shape[2] == key.shape[2] == value.shape[2]
+    assert window_size is None or mask
+
+    def sees(i, j):
+        return ((j <= i) | (mask == 0)) & (i - j < (window_size or 1 << 20))
+
+    return (scores_by_hand(*(each[0] for each in (query, key, value)), begins, sees, scale)[None],)
+
+
+@pytest.mark.parametrize("scale", [None, 0.1])
+@pytest.mark.parametrize("window", [None, 1, 5, 12, 13])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", [Kernel.FLASH, Kernel.EFFICIENT])
+def test_a_fused_kernel_is_asked_for_what_is_computed_in_runs(monkeypatch, kernel, causal, window, scale):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient)
+    rows, dice = [np.zeros(length, np.int64) for length in (12, 12, 7, 1)], torch.Generator().manual_seed(1)
+    batches = [pack(rows, HOST, each) for each in (kernel, Kernel.RUNS)]
+    query, key, value = (torch.randn(len(batches[0].ids), heads, 8, generator=dice) for heads in (6, 2, 2))
+    got, expected = (
+        attend(query, key, value, batch, causal=causal, window=window, scale=scale)[: batch.tokens] for batch in batches
+    )
+    torch.testing.assert_close(got, expected)
