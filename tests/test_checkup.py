@@ -34,11 +34,13 @@ def test_every_way_of_a_sound_gpu_passes():
     assert outcomes(checks) == dict.fromkeys(
         [
             "bert float32: runs of one length",
-            "bert streamed: float32",
+            "bert streamed: float32, as resident",
+            "bert in turn: float32, as resident",
             "qwen3 float32: runs of one length",
             "qwen3 float32: padded, sdpa",
             "qwen3 float32: padded, eager",
-            "qwen3 streamed: float32",
+            "qwen3 streamed: float32, as resident",
+            "qwen3 in turn: float32, as resident",
         ],
         "passed",
     )
@@ -58,18 +60,34 @@ def test_a_kernel_that_lets_rows_see_each_other_fails_where_rows_are_laid_end_to
     assert not [name for name in failed if "padded" in name]
 
 
+def test_a_kernel_that_is_not_there_fails_with_what_the_library_said_and_the_rest_is_tried(monkeypatch):
+    runs = attention._runs
+
+    def missing(query, key, value, batch, *more):
+        if len(batch.lengths) > 1:
+            raise RuntimeError("no kernel image is available for execution on the device")
+        return runs(query, key, value, batch, *more)
+
+    monkeypatch.setattr(attention, "_runs", missing)
+    checks = on_sim()
+    failed = [check for check in checks if check.outcome == "failed"]
+    assert {check.name for check in failed if "no kernel image" in check.found} >= {"bert float32", "qwen3 float32"}
+    assert failed[0].advice.startswith("a run goes on, not using cuda:0; please report it")
+    assert [check.found[:6] for check in checks if check.outcome == "passed"][-2:] == ["padded"] * 2
+
+
 def test_weights_that_are_computed_with_before_they_are_there_fail_the_streamed_checks(monkeypatch):
     fill = Streaming._fill
 
     def late(self, number):
         fill(self, number)
-        for slot in self._slots[number % 2].values():
+        for slot in () if self._in_turn else self._slots[number % 2].values():
             slot[: len(slot) // 2] = 0
 
     monkeypatch.setattr(Streaming, "_fill", late)
     assert {name for name, outcome in outcomes(on_sim()).items() if outcome == "failed"} == {
-        "bert streamed: float32",
-        "qwen3 streamed: float32",
+        "bert streamed: float32, as resident",
+        "qwen3 streamed: float32, as resident",
     }
 
 
@@ -121,7 +139,8 @@ def test_the_checks_of_a_real_gpu_reach_their_end_on_one_that_is_not_there(monke
         monkeypatch.setattr(checkup, "Master", lambda card: master_of(fake, card))
         checks = list(checkup.examine([Refusing()], 12 * GIB))
     compared = [check.found.partition(":")[0] for check in checks if check.cosine is not None]
-    assert compared == ["flash", "runs of one length"] * 2 + ["memory-efficient", "runs of one length", "float16"]
+    halves, streamed = ["flash", "runs of one length"], ["float16, as resident"]
+    assert compared == [*halves, *halves, "memory-efficient", "runs of one length", *streamed, *streamed]
     (pinning,) = (check for check in checks if check.name == "pinning")
     assert pinning.outcome == "limited"
     assert pinning.found.startswith("refused (out of memory); 64.0 MiB in ")

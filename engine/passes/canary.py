@@ -44,6 +44,8 @@ LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
 MOST_TOKENS = 1024
 """Of a row: the plain path may take memory with the square of it."""
+IN_TURN = "copying its layers one after the other"
+"""What follows where a streamed model fails."""
 VERSION = 2
 _FOLDER = "canaries"
 _LIBRARIES = ("interlock", "torch", "transformers")
@@ -256,8 +258,7 @@ class Canaries:
     ) -> None:
         device, action = instance.device, ""
         if found.outcome == "failed":
-            in_turn = "copying its layers one after the other"
-            action = in_turn if instance.way == "streamed" else remedy(card, then, device)
+            action = IN_TURN if instance.way == "streamed" else remedy(card, then, device)
         self._context.emit(
             CanaryChecked(
                 model_pass=model_pass,

@@ -8,7 +8,8 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ from interlock.engine.models.network import PACKED_TYPES
 from interlock.engine.models.precision import OLDEST, precision_for
 from interlock.engine.models.weights import Master, Replica, load
 from interlock.engine.passes.canary import (
+    IN_TURN,
     Remembered,
     attention_of,
     least_cosine,
@@ -43,6 +45,8 @@ from interlock.engine.passes.canary import (
 from interlock.engine.passes.encoder import Ids, Vectors, encoder_for
 from interlock.engine.record.units import human_bytes
 
+Outcome = Literal["passed", "limited", "untried", "failed"]
+Way = Literal["resident", "streamed", "in turn"]
 LENGTHS = (300, 129, 64, 64, 33, 7, 1)
 """Tokens of the rows: of one length and of different ones, aligned and not."""
 COPIED = 64 << 20
@@ -62,7 +66,7 @@ class GpuCheck(Struct, frozen=True, kw_only=True):
 
     device: str
     name: str
-    outcome: Literal["passed", "limited", "untried", "failed"]
+    outcome: Outcome
     found: str
     advice: str = ""
     cosine: float | None = None
@@ -173,7 +177,6 @@ class _Checkup:
             yield from self._model(kind)
             if self._lost:
                 return
-        device.reclaim()
 
     def _model(self, kind: str) -> Iterator[GpuCheck]:
         """Every way to compute a model of a kind, then streaming it."""
@@ -183,64 +186,72 @@ class _Checkup:
         rows = _rows()
         wanted = _on_host(plain(card), rows)
         for way, then in ways(card, device):
-            yield self._way(way, then, rows, wanted)
+            yield self._compared(
+                f"{card.key} {way.dtype}",
+                attention_of(way) if way.packed else f"padded, {way.attention}",
+                partial(self._encoded, way, rows, "resident"),
+                lambda: wanted,
+                least_cosine(way.dtype),
+                remedy(way, then, device),
+            )
             if self._lost:
                 return
-        yield self._streaming(card, rows)
+        plainest = remedy(card, plainer(card, card, device), device)
+        streams: list[tuple[Way, str]] = [("streamed", IN_TURN), ("in turn", plainest)]
+        for streamed, otherwise in streams:
+            yield self._compared(
+                f"{card.key} {streamed}",
+                f"{card.dtype}, as resident",
+                partial(self._encoded, card, rows, streamed),
+                lambda: self._encoded(card, rows, "resident")[0],
+                least_cosine("float32"),
+                otherwise,
+            )
+            if self._lost:
+                return
+        device.reclaim()
 
-    def _way(self, card: ModelCard, then: ModelCard | None, rows: Sequence[Ids], wanted: Vectors) -> GpuCheck:
+    def _compared(
+        self,
+        name: str,
+        how: str,
+        tries: Callable[[], Sequence[Vectors]],
+        wanted: Callable[[], Vectors],
+        least: float,
+        otherwise: str,
+    ) -> GpuCheck:
+        """Hold vectors against those `wanted`; what a run does `otherwise` is told where they differ."""
         began = time.monotonic()
-        name = f"{card.key} {card.dtype}"
-        how = attention_of(card) if card.packed else f"padded, {card.attention}"
         try:
-            (got,) = self._encoded(card, rows, streamed=False)
+            reference = wanted()
+            cosine = min(lowest_cosine(each, reference) for each in tries())
         except InterlockError:
             raise
-        except Exception as error:
-            return self._trouble(name, how, error, remedy(card, then, self._device))
-        cosine, least = lowest_cosine(got, wanted), least_cosine(card.dtype)
+        except Exception as error:  # a kernel that this build of torch or this card does not have
+            return self._trouble(name, how, error, otherwise)
         good = cosine >= least
-        return self._check(
-            name,
-            "passed" if good else "failed",
-            f"{how}: cosine {cosine:.7f}" + ("" if good else f", below {least}"),
-            advice="" if good else f"a run goes on, {remedy(card, then, self._device)}; {_REPORT}",
+        return GpuCheck(
+            device=self._device.name,
+            name=name,
+            outcome="passed" if good else "failed",
+            found=f"{how}: cosine {cosine:.7f}" + ("" if good else f", below {least}"),
+            advice="" if good else f"a run goes on, {otherwise}; {_REPORT}",
             cosine=round(cosine, 7),
             least=least,
-            seconds=time.monotonic() - began,
+            seconds=round(time.monotonic() - began, 3),
         )
 
-    def _streaming(self, card: ModelCard, rows: Sequence[Ids]) -> GpuCheck:
-        """A model whose weights are copied beside its computing has the vectors that it has without."""
-        began, name, least = time.monotonic(), f"{card.key} streamed", least_cosine("float32")
-        try:
-            (resident,) = self._encoded(card, rows, streamed=False)
-            tries = self._encoded(card, rows, streamed=True)
-        except InterlockError:
-            raise
-        except Exception as error:
-            return self._trouble(name, card.dtype, error, "")
-        cosine = min(lowest_cosine(each, resident) for each in tries)
-        good = cosine >= least
-        return self._check(
-            name,
-            "passed" if good else "failed",
-            f"{card.dtype}: cosine with resident {cosine:.7f}" + ("" if good else f", below {least}"),
-            advice="" if good else f"keep models whole: a smaller --roster, or a larger --ceiling; {_REPORT}",
-            cosine=round(cosine, 7),
-            least=least,
-            seconds=time.monotonic() - began,
-        )
-
-    def _encoded(self, card: ModelCard, rows: Sequence[Ids], *, streamed: bool) -> list[Vectors]:
+    def _encoded(self, card: ModelCard, rows: Sequence[Ids], way: Way) -> list[Vectors]:
         """Vectors as a run would compute them; streamed ones twice, because copies may be early or late."""
         device, master = self._device, Master(load(card))
         master.pin(device)
         with device.trying():
-            replica = Replica(master, device, streamed=streamed)
+            replica = Replica(master, device, streamed=way != "resident")
+            if way == "in turn":
+                replica.copy_in_turn()
             encoder = encoder_for(card, replica.network, device)
             with device.computing():
-                return [encoder.encode(rows) for _ in range(2 if streamed else 1)]
+                return [encoder.encode(rows) for _ in range(1 if way == "resident" else 2)]
 
     def _pinning(self) -> GpuCheck:
         """Time copies to the device from plain memory, and from memory that is page-locked where it is."""
@@ -265,37 +276,17 @@ class _Checkup:
         if trouble is Trouble.MEMORY:
             self._device.reclaim()
             return self._check(name, "untried", f"{how}: {why}", advice="end what holds its memory, then check again")
-        advice = (
-            "this process has lost the GPU: check again, then look at dmesg for Xid errors" if self._lost else _REPORT
-        )
-        if otherwise and not self._lost:
-            advice = f"a run goes on, {otherwise}; {advice}"
+        if self._lost:
+            advice = "this process has lost the GPU: check again, then look at dmesg for Xid errors"
+        else:
+            advice = f"a run goes on, {otherwise}; {_REPORT}"
         return self._check(name, "failed", f"{how}: {why}", advice=advice)
 
     def _passed(self, name: str, found: str) -> GpuCheck:
         return self._check(name, "passed", found)
 
-    def _check(
-        self,
-        name: str,
-        outcome: Literal["passed", "limited", "untried", "failed"],
-        found: str,
-        *,
-        advice: str = "",
-        cosine: float | None = None,
-        least: float | None = None,
-        seconds: float | None = None,
-    ) -> GpuCheck:
-        return GpuCheck(
-            device=self._device.name,
-            name=name,
-            outcome=outcome,
-            found=found,
-            advice=advice,
-            cosine=cosine,
-            least=least,
-            seconds=None if seconds is None else round(seconds, 3),
-        )
+    def _check(self, name: str, outcome: Outcome, found: str, *, advice: str = "") -> GpuCheck:
+        return GpuCheck(device=self._device.name, name=name, outcome=outcome, found=found, advice=advice)
 
 
 def _precisions(device: Device) -> list[str]:
