@@ -308,3 +308,22 @@ def test_texts_without_a_vector_anywhere_say_nothing_of_a_device(desk, devices):
     assert {(found.outcome, found.cosine) for found in events_of(run, ev.CanaryChecked)} == {("skipped", None)}
     assert {parked.reason for parked in events_of(run, ev.RowParked)} == {"zero vector"}
     assert not events_of(run, ev.PassFailed)
+
+
+def test_what_a_canary_gives_back_is_not_taken_for_what_the_first_batch_needs(desk):
+    _, run = desk.run()
+    assert max(learnt.scale for learnt in events_of(run, ev.MemoryCalibrated)) < 1.1
+
+
+def test_nor_is_what_the_canary_of_float32_gives_back_in_the_middle_of_a_pass(blind):
+    texts = [*TEXTS, "the @ and on it goes and on it goes", *sentences(60, 10)]
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": texts}})
+    _, run = blind.run()
+    assert "float32" in [rung for rung, _ in steps(run)]
+    assert max(learnt.scale for learnt in events_of(run, ev.MemoryCalibrated)) < 1.1
+
+
+@pytest.mark.parametrize(("cosine", "outcome"), [(0.9985, "failed"), (0.9995, "passed")])
+def test_vectors_in_float16_have_to_reach_a_cosine_of_0_999(desk, monkeypatch, cosine, outcome):
+    monkeypatch.setattr(canary, "lowest_cosine", lambda *_: cosine)
+    assert events_of(desk.run()[1], ev.CanaryChecked)[0].outcome == outcome

@@ -184,7 +184,7 @@ class Canaries:
                 return replace(known.finding, remembered=True, seconds=0.0)
         began = time.monotonic()
         found = self._compared(cells, card, instance)
-        device.reclaim()  # small pieces that stay cached would stand in the way of a large batch
+        instance.clear()  # small pieces that stay cached would stand in the way of a large batch
         if found:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
             if device.lasting and found.cosine is not None:  # what raised an error may not do so again

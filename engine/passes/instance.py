@@ -87,6 +87,12 @@ class ModelInstance:
             self.device.reclaim()
             self.attached.restore()
 
+    def clear(self) -> None:
+        """Give back what forwards have left on the device beside the weights; the next one takes workspaces anew."""
+        with self.lock:
+            self.device.reclaim()
+            self._cold = True
+
     def stream(self) -> None:
         """Leave the weights on the host for the forwards to come."""
         with self.lock:

@@ -196,7 +196,11 @@ class ResidentModel:
         if replica is None:
             return None
         wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
-        return None if self.canaries.outcome(self.cells, card, wide) in ("failed", "lost") else wide
+        outcome = self.canaries.outcome(self.cells, card, wide)
+        for instance in self.instances:
+            if instance.device is device:  # the canary has taken its workspaces too
+                instance.clear()
+        return None if outcome in ("failed", "lost") else wide
 
     def _in_float32(self, device: Device) -> ModelCard:
         card = self.planner.card_on(self.cells.card, device)
