@@ -1,5 +1,6 @@
 """The canary: what a device makes of a model is compared before any is kept; and what follows where it differs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
+from tests.weightless import card_of
 
 TEXTS = [*sentences(40, 20), "a long one " + "and on it goes " * 25]
 
@@ -327,3 +329,10 @@ def test_nor_is_what_the_canary_of_float32_gives_back_in_the_middle_of_a_pass(bl
 def test_vectors_in_float16_have_to_reach_a_cosine_of_0_999(desk, monkeypatch, cosine, outcome):
     monkeypatch.setattr(canary, "lowest_cosine", lambda *_: cosine)
     assert events_of(desk.run()[1], ev.CanaryChecked)[0].outcome == outcome
+
+
+def test_a_wider_precision_is_one_that_every_gpu_of_the_run_has():
+    mixed = replace(card_of("XLM-R-large", packed=True), capability=(7, 5))
+    then = canary.in_wider(mixed, mixed)
+    newer = canary.in_wider(*[replace(mixed, capability=(8, 0))] * 2)
+    assert (then.dtype, newer.dtype) == ("float32", "bfloat16")

@@ -54,6 +54,8 @@ class ModelCard:
     """How a GPU attends to its rows; a host does it in runs of one length."""
     padded_because: str = ""
     """Why its rows are padded, where they are not packed."""
+    capability: Capability = OLDEST
+    """The lowest of the GPUs that compute it."""
 
     @property
     def ours(self) -> bool:
@@ -113,6 +115,7 @@ def read_card(
         if device_kind == "cuda"
         else Kernel.RUNS,
         padded_because=padded_because,
+        capability=capability,
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card

@@ -26,7 +26,7 @@ from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.attention import TILE, Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
-from interlock.engine.models.precision import OLDEST, wider
+from interlock.engine.models.precision import wider
 from interlock.engine.models.sources import model_cache
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.encoder import Ids, Vectors
@@ -88,19 +88,19 @@ def plain(card: ModelCard) -> ModelCard:
     return dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS, packed=False, attention="eager")
 
 
-def plainer(card: ModelCard, original: ModelCard, device: Device) -> ModelCard | None:
+def plainer(card: ModelCard, original: ModelCard) -> ModelCard | None:
     """Return what to try after `card` has failed on a device: a plainer kernel, then the next wider precision with the
     kernel that the `original` would have; None where there is nothing plainer."""
     if card.packed and card.kernel is not Kernel.RUNS:
         return dataclasses.replace(card, kernel=Kernel.RUNS)
     if not card.packed and card.attention == "sdpa":
         return dataclasses.replace(card, attention="eager")
-    return in_wider(card, original, device)
+    return in_wider(card, original)
 
 
-def in_wider(card: ModelCard, original: ModelCard, device: Device) -> ModelCard | None:
-    """Return the same in the next wider precision; None where there is none."""
-    capability = device.capability or OLDEST
+def in_wider(card: ModelCard, original: ModelCard) -> ModelCard | None:
+    """Return the same in the next wider precision that every GPU of the run has; None where there is none."""
+    capability = original.capability
     if (dtype := wider(card.dtype, capability)) is None:
         return None
     if original.packed and original.kernel is Kernel.RUNS:
@@ -147,7 +147,7 @@ class Canaries:
         right = []
         for instance in instances:
             card = self._planner.card_on(cells.card, instance.device)
-            then = plainer(card, cells.card, instance.device)
+            then = plainer(card, cells.card)
             outcome = self.outcome(cells, card, instance, then)
             if outcome == "failed" and then:
                 self._planner.settle(then)

@@ -139,7 +139,7 @@ def ways(card: ModelCard, device: Device) -> Iterator[tuple[ModelCard, ModelCard
     for original in (card, *padded):
         way: ModelCard | None = original
         while way:
-            then = plainer(way, original, device)
+            then = plainer(way, original)
             yield way, then
             way = then
 
@@ -196,7 +196,7 @@ class _Checkup:
             )
             if self._lost:
                 return
-        plainest = remedy(card, plainer(card, card, device), device)
+        plainest = remedy(card, plainer(card, card), device)
         streams: list[tuple[Way, str]] = [("streamed", IN_TURN), ("in turn", plainest)]
         for streamed, otherwise in streams:
             yield self._compared(

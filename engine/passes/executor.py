@@ -281,7 +281,7 @@ class PassExecutor:
         """Have the rest of a pass computed in the next wider precision."""
         cells, device = self._grid[model_pass], self._context.devices[0]
         now = self._planner.card_on(cells.card, device)
-        then = in_wider(now, cells.card, device)
+        then = in_wider(now, cells.card)
         assert then is not None, "a pass in float32 has no wider precision"
         self._planner.settle(then)
         self._planner.forget(model_pass)

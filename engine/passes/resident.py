@@ -17,7 +17,6 @@ from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease
 from interlock.engine.models.attention import Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.precision import OLDEST
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
@@ -165,7 +164,7 @@ class ResidentModel:
     def widens(self) -> bool:
         """Whether the pass could go on in a wider precision."""
         device = self.context.devices[0]
-        return in_wider(self.planner.card_on(self.cells.card, device), self.cells.card, device) is not None
+        return in_wider(self.planner.card_on(self.cells.card, device), self.cells.card) is not None
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether a row of this length has room in float32 on the same device, its layers streamed."""
@@ -206,7 +205,7 @@ class ResidentModel:
         card = self.planner.card_on(self.cells.card, device)
         if card.packed and card.kernel is Kernel.RUNS:
             return replace(card, dtype="float32")
-        kernel = kernel_for(card.config, "float32", device.capability or OLDEST, packed=card.packed)
+        kernel = kernel_for(card.config, "float32", card.capability, packed=card.packed)
         return replace(card, dtype="float32", kernel=kernel)
 
     def host_possible(self) -> bool:
