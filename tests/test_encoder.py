@@ -360,3 +360,12 @@ def test_rows_of_different_lengths_are_padded_to_a_multiple_of_sixteen_that_the_
     assert ("attention_mask" in features) is masked
     if masked:
         assert features["attention_mask"].sum(1).tolist() == lengths
+
+
+def test_padding_may_go_beyond_the_longest_row_that_is_asked_for(tmp_path, monkeypatch):
+    """A mask of any other width is copied in every layer of a GPU, which no law counts."""
+    card, seen = card_of(tiny_model(tmp_path / "tiny", pooling="max"), max_tokens=50), []
+    network = load_network(card)
+    network.register_forward_pre_hook(lambda _, given: seen.append(given[0]["input_ids"].shape[1]))
+    encoder_for(card, network, CpuDevice()).encode([np.arange(5, 5 + length) for length in (50, 9)])
+    assert (card.max_tokens, seen) == (50, [64])

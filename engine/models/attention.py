@@ -120,7 +120,7 @@ def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Ke
     plain, masked = (sdpa_for(dtype, width, capability, masked=masked) for masked in (False, True))
     if plain is Sdpa.FLASH:
         return Kernel.FLASH if masked is Sdpa.EFFICIENT else Kernel.RUNS
-    return Kernel(Kernel[plain.name])
+    return Kernel[plain.name]
 
 
 def filling(tokens: int) -> int:

@@ -52,6 +52,8 @@ class ModelCard:
     attention: str
     kernel: Kernel = Kernel.RUNS
     """How a GPU attends to its rows; a host does it in runs of one length."""
+    positions: int = POSITIONS
+    """The longest row that the network itself takes."""
     padded_because: str = ""
     """Why its rows are padded, where they are not packed."""
     capability: Capability = OLDEST
@@ -104,6 +106,7 @@ def read_card(
         config=config,
         dim=dim,
         max_tokens=_max_tokens(spec, path, config),
+        positions=_positions(path, config) or _max_tokens(spec, path, config),
         pooling=pooling,
         packed=not padded_because,
         dtype=dtype,
@@ -203,14 +206,18 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     return read
 
 
-def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
-    """The longest row that the model takes, special tokens included, as its row of the registry or its files say."""
-    file = path / "config.json"
-    positions = _whole(file, config, "max_position_embeddings", "n_positions")
+def _positions(path: Path, config: Config) -> int | None:
+    positions = _whole(path / "config.json", config, "max_position_embeddings", "n_positions")
     kind = config.get("model_type")
     if positions is not None and kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
         pad = 1 if kind == "mpnet" else config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1
+    return positions
+
+
+def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
+    """The longest row that the model takes, special tokens included, as its row of the registry or its files say."""
+    file, positions = path / "config.json", _positions(path, config)
     if spec.max_tokens and positions and spec.max_tokens > positions:
         raise UsageError(
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "

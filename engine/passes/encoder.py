@@ -46,7 +46,7 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
             return PackedRows(network, *how)
         modules = list(network.children())
         return PackedRows(Hidden(modules[0]), *how, modules[2:])
-    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.max_tokens)
+    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions)
 
 
 def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
