@@ -232,7 +232,7 @@ def efficient(query, key, value, bias, begins, ends, most, longest, dropout, mas
 
 
 @pytest.mark.parametrize("scale", [None, 0.1])
-@pytest.mark.parametrize("window", [None, 1, 5, 12, 13])
+@pytest.mark.parametrize("window", [None, 1, 5, 9, 12, 13])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", [Kernel.FLASH, Kernel.EFFICIENT])
 def test_a_fused_kernel_is_asked_for_what_is_computed_in_runs(monkeypatch, kernel, causal, window, scale):

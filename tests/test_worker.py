@@ -323,6 +323,17 @@ def test_a_disk_that_takes_nothing_more_ends_the_run_while_the_next_batch_is_com
     assert (committed, str(worker.error)) == ([0, 1], "full")
 
 
+def test_a_disk_that_refuses_the_last_batch_ends_the_run_too(monkeypatch):
+    def put(file, rows, vectors):
+        if rows[0] == 8:
+            raise DiskError("full")
+        return 0
+
+    monkeypatch.setattr(File, "put", put)
+    committed, _, worker = paced(lambda runner, index: True)
+    assert (committed, str(worker.error)) == ([*range(8)], "full")
+
+
 def test_a_calibration_is_recorded_when_it_is_known_and_at_the_end_though_later_batches_teach_nothing():
     told, card = Told(), replace(card_of("XLM-R-large", packed=True), batch_tokens=64)
     (cells,) = grid_of([card], [64] * 9, lambda text, length: np.full(length, text))
