@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
+from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.models import weights
+from interlock.engine.models.attention import Kernel
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary
@@ -336,3 +338,35 @@ def test_a_wider_precision_is_one_that_every_gpu_of_the_run_has():
     then = canary.in_wider(mixed, mixed)
     newer = canary.in_wider(*[replace(mixed, capability=(8, 0))] * 2)
     assert (then.dtype, newer.dtype) == ("float32", "bfloat16")
+
+
+def test_what_a_canary_found_is_not_remembered_of_other_weights(desk):
+    desk.run()
+    overflowing(desk.model, 1e6)
+    found = events_of(desk.run()[1], ev.CanaryChecked)
+    assert [(canary.outcome, canary.remembered) for canary in found] == [("failed", False), ("passed", False)]
+
+
+def test_a_gpu_that_is_lost_in_its_canary_leaves_the_work_to_the_other(desk, monkeypatch):
+    tried = canary._tried
+    monkeypatch.setattr(
+        canary, "_tried", lambda at, rows: Trouble.LOST if at.device.name == "cuda:0" else tried(at, rows)
+    )
+    code, run = desk.run(devices="sim:2xT4")
+    assert code == ExitCode.COMPLETED
+    assert [lost.device for lost in events_of(run, ev.DeviceLost)] == ["cuda:0"]
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:1"}
+
+
+def test_after_a_failure_comes_a_plainer_kernel_and_then_the_next_precision_with_its_own_kernel():
+    card = replace(card_of("XLM-R-large", packed=True), dtype="float16", kernel=Kernel.FLASH, capability=(8, 0))
+    tried, now = [], card
+    while now := canary.plainer(now, card):
+        tried.append((now.dtype, now.kernel))
+    assert tried == [
+        ("float16", Kernel.RUNS),
+        ("bfloat16", Kernel.FLASH),
+        ("bfloat16", Kernel.RUNS),
+        ("float32", Kernel.EFFICIENT),
+        ("float32", Kernel.RUNS),
+    ]
