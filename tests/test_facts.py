@@ -40,8 +40,8 @@ class Witness:
         self.held = ""
         """A device that computes nothing before another one has failed."""
         self.failed = threading.Event()
-        self.trying = False
-        """Whether a canary is computed, of which nothing is kept."""
+        self.aside = threading.local()
+        """Whether this thread computes a canary, of which nothing is kept."""
         self.poison: dict[str, bytes] = {}
         """A row of each model that comes out as NaN wherever it is computed; empty: the first that is."""
 
@@ -60,7 +60,7 @@ class _Watched:
         self._device, self._witness = device, witness
 
     def encode(self, rows):
-        if self._witness.trying:
+        if getattr(self._witness.aside, "now", False):
             return self._encoder.encode(rows)
         if self._device == self._witness.held:
             self._witness.failed.wait(60)
@@ -100,11 +100,11 @@ class Desk:
         compared = Canaries._compared
 
         def trying(*canary):
-            self.witness.trying = True
+            self.witness.aside.now = True
             try:
                 return compared(*canary)
             finally:
-                self.witness.trying = False
+                self.witness.aside.now = False
 
         emit, left = run._emit, [stop_after]
 

@@ -157,7 +157,8 @@ def test_a_companion_whose_gpu_is_lost_while_it_is_attached_goes_to_the_other(de
 
 
 @pytest.mark.parametrize(
-    "faults", ["oom:150,oom:151,oom:300", "nan:206", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"]
+    "faults",
+    ["oom:150,oom:151,oom:300", "nan:196,nan:214,nan:222", "attach:1", "fragment:64MiB", "other:14750MiB:150:400"],
 )
 def test_a_fault_loses_no_row_and_what_was_done_is_told(desk, faults):
     code, run = desk.run(devices="sim:2xT4", faults=faults)

@@ -8,6 +8,7 @@ beside the models, and asked anew for other weights, cards, kernels, precisions 
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -138,6 +139,7 @@ class Canaries:
         self._context = context
         self._planner = planner
         self._found: dict[tuple[str, ...], Finding] = {}
+        self._lock = threading.Lock()
 
     def sift(
         self, cells: Cells, instances: Sequence[ModelInstance], lose: Callable[[Device, str], object]
@@ -165,11 +167,12 @@ class Canaries:
         """Return what a canary shows of an instance that computes as `card` says; where it fails, `then` is next."""
         device = instance.device
         name = card.key, card.dtype, card.kernel, card.attention, device.label, instance.way
-        if name not in self._found:
-            if (found := self._checked(cells, card, instance)) is None:
-                return "lost"
-            self._found[name] = found
-            self._tell(cells.model_pass, card, instance, found, then)
+        with self._lock:  # several GPUs of one make ask at the same time when memory gets short in mid-pass
+            if name not in self._found:
+                if (found := self._checked(cells, card, instance)) is None:
+                    return "lost"
+                self._found[name] = found
+                self._tell(cells.model_pass, card, instance, found, then)
         if self._found[name].outcome == "failed" and instance.way == "streamed":
             instance.copy_in_turn()
             return self.outcome(cells, card, instance, then)
