@@ -322,7 +322,7 @@ print(run.summary.status, run.summary.sessions)
 
 def interrupted(script, place, model):
     """What such a script came to, before the command that is carried out after it; there is work for seconds."""
-    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(400)}})
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(1600)}})
     return command("--version", first=script.format(places=[str(root), str(model), str(place / "runs")]))
 
 

@@ -127,6 +127,12 @@ class Others:
     def host_possible(self) -> bool:
         return False
 
+    def makes_room(self, instance: ModelInstance) -> bool:
+        return False
+
+    def streams_rightly(self, instance: ModelInstance) -> bool:
+        return True
+
 
 def _instance(stack: ExitStack, model: Attached, lessor: Lessor, lease: Any) -> ModelInstance:
     free = Law(0, 0, ((0.0, 0.0),), slots=1)
