@@ -18,6 +18,7 @@ from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary
 from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
@@ -370,3 +371,37 @@ def test_after_a_failure_comes_a_plainer_kernel_and_then_the_next_precision_with
         ("float32", Kernel.EFFICIENT),
         ("float32", Kernel.RUNS),
     ]
+
+
+def test_a_model_that_the_cpu_itself_computes_wrongly_fails_without_a_word_of_a_fallback(desk, monkeypatch):
+    monkeypatch.setattr(canary, "lowest_cosine", lambda *_: 0.5)
+    code, run = desk.run(devices="cpu")
+    assert code == ExitCode.FAILED
+    (failed,) = events_of(run, ev.PassFailed)
+    assert failed.reason.startswith("one computes wrongly on cpu: drop it from --roster")
+
+
+def test_a_canary_that_is_too_large_is_made_of_the_shorter_half_of_its_texts(desk, monkeypatch):
+    attempt, tried = ModelInstance.attempt, []
+
+    def short_at_first(instance, rows, *more):
+        tried.append([len(row) for row in rows])
+        if len(tried) == 1:
+            return Shortfall(Trouble.MEMORY, "CUDA out of memory", 2, 1, 0.0)
+        return attempt(instance, rows, *more)
+
+    monkeypatch.setattr(ModelInstance, "attempt", short_at_first)
+    _, run = desk.run()
+    (found,) = events_of(run, ev.CanaryChecked)
+    assert tried[1] == sorted(tried[0], reverse=True)[4:]
+    assert (found.outcome, found.rows, found.tokens) == ("passed", 4, sum(tried[1]))
+
+
+def test_refused_rows_with_good_batches_between_them_do_not_widen_a_pass(blind, monkeypatch):
+    monkeypatch.setattr(batch_runner, "MOST_REFUSED", 2)
+    between = " ".join(["and on it goes"] * 12)
+    texts = [f"{number} {'%' if number % 14 else '@'} {between}" for number in range(14, 42)]
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": [*TEXTS, *texts]}})
+    code, run = blind.run()
+    assert code == ExitCode.COMPLETED
+    assert [step for step in steps(run) if step[0] == "float32"] == [("float32", "computing in float32")] * 2

@@ -196,8 +196,8 @@ def attend(
     """Attend within each row; what comes out is shaped like `query`.
 
     Shapes are `[T, heads, d]`; keys and values may have fewer heads, each for several of the queries. What comes out of
-    tokens that belong to no row means nothing. `window` lets a token see those nearer
-    than that, `bias` `[1, heads, L, L]` adds to the scores of the longest row and its corners to those of shorter ones.
+    tokens that belong to no row means nothing. A token sees those nearer than `window`. `bias` [1, heads, L, L] is
+    added to the scores of the longest row, and its corner to those of a shorter one.
     """
     window = window if window is not None and window < batch.longest else None
     odd, dtype, width = query.shape[-1] % FILLED, query.dtype, value.shape[-1]

@@ -40,7 +40,8 @@ from interlock.engine.record.units import distinct_sizes
 
 ROWS = 8
 OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
-"""What the plain path may cost: about a second of a T4 in float32, and of a host with few cores."""
+"""What the plain path may cost. By arithmetic, not measured: half of a T4's 8 TFLOP/s in float32 for a second, and a
+second of a host that does 100 GFLOP/s."""
 LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
 MOST_TOKENS = 1024

@@ -241,19 +241,9 @@ class PassExecutor:
             self._paused[beside[0]] |= others
         primary, pressed = self._grid[beside[0]].card.key, self._grid[model_pass].card.key
         for companion in sorted(others):
-            cells = self._grid[companion]
-            self._context.emit(
-                Mitigated(
-                    model_pass=companion,
-                    batch_index=None,
-                    cause=f"memory is short for a text of {pressed} on {device.name}, which both use",
-                    action=f"pausing {cells.card.key} until {primary} has ended",
-                    rows=sum(len(cells.batches[index].rows) for index in self._left[companion]),
-                    cost_seconds=0.0,
-                    rung=Rung.REPLAN,
-                    device=device.name,
-                )
-            )
+            cause = f"memory is short for a text of {pressed} on {device.name}, which both use"
+            action = f"pausing {self._grid[companion].card.key} until {primary} has ended"
+            self._mitigated(companion, Rung.REPLAN, cause, action, device.name)
         self._context.controls.rearrange()
         return True
 
@@ -285,21 +275,26 @@ class PassExecutor:
         assert then is not None, "a pass in float32 has no wider precision"
         self._planner.settle(then)
         self._planner.forget(model_pass)
+        cause = f"{several(queue.refused, 'text')} in a row without a valid vector in {now.dtype}"
+        rung = Rung.FLOAT32 if then.dtype == "float32" else Rung.REPLAN
+        on = next(each.devices for each in self._assignments if each.model_pass == model_pass)
+        self._mitigated(model_pass, rung, cause, f"computing the rest in {then.dtype}", joined(on))
+
+    def _mitigated(self, model_pass: int, rung: Rung, cause: str, action: str, device: str) -> None:
+        """Emit a step that concerns all that a pass has left."""
+        batches = self._grid[model_pass].batches
         self._context.emit(
             Mitigated(
                 model_pass=model_pass,
                 batch_index=None,
-                cause=f"{several(queue.refused, 'text')} in a row without a valid vector in {now.dtype}",
-                action=f"computing the rest in {then.dtype}",
-                rows=sum(len(cells.batches[index].rows) for index in self._left[model_pass]),
+                cause=cause,
+                action=action,
+                rows=sum(len(batches[index].rows) for index in self._left[model_pass]),
                 cost_seconds=0.0,
-                rung=Rung.FLOAT32 if then.dtype == "float32" else Rung.REPLAN,
-                device=joined(self._assigned_to(model_pass)),
+                rung=rung,
+                device=device,
             )
         )
-
-    def _assigned_to(self, model_pass: int) -> Sequence[str]:
-        return next(each.devices for each in self._assignments if each.model_pass == model_pass)
 
     def _fail(self, model_pass: int, reason: str) -> None:
         """Give up a pass; the others go on."""

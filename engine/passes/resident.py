@@ -243,9 +243,11 @@ class ResidentModel:
 
     def _load_on_host(self, cause: str) -> None:
         """Attach to the CPU, because no GPU takes it. Raises UnavailableError where the CPU may not either."""
+        key = self.cells.card.key
+        if self.context.devices[0] is self.context.host:
+            raise UnavailableError(f"{key} {cause}: drop it from --roster, and report it with what doctor prints")
         instance = self._on_host(self._assigned(self.context.host))
         if instance is None:
-            key = self.cells.card.key
             raise UnavailableError(
                 f"{key} {cause}, and CPU fallback is off or short of memory: free memory, or drop it from --roster"
             )
