@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from interlock.engine.gpu.memory import GRAIN, Law
-from interlock.engine.models.attention import Kernel
 from interlock.engine.models.precision import T4, precision_for
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
 from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, LIMITS

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from interlock.engine.models.attention import filling
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.packing import filling
 from interlock.engine.passes.batches import BatchPlan
 
 

@@ -22,7 +22,7 @@ from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
-from interlock.engine.models.attention import Kernel, kernel_for, why_padded
+from interlock.engine.models.attention import why_padded
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.configurations import Found, configurations
 from interlock.engine.models.network import packable
@@ -38,6 +38,7 @@ from interlock.engine.models.roster import (
     token_key,
     tokenisings,
 )
+from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.opening import check

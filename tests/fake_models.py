@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.models.attention import ROTARY, kernel_for
+from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.models.sdpa import kernel_for
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes.encoder import Hidden, PackedRows, PaddedRows
 from tests.fake_cuda import FakeCuda

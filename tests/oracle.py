@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.attention import Kernel, attending, pack, register
+from interlock.engine.models.attention import attending, register
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.network import PackedEncoder, packable
+from interlock.engine.models.packing import pack
+from interlock.engine.models.sdpa import Kernel
 
 CAUSAL = ("qwen2", "qwen3")
 

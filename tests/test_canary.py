@@ -13,7 +13,7 @@ from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.models import weights
-from interlock.engine.models.attention import Kernel
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary

@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchEr
 
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
-from interlock.engine.models import attention
-from interlock.engine.models.attention import ROTARY, pack
+from interlock.engine.models import packing
+from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.network import PACKED_TYPES
+from interlock.engine.models.packing import pack
 from interlock.engine.models.stages import walk
 from interlock.engine.passes import encoder
 from interlock.engine.passes.batch_runner import BatchRunner
@@ -162,7 +163,7 @@ def test_the_host_waits_once_for_a_packed_batch(fake, kind):
 
 
 def test_the_host_waits_twice_where_nothing_can_be_page_locked(fake, monkeypatch):
-    monkeypatch.setattr(attention, "_pinned", lambda size: None)
+    monkeypatch.setattr(packing, "_pinned", lambda size: None)
     attached(fake, "bert").encode(ROWS["ragged"])
     assert fake.waits == {"to device": 1, "to host": 1}
 

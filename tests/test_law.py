@@ -15,11 +15,12 @@ from torch import nn
 from interlock.engine.gpu.memory import GRAIN, Law, Sample, fit, worst_error
 from interlock.engine.models import trace
 from interlock.engine.models.assets import Policy, resolve
-from interlock.engine.models.attention import Kernel, filling
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
 from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.packing import filling
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.stages import slot_bytes
 from interlock.engine.models.trace import law_for, law_of, law_of_config_only, shapes
 from tests.architectures import (

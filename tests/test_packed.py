@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from interlock.engine.models.attention import PackedBatch, pack
 from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.models.packing import PackedBatch, pack
 
 LENGTHS = [40, 7, 7, 7, 1, 200, 2, 2, 33]
 OFFSET = {"bert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}

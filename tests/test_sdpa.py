@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from interlock.engine.gpu.memory import GRAIN
-from interlock.engine.models.attention import Kernel
-from interlock.engine.models.sdpa import Sdpa, sdpa_for
+from interlock.engine.models.sdpa import Kernel, Sdpa, sdpa_for
 from interlock.engine.models.trace import law_of
 from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, BERT_BASE, QWEN3_06B

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.models.attention import Kernel
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
 from interlock.engine.models.weightless import CONTENTLESS
 from interlock.engine.models.weights import Master, Replica

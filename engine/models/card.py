@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.attention import Kernel, kernel_for, why_padded
+from interlock.engine.models.attention import why_padded
 from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
 from interlock.engine.models.network import packable
 from interlock.engine.models.precision import OLDEST, Capability, precision_for
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.sentence import check_sentence, check_whole, limits_of
 from interlock.engine.models.tokenizer import check_tokenizer
 

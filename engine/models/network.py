@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interlock.engine.models.attention import PackedBatch, attend
+from interlock.engine.models.attention import attend
+from interlock.engine.models.packing import PackedBatch
 
 PACKED_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet"})
 

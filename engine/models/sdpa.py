@@ -48,6 +48,44 @@ def sdpa_for(dtype: torch.dtype, head: int, capability: Capability, *, masked: b
     return Sdpa.EFFICIENT if known and not grouped and head and head % alignment == 0 else Sdpa.MATH
 
 
+class Kernel(StrEnum):
+    """How the rows of a batch are attended to."""
+
+    FLASH = "flash"
+    EFFICIENT = "memory-efficient"
+    RUNS = "runs of one length"
+    """Through torch's own choice."""
+    HOST = "runs of one length on the host"
+    MATH = "written out"
+    """Of padded rows that no fused kernel takes: memory grows with the square of the longest."""
+
+
+def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability, *, packed: bool = True) -> Kernel:
+    """Choose the kernel that takes the rows of a model in this precision on GPUs of this capability.
+
+    As pytorch's sdp_utils.cpp says of each: flash attention from 8.0 on, in halves, for heads of up to 256 values;
+    memory-efficient attention everywhere. MPNet adds to the scores what depends on places, which neither takes with
+    packed rows. Padded rows go through torch's own choice; `RUNS` says of them that it is flash attention without a
+    mask and none that is fused with one.
+    """
+    heads = int(config.get("num_attention_heads") or 1)
+    width = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)
+    precision = getattr(torch, dtype)
+    if not packed:
+        return _padded_kernel(precision, width or FILLED, capability)
+    if config.get("model_type") == "mpnet":
+        return Kernel.RUNS
+    chosen = sdpa_for(precision, width + -width % FILLED or FILLED, capability, masked=False)
+    return Kernel.FLASH if chosen is Sdpa.FLASH else Kernel.EFFICIENT
+
+
+def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Kernel:
+    plain, masked = (sdpa_for(dtype, width, capability, masked=masked) for masked in (False, True))
+    if plain is Sdpa.FLASH:
+        return Kernel.FLASH if masked is Sdpa.EFFICIENT else Kernel.RUNS
+    return Kernel[plain.name]
+
+
 class GpuMeter(Meter):  # type: ignore[no-untyped-call]
     """Charges what a GPU's kernels would take, for a network that is traced on the host."""
 

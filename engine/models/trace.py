@@ -23,20 +23,12 @@ from torch import Tensor, nn
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.attention import (
-    Kernel,
-    PackedBatch,
-    attending,
-    filling,
-    pack,
-    register,
-    spread_heads,
-    why_padded,
-)
+from interlock.engine.models.attention import attending, register, spread_heads, why_padded
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS, values_in
 from interlock.engine.models.network import PackedEncoder, packable
-from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Sdpa
+from interlock.engine.models.packing import PackedBatch, filling, pack
+from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Kernel, Sdpa
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
 from interlock.engine.record import atomic

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import SimDevice
-from interlock.engine.models.attention import pack
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.packing import pack
 from interlock.engine.models.stages import layers_of, size_of, slot_bytes
 from interlock.engine.models.trace import packed_law
 from interlock.engine.models.weights import DTYPES, Master

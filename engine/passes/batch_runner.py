@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, may_recur
-from interlock.engine.models.attention import lay
+from interlock.engine.models.packing import lay
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall

@@ -24,10 +24,11 @@ from msgspec.structs import asdict, replace
 from interlock.engine.errors import InterlockError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
-from interlock.engine.models.attention import TILE, Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
+from interlock.engine.models.packing import TILE
 from interlock.engine.models.precision import wider
+from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.sources import model_cache
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.encoder import Ids, Vectors

@@ -27,10 +27,12 @@ from interlock.engine.gpu.devices import choose, why_no_gpu
 from interlock.engine.gpu.locks import holder
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import specimen
-from interlock.engine.models.attention import ROTARY, Kernel, kernel_for, lay
+from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.network import PACKED_TYPES
+from interlock.engine.models.packing import lay
 from interlock.engine.models.precision import OLDEST, precision_for
+from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Master, Replica, load
 from interlock.engine.passes.canary import (
     IN_TURN,

@@ -17,10 +17,12 @@ from torch import nn
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.intake.tokens import encoded, load_tokenizer, naming, specials_of
-from interlock.engine.models.attention import Kernel, PackedBatch, attending, filling, pack, padded_tokens
+from interlock.engine.models.attention import attending
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import POSITIONS
 from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.packing import PackedBatch, filling, pack, padded_tokens
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import attach_to_host
 

@@ -14,9 +14,9 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.intake.corpus import Rows
 from interlock.engine.intake.tokens import TokenStore
-from interlock.engine.models.attention import filling, padded_tokens
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
+from interlock.engine.models.packing import filling, padded_tokens
 from interlock.engine.passes.batches import Batch, plan
 from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.vectors import VectorFile

@@ -14,7 +14,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
-from interlock.engine.models.attention import TILE
+from interlock.engine.models.packing import TILE
 from interlock.engine.models.weights import Attached, Replica
 from interlock.engine.passes.encoder import Encoder, Ids, Vectors, computed_tokens
 from interlock.engine.passes.ladder import Rung

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from interlock.engine.models.attention import padded_tokens
+from interlock.engine.models.packing import padded_tokens
 from interlock.engine.record.units import distinct_sizes
 
 MOST_REPLANS = 2

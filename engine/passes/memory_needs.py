@@ -10,8 +10,8 @@ from dataclasses import replace
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
-from interlock.engine.models.attention import Kernel
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_for
 from interlock.engine.passes.grid import Layout
 from interlock.engine.passes.instance import first_calibration

@@ -15,8 +15,8 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease
-from interlock.engine.models.attention import Kernel, kernel_for
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
