@@ -20,10 +20,11 @@ from interlock.engine.passes import batch_runner, canary
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.resident import ResidentModel
+from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
-from tests.weightless import card_of
+from tests.weightless import T4, Desk, card_of
 
 TEXTS = [*sentences(40, 20), "a long one " + "and on it goes " * 25]
 
@@ -165,11 +166,11 @@ def test_an_error_of_a_kernel_counts_as_a_failure_and_is_told(desk, monkeypatch)
     assert events_of(desk.run()[1], ev.CanaryChecked)[0].outcome == "passed"
 
 
-def too_large_for_float16(model: Path, sign: str) -> None:
-    """Give a sign an embedding with numbers beyond what float16 has."""
+def spoil(model: Path, sign: str, factor: float = 1e7) -> None:
+    """Give a sign an embedding with numbers beyond what float16 has, or not even float32."""
     weights = load_file(model / "model.safetensors")
     number = Tokenizer.from_file(str(model / "tokenizer.json")).encode(sign, add_special_tokens=False).ids
-    weights["embeddings.word_embeddings.weight"][number] *= 1e7
+    weights["embeddings.word_embeddings.weight"][number] *= factor
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
@@ -181,8 +182,28 @@ def steps(run: Path) -> list[tuple[str, str]]:
 def blind(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The canary sees the shortest text alone, and a sign of others overflows in float16."""
     monkeypatch.setattr(canary, "ROWS", 1)
-    too_large_for_float16(desk.model, "@")
+    spoil(desk.model, "@")
     return desk
+
+
+@pytest.fixture
+def one_lost(blind: Bench) -> Bench:
+    """One text has no vector anywhere."""
+    spoil(blind.model, "@", np.nan)
+    corpus(blind.place / "in", {"Docs": {"a_chunks.json": [*TEXTS, "the @ and on it goes and on it goes"]}})
+    return blind
+
+
+def test_a_text_without_a_vector_in_any_precision_counts_once_and_does_not_widen_its_pass(one_lost, monkeypatch):
+    monkeypatch.setattr(batch_runner, "MOST_REFUSED", 2)
+    _, run = one_lost.run()
+    assert [rung for rung, _ in steps(run)] == ["replan", "float32", "cpu"]
+    assert len(events_of(run, ev.RowParked)) == 1
+
+
+def test_a_text_that_float32_has_no_vector_of_is_not_computed_in_float32_again_but_on_the_cpu(one_lost):
+    _, run = one_lost.run(dtype="float32")
+    assert [rung for rung, _ in steps(run)] == ["replan", "cpu"]
 
 
 def test_a_row_that_is_not_finite_in_float16_is_computed_in_float32_on_its_device(blind):
@@ -371,6 +392,17 @@ def test_after_a_failure_comes_a_plainer_kernel_and_then_the_next_precision_with
         ("float32", Kernel.EFFICIENT),
         ("float32", Kernel.RUNS),
     ]
+
+
+def test_what_batches_have_taught_is_forgotten_where_a_later_canary_has_the_model_computed_in_another_way(monkeypatch):
+    cards = [replace(card_of(name, packed=True), batch_tokens=512) for name in ("MiniLM-L6", "XLM-R-large")]
+    desk, outcomes = Desk(cards, [512] * 6, [T4(0)], 12 << 30), iter(["passed", "failed", "passed"])
+    monkeypatch.setattr(
+        canary.Canaries, "outcome", lambda self, cells, *_: "passed" if cells.model_pass else next(outcomes)
+    )
+    desk.compute(Schedule.ROTATING, window=3)
+    taught = [learnt.batches for learnt in desk.of(ev.MemoryCalibrated) if learnt.model_pass == 0]
+    assert taught == [2, 2]  # the first batch of three takes workspaces and teaches nothing
 
 
 def test_a_model_that_the_cpu_itself_computes_wrongly_fails_without_a_word_of_a_fallback(desk, monkeypatch):

@@ -46,7 +46,8 @@ class Neighbour:
 
     padded = False
 
-    def __init__(self):
+    def __init__(self, *, streams_rightly=True):
+        self._streams_rightly = streams_rightly
         self.streamed = []
         self.instance = None
 
@@ -61,7 +62,7 @@ class Neighbour:
         return False
 
     def streams_rightly(self, instance):
-        return True
+        return self._streams_rightly
 
     def makes_room(self, instance):
         return False
@@ -70,8 +71,9 @@ class Neighbour:
         return False
 
 
-def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_back():
-    gpus, neighbour = [T4(0), T4(1)], Neighbour()
+def moved(neighbour):
+    """What becomes of a batch that the first of two GPUs has no room for."""
+    gpus = [T4(0), T4(1)]
     lessor, (cells,) = Lessor(gpus, CEILING), grid_of([COMPANION], [64], ids_of)
 
     def emit(event):
@@ -85,9 +87,19 @@ def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_ba
             ModelInstance(gpu, Replica(master, gpu), encoder, "float16", bytes_of, Calibration(), lease, lessor)
             for gpu, encoder in zip(gpus, (Full(), neighbour), strict=True)
         )
-        result = BatchRunner(Queue(cells, [0]), full, neighbour, emit).compute(0)
+        return BatchRunner(Queue(cells, [0]), full, neighbour, emit).compute(0)
+
+
+def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_back():
+    neighbour = Neighbour()
+    assert np.isfinite(moved(neighbour).vectors).all()
     assert neighbour.streamed == [True]
-    assert np.isfinite(result.vectors).all()
+
+
+def test_a_piece_that_streaming_computes_wrongly_is_not_streamed_where_it_moves_to():
+    neighbour = Neighbour(streams_rightly=False)
+    assert np.isfinite(moved(neighbour).vectors).all()
+    assert neighbour.streamed == [False]
 
 
 def counted(monkeypatch, *names):

@@ -1,5 +1,6 @@
 """A vector that must not be written is never written: it is tried once more, or parked with its reason."""
 
+import errno
 import re
 import threading
 import time
@@ -289,6 +290,13 @@ def test_beside_a_batch_the_next_is_read_and_the_one_before_is_committed():
     assert (committed, queue.left(), worker.error) == ([*range(9)], [], None)
 
 
+def test_the_last_batch_is_not_taken_ahead_but_left_for_whoever_is_free_first():
+    left = {}
+    committed, _, _ = paced(lambda runner, index: left.update({index: runner.queue.left()}))
+    assert (left[6], left[7]) == ([8], [8])
+    assert committed == [*range(9)]
+
+
 def test_stopping_commits_what_was_computed_and_returns_what_was_taken_ahead():
     controls = Controls()
 
@@ -332,6 +340,16 @@ def test_a_disk_that_refuses_the_last_batch_ends_the_run_too(monkeypatch):
     monkeypatch.setattr(File, "put", put)
     committed, _, worker = paced(lambda runner, index: True)
     assert (committed, str(worker.error)) == ([*range(8)], "full")
+
+
+@pytest.mark.parametrize("full", [DiskError("no space left"), OSError(errno.ENOSPC, "no space left")])
+def test_a_disk_that_takes_no_more_of_the_journal_while_a_batch_is_computed_is_no_fault_of_the_model(full):
+    def refuse(runner, index):
+        if index == 2:
+            raise full
+
+    committed, queue, worker = paced(refuse)
+    assert (committed, worker.error, queue.failed) == ([0, 1], full, None)
 
 
 def test_a_calibration_is_recorded_when_it_is_known_and_at_the_end_though_later_batches_teach_nothing():

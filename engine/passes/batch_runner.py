@@ -55,7 +55,7 @@ class Fallbacks(Protocol):
         """Find the same model on another healthy device of its lease."""
 
     def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
-        """Find the same model in float32 on the same device; None where it cannot be there."""
+        """Find the same model in float32 on the same device; None where it cannot be there, now and from now on."""
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether `in_float32` may be asked for a row of this length: there is room, and it computes in less."""
@@ -257,7 +257,7 @@ class BatchRunner:
         if alone and instance is self.instance and self._fallbacks.makes_room(instance):
             raise Crowded
         if (target := self._taken(step, piece)) is None:
-            return self._climb(replace(piece, effort=step.effort), cause, short)
+            return self._climb(piece, cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
         self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
@@ -268,7 +268,8 @@ class BatchRunner:
         return [len(self._rows[index]) for index in piece.indices]
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
-        """Do what the step says; the instance that computes from now on, None where that turns out not to help."""
+        """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
+        no longer among the means: a piece that moves on leaves no trace of it."""
         instance: ModelInstance | None = piece.instance
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
