@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -128,6 +128,14 @@ def test_the_law_knows_the_masks_of_the_longest_row(name, attention):
     oracle = Oracle(ARCHITECTURES[name], packed=False, attention=attention)
     for lengths in ([8192], [8192, 5000]):
         assert predicted(law, lengths, False) == pytest.approx(oracle.peak(lengths), rel=0.002)
+
+
+def test_the_law_knows_when_the_mask_of_a_window_is_copied():
+    """Rows of one length have no mask of padding; that of their window is copied where it is not aligned."""
+    law = law_named("ModernBERT-base", False, kernel=Kernel.EFFICIENT)
+    oracle = Oracle(ARCHITECTURES["ModernBERT-base"], packed=False, kernel=Kernel.EFFICIENT)
+    for length in (8192, 8191):
+        assert predicted(law, [length] * 4, False) == pytest.approx(oracle.peak([length] * 4), rel=0.002)
 
 
 @pytest.mark.parametrize(("kind", "narrow"), [("bert", True), ("mpnet", False), ("modernbert", True), ("qwen3", False)])
@@ -323,6 +331,7 @@ TERM = st.floats(0, 60)
 @given(
     st.floats(1e3, 1e5), TERM, st.floats(0.1, 0.9), st.floats(1, 100), TERM, st.floats(0, 1000), st.integers(0, 50_000)
 )
+@example(24154.0, 0.0, 0.25, 6.0, 0.0, 21.0, 0)
 def test_a_law_fitted_to_two_phases_predicts_every_other_forward(fixed, slope, share, steeper, square, line, constant):
     truth = Law(0, constant, ((fixed, slope), (fixed * share, slope + steeper)), square=square, line=line)
     samples = [Sample(rows * length, length, truth.activations(rows * length, length)) for rows, length in shapes(8192)]
@@ -331,5 +340,5 @@ def test_a_law_fitted_to_two_phases_predicts_every_other_forward(fixed, slope, s
         Sample(rows * length, length, truth.activations(rows * length, length))
         for rows, length in ((700, 40), (30, 700), (9, 8192), (3, 2500), (1, 5000))
     ]
-    assert worst_error(law, others) <= 0.03
-    assert worst_error(law, samples) <= 0.01
+    assert worst_error(law, others) <= 0.005
+    assert worst_error(law, samples) <= 0.001

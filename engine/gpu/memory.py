@@ -24,7 +24,7 @@ WINDOW = 64
 FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN = 0.05, 0.01, 0.5
 EASING = (LEAST_MARGIN / FIRST_MARGIN) ** (1 / WINDOW)
 """What a clean batch leaves of the margin: `WINDOW` of them lead from the first to the least."""
-EXACT = 0.0005
+EXACT = 0.0001
 """A law that explains every sample to this share of it needs no further terms."""
 GRAIN = 8 << 10
 """Bytes of a sample that say nothing: an allocator rounds every tensor up to 512."""
@@ -56,11 +56,13 @@ class Law:
     step: int = 1
     reach: int = 0
     beyond: "Law | None" = None
+    aligned: "Law | None" = None
 
     def activations(self, tokens: int, longest: int) -> int:
         """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
         if self.beyond and longest > self.reach:
-            return self.beyond.activations(tokens, longest)
+            whole = self.aligned if self.aligned and longest % self.aligned.step == 0 else self.beyond
+            return whole.activations(tokens, longest)
         longest += -longest % self.step
         steepest = max(fixed + slope * longest for fixed, slope in self.phases)
         layers = math.ceil(self.constant + (self.line + self.square * longest) * longest + tokens * steepest)

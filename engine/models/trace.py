@@ -36,7 +36,7 @@ from interlock.engine.record import atomic
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
 
-LAW_VERSION = 4
+LAW_VERSION = 5
 STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10
@@ -320,9 +320,11 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
             near = sampled(0, min(reach, longest), subject.step if masked else 1, masked=masked)
             if reach >= longest:
                 return near
-            # The mask of a window is laid out in steps; rows that it does not cut have none.
-            far = sampled(reach, longest, ALIGNED if masked else 1, masked=masked)
-            return replace(near, reach=reach, beyond=far)
+            # The mask of a window is laid out in steps, or copied in each layer; rows that it does not cut have none.
+            aligned = sampled(reach, longest, ALIGNED, masked=masked)
+            if masked:
+                return replace(near, reach=reach, beyond=aligned)
+            return replace(near, reach=reach, beyond=sampled(reach, longest, 1, masked=False), aligned=aligned)
 
         whole = fitted(masked=True)
         bare: Law | None = None
