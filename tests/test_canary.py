@@ -17,6 +17,7 @@ from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes import batch_runner, canary
+from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.resident import ResidentModel
@@ -24,7 +25,8 @@ from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
-from tests.weightless import T4, Desk, card_of
+from tests.harness import grid_of
+from tests.weightless import T4, Desk, card_of, ids_of
 
 TEXTS = [*sentences(40, 20), "a long one " + "and on it goes " * 25]
 
@@ -360,6 +362,37 @@ def test_a_wider_precision_is_one_that_every_gpu_of_the_run_has():
     then = canary.in_wider(mixed, mixed)
     newer = canary.in_wider(*[replace(mixed, capability=(8, 0))] * 2)
     assert (then.dtype, newer.dtype) == ("float32", "bfloat16")
+
+
+def test_fused_attention_that_is_at_fault_is_not_what_a_padded_network_is_compared_with(tmp_path, monkeypatch):
+    desk, attention = Bench(tmp_path, monkeypatch, pooling="max"), torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **more: -attention(*a, **more))
+    _, run = desk.run()
+    found = [(each.attention, each.outcome, each.dtype) for each in events_of(run, ev.CanaryChecked)]
+    assert found == [("sdpa", "failed", "float16"), ("eager", "passed", "float16")]
+
+
+def test_a_canary_has_the_longest_text_that_is_not_longer_than_1024_tokens():
+    (cells,) = grid_of([card_of("MiniLM-L6", packed=True)], [64, 1025, 1024, 5000], ids_of)
+    assert [len(row) for row in canary.sample(cells, cells.card, 1e15)] == [1024, 64]
+
+
+def test_what_a_canary_found_on_one_card_is_not_taken_for_another(desk):
+    found = [events_of(desk.run(devices=f"sim:{card}")[1], ev.CanaryChecked)[0] for card in ("T4", "P100", "T4")]
+    assert [canary.remembered for canary in found] == [False, False, True]
+
+
+def test_a_canary_leaves_nothing_on_the_device_that_was_not_there_before(desk, monkeypatch):
+    tried, compute, reserved = canary._tried, BatchRunner.compute, []
+
+    def noting(instance, done, *given):
+        reserved.append(instance.device.memory().reserved)
+        return done(*given)
+
+    monkeypatch.setattr(canary, "_tried", lambda instance, *rows: noting(instance, tried, instance, *rows))
+    monkeypatch.setattr(BatchRunner, "compute", lambda self, *batch: noting(self.instance, compute, self, *batch))
+    desk.run()
+    assert reserved[0] == reserved[1] < reserved[2]
 
 
 def test_what_a_canary_found_is_not_remembered_of_other_weights(desk):

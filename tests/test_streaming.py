@@ -1,5 +1,6 @@
 """Streamed weights when memory runs out, and what they really take: on a simulated card, and beside the memory law."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,7 +16,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
-from interlock.engine.models.stages import walk
+from interlock.engine.models.stages import layers_of, walk
 from interlock.engine.models.trace import law_of
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes.encoder import Hidden, PackedRows, computed_tokens
@@ -61,9 +62,12 @@ class _Transformer(nn.Module):
         self.model = model
 
 
+def storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
 def stages_on_the_host(instance: ModelInstance) -> bool:
-    master = {flat.untyped_storage()._cdata for flat in instance.attached._master.flats.values()}
-    return {tensor.untyped_storage()._cdata for tensor in instance.attached.network.parameters()} <= master
+    return storages(instance.attached.network.parameters()) <= storages(instance.attached._master.flats.values())
 
 
 def moments(instance: ModelInstance) -> list[int]:
@@ -91,6 +95,20 @@ def test_wherever_memory_runs_out_in_a_streamed_forward_nothing_stays_and_the_ne
                 assert instance.device.memory().allocated == 0, number
                 assert stages_on_the_host(instance)
             np.testing.assert_array_equal(instance.attempt(ROWS), expected)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_each_layer_of_every_forward_is_computed_with_its_copy_on_the_device(kind):
+    with ExitStack() as stack:
+        instance, on_host = streamed(kind, "", stack), []
+        master = storages(instance.attached._master.flats.values())
+        for layer in (layers := layers_of(instance.attached.network)):
+            layer.register_forward_pre_hook(
+                lambda layer, _: on_host.append(bool(storages(layer.parameters()) & master))
+            )
+        for _ in range(2):
+            instance.attempt(ROWS)
+    assert on_host == [False] * 2 * len(layers)
 
 
 @pytest.mark.parametrize("name", ["XLM-R-large", "Qwen3-0.6B", "Qwen2-1.5B"])
