@@ -53,6 +53,7 @@ CASES = [
     ),
     ({**GEMMA, "sliding_window": 4096}, True, Kernel.EFFICIENT, [[2046], [500] * 30, [600, 500, 400] * 9]),
     (GEMMA, True, Kernel.EFFICIENT, [[2046], [500] * 30, [600, 500, 400] * 9, [250] * 60, [270] * 60]),
+    (GEMMA, False, Kernel.EFFICIENT, [[500] * 60, [600, 500, 400] * 9]),
     (NARROW, True, Kernel.FLASH, [[510] * 30, [510], [510, 300, 20]]),
     (NARROW, True, Kernel.EFFICIENT, [[510] * 30, [510], [510, 300, 20]]),
     (ARCHITECTURES["MPNet-base"], True, Kernel.RUNS, [[510] * 30, [97] * 40, [510, 300, 20], [32]]),

@@ -67,9 +67,6 @@ class Neighbour:
     def makes_room(self, instance):
         return False
 
-    def widens(self):
-        return False
-
 
 def moved(neighbour):
     """What becomes of a batch that the first of two GPUs has no room for."""

@@ -38,7 +38,7 @@ class DeviceGone(Exception):
 
 
 class TooNarrow(Exception):
-    """Rows are refused again and again: the pass needs a wider precision, and has one."""
+    """Rows are refused again and again in less than float32: the pass needs a wider precision."""
 
 
 class Crowded(Exception):
@@ -65,9 +65,6 @@ class Fallbacks(Protocol):
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""
-
-    def widens(self) -> bool:
-        """Whether the pass could go on in a wider precision."""
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """Find the same model on the CPU in float32, for rows of these lengths; None where it cannot be there."""
@@ -207,7 +204,7 @@ class BatchRunner:
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
         self._count(piece, refused=bool(bad))
-        if self.queue.refused >= MOST_REFUSED and self._fallbacks.widens():
+        if self.queue.refused >= MOST_REFUSED:
             raise TooNarrow
         vectors[piece.indices] = got
         refused = piece.indices[sorted(bad)]

@@ -20,7 +20,7 @@ from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
-from interlock.engine.passes.canary import Canaries, in_wider
+from interlock.engine.passes.canary import Canaries
 from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.instance import ModelInstance, first_calibration
@@ -160,11 +160,6 @@ class ResidentModel:
         device = instance.device
         card = self.planner.card_on(self.cells.card, device)
         return self.canaries.outcome(self.cells, card, instance) != "failed"
-
-    def widens(self) -> bool:
-        """Whether the pass could go on in a wider precision."""
-        device = self.context.devices[0]
-        return in_wider(self.planner.card_on(self.cells.card, device), self.cells.card) is not None
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether a row of this length has room in float32 on the same device, its layers streamed."""

@@ -91,8 +91,6 @@ class Worker:
         taken, self._ahead = self._ahead, None
         if taken and taken.runner.queue.open:
             return taken
-        if taken:
-            taken.runner.queue.give_back(taken.index)
         return self._take(least=1)
 
     def _take(self, least: int) -> "_Taken | None":
@@ -115,9 +113,10 @@ class Worker:
             self._give_back()
             runner.queue.put_back(index, self.device.name)
             raise
-        except (TooNarrow, Crowded) as again:
-            runner.queue.give_back(index)
-            runner.queue.narrow = isinstance(again, TooNarrow)
+        except TooNarrow:
+            runner.queue.narrow = True
+            return
+        except Crowded:  # the order of the cells changes, and what is not committed is placed anew
             return
         except Exception as error:  # whatever a model's libraries raise costs this model's pass, not the run
             if isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FULL):
