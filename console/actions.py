@@ -47,6 +47,7 @@ ACTIONS = (
     Action("find_next", "n", "Next", "go to the next match", (MAIN, VIEW)),
     Action("find_previous", "N", "Previous", "go to the previous match", (MAIN, VIEW)),
     Action("filter", "f", "Filter", "cycle severity: all, notice+, warning+"),
+    Action("attend", "a", "Attend", "show what went wrong, and count anew what comes after it"),
     Action("follow", "G,end", "Follow", "follow the latest event"),
     Action("detail", "enter", "Detail", "show every field of the selected event"),
     Action("export", "e", "Export", "save the listed events to a file"),

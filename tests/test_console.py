@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace as amended
@@ -15,6 +17,7 @@ from textual.pilot import Pilot
 from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
 from interlock.console.look import Leave, Look
+from interlock.console.screens import main
 from interlock.console.screens.ask import Ask, Find
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
@@ -47,16 +50,18 @@ def script(place: Path, name: str = "two-devices") -> Recorded:
 async def shown(
     run: Recorded, size: tuple[int, int] = (80, 24), *, readonly: bool = False, **look: object
 ) -> AsyncIterator[tuple[Console, Pilot]]:
-    """The console on a moment of a run; it looks at it when it is told to, and not by the clock."""
+    """The console on a moment of a run, and at that moment; it looks at it when it is told to, and not by the clock."""
     session = Session(lambda _: run)
     session.work = run
     source = copy(run)
     if readonly:
         source.controls = None
     app = Console(source if readonly else run, Look(refresh=0.5, **look), session=session, driver=None)
-    async with app.run_test(size=size) as pilot:
-        await seen(app, pilot)
-        yield app, pilot
+    now = SimpleNamespace(time=lambda: run.snapshot().latest_at)
+    with patch.object(main, "time", now):
+        async with app.run_test(size=size) as pilot:
+            await seen(app, pilot)
+            yield app, pilot
 
 
 async def seen(app: Console, pilot: Pilot) -> list[str]:
@@ -388,3 +393,14 @@ async def test_a_switch_that_would_change_nothing_says_so_and_cannot_be_confirme
         assert "Nothing to change" in "\n".join(text_of(app))
         await pilot.press("y")
         assert recorded.controls.pending() == []
+
+
+async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        assert "mitigations" in (await seen(app, pilot))[0]
+        await pilot.press("a")
+        lines = await seen(app, pilot)
+        assert "mitigations" not in lines[0]
+        assert "mitigations" in lines[-1]
+        assert any("4 Events  warnings" in line for line in lines)

@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
+from interlock.engine.record.health import Attention, Health, health
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
 from interlock.widgets import cache, glyphs, header, leases, passes, vram
@@ -28,9 +29,21 @@ def _vram(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -
     return vram.rows(snapshot, width, height, ascii=ascii)
 
 
+def _now(snapshot: Snapshot) -> Health:
+    return health(snapshot, snapshot.latest_at)
+
+
+def _head(snapshot: Snapshot, width: int, **more: Any) -> list[Row]:
+    return header.rows(snapshot, width, _now(snapshot), **more)
+
+
+def _line(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    return header.one_line(snapshot, width, _now(snapshot), ascii=ascii)
+
+
 PANES: dict[str, Draw] = {
-    "header": lambda snapshot, width, height, ascii=False: header.rows(snapshot, width, ascii=ascii),
-    "one line": lambda snapshot, width, height, ascii=False: header.one_line(snapshot, width, ascii=ascii),
+    "header": lambda snapshot, width, height, ascii=False: _head(snapshot, width, ascii=ascii),
+    "one line": _line,
     "vram": _vram,
     "passes": passes.rows,
     "passes and cache": lambda snapshot, width, height, ascii=False: passes.rows(
@@ -126,7 +139,7 @@ def test_ascii_names_draw_only_ascii(kind: str, phase: str) -> None:
 def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str) -> None:
     snapshot = sample(kind=kind, phase="incomplete", reason="two rows have no vector")
     asked = {"schedule": "shared", "cpu_fallback": "no"}
-    line = _text(header.rows(snapshot, width, pending=asked, frozen=9999, dropped=99_999))
+    line = _text(_head(snapshot, width, pending=asked, frozen=9999, dropped=99_999))
     for word in ("INCOMPLETE", {"sim": "SIMULATED", "scripted": "SCRIPTED"}[kind], "46%", "EXCL off*", "CPU-FB off*"):
         assert word in line, line
     assert "FROZEN +9999" in line
@@ -135,39 +148,55 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
 @pytest.mark.parametrize(
     ("phase", "word"),
     [("starting", "STARTING"), ("reading", "READING"), ("running", "RUN"), ("delivering", "DELIVERING"),
-     ("completed", "COMPLETED"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
+     ("completed", "DONE"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
 )  # fmt: skip
 def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -> None:
-    for line in (header.rows(sample(phase=phase), 80), header.one_line(sample(phase=phase), 20)):
-        assert _text(line).split()[0] == word
+    for line in (_head(sample(phase=phase), 80), header.one_line(sample(phase=phase), 20, _now(sample(phase=phase)))):
+        assert _text(line).split()[1] == word
 
 
 def test_a_requested_control_has_a_star_and_a_word() -> None:
     snapshot = sample()
-    assert _text(header.rows(snapshot, 80, pending={"schedule": "exclusive"})).split()[-3:] == ["on*", "CPU-FB", "on"]
-    assert _text(header.rows(snapshot, 80, pending={"pause": "yes"})).startswith(" PAUSING")
+    assert _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).split()[-3:] == ["on*", "CPU-FB", "on"]
+    assert _text(_head(snapshot, 80, pending={"pause": "yes"})).startswith(" ▲ PAUSING")
     paused = replace(snapshot, paused=True)
-    assert _text(header.rows(paused, 80)).startswith(" PAUSED")
-    assert "eta" not in _text(header.rows(paused, 120))
-    assert _text(header.rows(paused, 80, pending={"pause": "no"})).startswith(" RESUMING")
-    assert _text(header.rows(snapshot, 80, pending={"stop": "yes"})).startswith(" STOPPING")
+    assert _text(_head(paused, 80)).startswith(" ▲ PAUSED")
+    assert "eta" not in _text(_head(paused, 120))
+    assert _text(_head(paused, 80, pending={"pause": "no"})).startswith(" ▲ RESUMING")
+    assert _text(_head(snapshot, 80, pending={"stop": "yes"})).startswith(" ▲ STOPPING")
 
 
 def test_a_wide_header_says_everything_it_knows() -> None:
-    line = _text(header.rows(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
-    for word in ("RUN  WATCH", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
+    line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
+    for word in ("◇ WATCH RUN", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
                  "eta 3:23", "texts/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
 
+def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one() -> None:
+    fresh = Attention(parked=1, warnings=2, mitigations=9)
+    assert "1 parked  2 warnings  9 mitigations" in _text(_head(sample(), 120, fresh=fresh))
+    assert "!12" in _text(_head(sample(), 80, fresh=fresh)).split()
+    assert "!" not in _text(_head(sample(), 80))
+
+
+def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
+    for kind, chip in (("watch", "WATCH RUN"), ("replay", "REPLAY RUN")):
+        for width in (40, 80, 200):
+            row = _head(sample(), width, source_kind=kind)[0]
+            assert chip in row[1].text and row[1].style == "accent"
+    paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
+    assert "REPLAY PAUSED" in _text(paused)
+
+
 def test_nothing_is_called_stale_while_events_keep_coming() -> None:
-    assert "STALE" not in _text(header.rows(sample(), 200, stale=5.0))
-    assert "STALE" not in _text(header.rows(sample(phase="completed"), 200, stale=500.0))
+    assert "STALE" not in _text(_head(sample(), 200, stale=5.0))
+    assert "STALE" not in _text(_head(sample(phase="completed"), 200, stale=500.0))
 
 
 def test_nothing_says_100_percent_before_the_last_batch() -> None:
     snapshot = sample(1, 1, at=0.9999, batches=20_000)
-    assert "100%" not in _text(header.rows(snapshot, 200)) + _text(passes.rows(snapshot, 200, 5))
+    assert "100%" not in _text(_head(snapshot, 200)) + _text(passes.rows(snapshot, 200, 5))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from interlock.engine.models.cost import cost_of
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
+from interlock.engine.record.health import health
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.run import Run
@@ -55,8 +56,8 @@ def moments(run: Path) -> list[Snapshot]:
 def shown(now: Snapshot) -> dict[str, tuple[int, int]]:
     """The percent of the run and that of its pass as each place that tells them says."""
     number = now.current_pass or 0
-    (head,) = plain(header.rows(now, 140))
-    (small,) = plain(header.one_line(now, 60))
+    (head,) = plain(header.rows(now, 140, health(now, now.latest_at)))
+    (small,) = plain(header.one_line(now, 60, health(now, now.latest_at)))
     row = plain(passes.rows(now, 100, 10))[number]
     line = progress(now)
     places = {
@@ -99,7 +100,7 @@ def test_pass_and_batch_are_counted_from_1_wherever_people_read_them(unlike):
     run, _ = unlike
     now = next(now for now in moments(run) if now.current_pass == 1)
     of = now.passes[1].batches
-    (head,) = plain(header.rows(now, 140))
+    (head,) = plain(header.rows(now, 140, health(now, now.latest_at)))
     assert "pass 2/2" in head and f"batch 1/{of}" in head
     assert "pass 2/2 dear" in progress(now) and f"batch 1/{of}" in progress(now)
     assert f" 1/{of} " in plain(passes.rows(now, 100, 10))[1]

@@ -175,9 +175,13 @@ class EventsPane(Pane):
         The cursor stays on its line, or goes to the next one that is left.
         """
         names = list(LEVELS)
-        self.level = names[(names.index(self.level) + 1) % len(names)]
-        self._keep()
+        self.show_level(names[(names.index(self.level) + 1) % len(names)])
         return self.level
+
+    def show_level(self, level: str) -> None:
+        """Let through what a level does."""
+        self.level = level
+        self._keep()
 
     def find(self, pattern: str) -> int:
         """Mark `pattern` and go to the latest line at or above the cursor that has it; return how many have it."""

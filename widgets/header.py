@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from interlock.engine.record.counting import batches_of, pass_of, percent
+from interlock.engine.record.health import Attention, Health
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import formats as words
@@ -16,12 +17,16 @@ from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, wid
 STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
-WORDS = {"running": "RUN"}
-STYLES = {"completed": "ok", "running": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn"}
-MARKS = {"watch": "WATCH", "replay": "REPLAY"}
+SIGNS = {"ok": ("●", "*"), "idle": ("○", "o"), "warn": ("▲", "!"), "error": ("✖", "X")}
+STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
+MARKS = {"watch": ("◇", "<", "WATCH"), "replay": ("▷", ">", "REPLAY")}
+"""What stands before the word of a run that is not of this process, so that it never looks live."""
+SPELT = 120
+"""Columns from which on the counts of what went wrong are named."""
 END = 15
-"""The rank of when or why it ends."""
+"""The rank of when it ends."""
 NOTHING: Mapping[str, str] = {}
+CALM = Attention()
 
 
 class Field(NamedTuple):
@@ -40,21 +45,26 @@ class Field(NamedTuple):
 
 
 def rows(
-    snapshot: Snapshot, width: int,
-    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None, dropped: int = 0,
-    frozen: int | None = None, readonly: bool = False, ascii: bool = False,
+    snapshot: Snapshot, width: int, health: Health,
+    *, fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
+    stale: float | None = None, dropped: int = 0, frozen: int | None = None, readonly: bool = False,
+    ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """Draw one row of `width` cells. `pending` are controls that were asked for and do not count yet, `stale` the
-    seconds since anything was heard, `dropped` the events that were not shown, `frozen` those since it was frozen."""
-    left = [_state(snapshot, pending), *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
-    right = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
+    """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
+    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown,
+    `frozen` those since it was frozen."""
+    chip = _chip(snapshot, health, source_kind, pending, ascii)
+    left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
+    right = [*_counts(fresh, width), *_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
     return _laid(left, right, width, ascii)
 
 
-def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, ascii: bool = False) -> list[Row]:
+def one_line(
+    snapshot: Snapshot, width: int, health: Health, *, stale: float | None = None, ascii: bool = False
+) -> list[Row]:
     """Draw all that a terminal shows which is too small for panes."""
     fields = [
-        _state(snapshot, NOTHING)._replace(rank=0),
+        *_chip(snapshot, health, "live", NOTHING, ascii),
         *_marks(snapshot, "live", False),
         *_where(snapshot),
         *(field for field in _times(snapshot) if field.rank <= END),
@@ -64,26 +74,31 @@ def one_line(snapshot: Snapshot, width: int, *, stale: float | None = None, asci
     return _laid(fields, [], width, ascii)
 
 
-def _state(snapshot: Snapshot, pending: Mapping[str, str]) -> Field:
-    """The word for how the run stands; a pause that was asked for is under way until it counts."""
-    if not snapshot.over:
-        if "stop" in pending:
-            return Field(0, "STOPPING", "warn")
-        if pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
-            return Field(0, "RESUMING" if snapshot.paused else "PAUSING", "warn")
-        if snapshot.paused:
-            return Field(0, "PAUSED", "warn")
-    return Field(0, WORDS.get(snapshot.phase, snapshot.phase.upper()), STYLES.get(snapshot.phase, "title"))
+def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], ascii: bool) -> list[Field]:
+    """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
+    if not snapshot.over and "stop" in pending:
+        health = Health("STOPPING", "warn")
+    elif not snapshot.over and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
+        health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
+    sign, word, style = SIGNS[health.level][ascii], health.word, STYLES[health.level]
+    if mark := MARKS.get(source_kind):
+        sign, word, style = mark[ascii], f"{mark[2]} {word}", "accent" if health.level in ("ok", "idle") else style
+    fields = [Field(0, f"{sign} {word}", style)]
+    return fields + [Field(9, health.detail, style, least=10)] * bool(health.detail)
 
 
 def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
-    """What makes this other than a run that goes on in this process."""
+    """What makes this other than a run that goes on in this process and can be steered."""
     fields = [Field(1, word.upper(), "warn")] if (word := words.unreal(snapshot)) else []
-    if mark := MARKS.get(source_kind):
-        fields.append(Field(8, mark, "accent"))
-    elif readonly:
-        fields.append(Field(60, "READ-ONLY", "accent"))
-    return fields
+    return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and source_kind == "live")
+
+
+def _counts(fresh: Attention, width: int) -> list[Field]:
+    """What went wrong and was not looked at."""
+    if not fresh.total:
+        return []
+    style = "error" if fresh.parked or fresh.warnings else "warn"
+    return [Field(5, "  ".join(fresh.words) if width >= SPELT else f"!{fresh.total}", style)]
 
 
 def _where(snapshot: Snapshot) -> list[Field]:
@@ -107,9 +122,7 @@ def _times(snapshot: Snapshot) -> list[Field]:
     fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
     if (left := snapshot.seconds_left()) is not None and snapshot.phase == "running" and not snapshot.paused:
         fields.append(Field(END, f"eta {duration(left)}"))
-    if snapshot.over and snapshot.reason:
-        fields.append(Field(12, snapshot.reason, "warn", least=20))
-    elif rate := words.rates(snapshot)[0]:
+    if rate := words.rates(snapshot)[0]:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields
 

@@ -20,6 +20,7 @@ from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
 from interlock.engine.record.counting import several
+from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets import header
@@ -57,6 +58,7 @@ class Main(Steering):
         self._chosen = "events"
         self._zoomed = False
         self._frozen_at: int | None = None
+        self._looked = Attention()
         self._notice = ""
         self._header = Bar(id="header")
         self._vram = Vram("1 VRAM", id="vram")
@@ -137,13 +139,15 @@ class Main(Steering):
 
     def _draw_header(self) -> None:
         width, ascii = self.size.width, self._look.ascii
+        state = self._health()
         if too_small(*self.size):
-            self._header.show(header.one_line(self.snapshot, width, stale=self._stale(), ascii=ascii))
+            self._header.show(header.one_line(self.snapshot, width, state, stale=self._stale(), ascii=ascii))
             return
         dropped, frozen = self._dropped + self.host.skipped, self._frozen_at
         shown = header.rows(
-            self.snapshot, width, source_kind=self.source.kind, pending=self.pending, stale=self._stale(),
-            dropped=dropped, frozen=None if frozen is None else self.seen - frozen, readonly=self.readonly, ascii=ascii,
+            self.snapshot, width, state, fresh=attention(self.snapshot) - self._looked, source_kind=self.source.kind,
+            pending=self.pending, stale=self._stale(), dropped=dropped,
+            frozen=None if frozen is None else self.seen - frozen, readonly=self.readonly, ascii=ascii,
         )  # fmt: skip
         self._header.show(shown)
 
@@ -164,6 +168,11 @@ class Main(Steering):
         """Seconds since anything was heard of a run that is expected to say something."""
         waits = self.snapshot.over or self.source.kind == "replay" or not self.snapshot.latest_at
         return None if waits else time.time() - self.snapshot.latest_at
+
+    def _health(self) -> Health:
+        """How the run stands now; one that is replayed, at the moment that is shown."""
+        replayed = self.source.kind == "replay"
+        return health(self.snapshot, self.snapshot.latest_at if replayed else time.time())
 
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
@@ -220,6 +229,14 @@ class Main(Steering):
 
     def action_filter(self) -> None:
         self.say(f"events: {self._events.cycle_level()}")
+
+    def action_attend(self) -> None:
+        """Show what went wrong, and count only what is new from here on."""
+        counted = attention(self.snapshot)
+        self._looked = counted
+        self._events.show_level("warnings")
+        self.action_pane("events")
+        self.say("  ".join(counted.words) or "nothing went wrong so far")
 
     def action_follow(self) -> None:
         self._events.follow()

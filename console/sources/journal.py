@@ -21,7 +21,7 @@ from interlock.engine.record import journal
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold, uncollected
 from interlock.engine.record.ring import Ring
-from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.units import duration
 
@@ -30,7 +30,6 @@ CHUNK = 256
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 4.0
 """A run that writes nothing for so long is asked whether it is still there."""
-GONE = "stopped writing"
 
 
 class _Folding(ABC):

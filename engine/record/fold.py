@@ -32,10 +32,12 @@ def uncollected() -> Iterator[None]:
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
     state.latest_at = entry.at
+    if not isinstance(entry.body, ev.DeviceSampled):
+        state.progressed_at = entry.at
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
-        state.pace.second = 0
+        state.pace.second, state.slowest = 0, 0.0
         state.kinds.add(entry.device_kind)
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
@@ -150,7 +152,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             _lose(state, event)
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:  # or the batch of another pass would be shown as its latest
-                state.current_pass, state.latest_batch = event.model_pass, None
+                state.current_pass, state.latest_batch, state.slowest = event.model_pass, None, 0.0
             _keep(state, replace(convert(event, LeaseState, from_attributes=True), granted_at=state.latest_at))
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
             attached = replace(
@@ -229,6 +231,7 @@ def _flops(share: Share, batch: ev.BatchCommitted) -> float:
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.current_pass, state.latest_batch = event.model_pass, event.batch_index
+    state.slowest = max(state.slowest, event.seconds)
     state.pace.rows[-1] += event.rows
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event

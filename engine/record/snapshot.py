@@ -13,6 +13,8 @@ from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 from interlock.engine.record.state import Control, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
+GONE = "stopped writing"
+"""The phase of a run whose process is there no more."""
 LEASES = 64
 """The latest leases that are shown."""
 
@@ -108,6 +110,10 @@ class Snapshot:
     paused: bool = False
     began_at: float = 0.0
     latest_at: float = 0.0
+    progressed_at: float = 0.0
+    """When a batch was last committed, a lease changed hands, or anything else but a sample was told."""
+    slowest: float = 0.0
+    """Seconds of the longest batch of the current pass in this session."""
     elapsed: float = 0.0
     current_pass: int | None = None
     batch_index: int | None = None
@@ -132,6 +138,11 @@ class Snapshot:
     @property
     def simulated(self) -> bool:
         return self.device_kind == "sim"
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether it began on GPUs, be they simulated."""
+        return any(device.facts.kind != "cpu" for device in self.devices)
 
     @property
     def scripted(self) -> bool:
@@ -199,6 +210,8 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         paused=state.paused,
         began_at=state.began_at,
         latest_at=state.latest_at,
+        progressed_at=state.progressed_at,
+        slowest=state.slowest,
         elapsed=state.elapsed,
         current_pass=state.current_pass,
         batch_index=state.latest_batch,

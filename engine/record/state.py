@@ -124,6 +124,10 @@ class RunState:
     started: ev.RunStarted | None = None
     began_at: float = 0.0
     latest_at: float = 0.0
+    progressed_at: float = 0.0
+    """When anything but a sample was told last."""
+    slowest: float = 0.0
+    """Seconds of the longest batch of the current pass in this session."""
     device_kind: str = ""
     kinds: set[str] = field(default_factory=set)
     """Of the devices of all sessions."""
