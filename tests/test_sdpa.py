@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.memory import GRAIN
-from interlock.engine.models.sdpa import Kernel, Sdpa, sdpa_for
+from interlock.engine.gpu.meter import Counter
+from interlock.engine.models.sdpa import GpuMeter, Kernel, Sdpa, sdpa_for
 from interlock.engine.models.trace import law_of
 from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, BERT_BASE, QWEN3_06B
@@ -74,6 +76,19 @@ def test_a_gpu_takes_the_kernel_that_torch_chooses_there(about, capability):
     dtype, head, masked, grouped = about
     column = ((7, 5), (8, 0), (9, 0), (10, 0)).index(capability)
     assert sdpa_for(dtype, head, capability, masked=masked, grouped=grouped) is CHOSEN[about][column]
+
+
+def test_a_mask_whose_rows_are_not_aligned_is_copied_as_wide_as_the_next_that_are():
+    def peak(width):
+        counter = Counter()
+        with FakeTensorMode(), torch.inference_mode(), GpuMeter(counter, Sdpa.EFFICIENT, narrow=False):
+            query, key, mask = (torch.empty(1, 1, *shape, dtype=HALF) for shape in ((512, 8), (width, 8), (512, width)))
+            counter.start_peak()
+            before = counter.peak
+            torch.nn.functional.scaled_dot_product_attention(query, key, key, mask)
+        return counter.peak - before
+
+    assert peak(33) - peak(48) == 2 * 512 * 48
 
 
 @pytest.mark.parametrize(("config", "packed", "kernel", "batches"), CASES, ids=map(named, CASES))

@@ -156,4 +156,5 @@ def _aligned(mask: Tensor | None) -> int:
     if mask is None or mask.element_size() != 2 or all(step % ALIGNED == 0 for step in mask.stride()[:-1] if step):
         return 0
     held = [size for size, step in zip(mask.shape, mask.stride(), strict=True) if step]
-    return mask.element_size() * torch.Size(held).numel()
+    wide = -(-mask.shape[-1] // ALIGNED) * ALIGNED
+    return mask.element_size() * torch.Size(held[:-1]).numel() * wide
