@@ -198,9 +198,7 @@ class BatchRunner:
         got = piece.instance.attempt(rows, piece.effort.tried)
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
-                self._fallbacks.lose(piece.instance, got.message)  # at once: others would relocate pieces to it
-                if piece.instance is self.instance:
-                    raise DeviceGone(got.message)
+                self._lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
         bad = gate(got, self._cells.card.dim)
         self._count(piece, refused=bool(bad))
@@ -215,6 +213,13 @@ class BatchRunner:
         reasons = "; ".join(sorted(set(bad.values())))
         short = Shortfall(None, reasons, 0, 0, time.monotonic() - began)
         return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, short)
+
+    def _lose(self, instance: ModelInstance, reason: str) -> None:
+        """Say that an instance's device is of no more use, at once: others would relocate pieces to it. Raises
+        DeviceGone where it is the one that this computes on."""
+        self._fallbacks.lose(instance, reason)
+        if instance is self.instance:
+            raise DeviceGone(reason)
 
     def _count(self, piece: _Piece, *, refused: bool) -> None:
         """Count a row that was refused again, alone: a whole batch may be spoilt once by what is not the precision."""
@@ -272,7 +277,8 @@ class BatchRunner:
             case Rung.STREAM | Rung.SLICE_MLP:
                 piece.instance.adopt(step.effort.tried)
                 if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(piece.instance):
-                    piece.instance.end_streaming()
+                    if lacks := piece.instance.end_streaming():
+                        self._lose(piece.instance, lacks)
                     return None
             case Rung.RELOCATE:
                 instance = self._fallbacks.other(piece.instance)

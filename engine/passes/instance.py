@@ -80,12 +80,19 @@ class ModelInstance:
             if isinstance(self.attached, Replica):
                 self.attached.copy_in_turn()
 
-    def end_streaming(self) -> None:
-        """Attach the weights whole again, and stream them no more: vectors come out wrong that way."""
+    def end_streaming(self) -> str:
+        """Attach the weights whole again, and stream them no more: vectors come out wrong that way. Returns why the
+        device cannot have them, empty where it has."""
         with self.lock:
             self.attached.streams = False
             self.device.reclaim()
-            self.attached.restore()
+            try:
+                self.attached.restore()
+            except Exception as error:
+                if classify(error) is None:
+                    raise
+                return str(error).partition("\n")[0]
+        return ""
 
     def clear(self) -> None:
         """Give back what forwards have left on the device beside the weights; the next one takes workspaces anew."""
