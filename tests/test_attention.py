@@ -210,12 +210,23 @@ def flash(query, key, value, begins, ends, most, longest, dropout, causal, debug
     """What pytorch's flash_api.cpp says: j is seen from i - left to i + right, where they are not negative."""
     assert (begins is ends, most == longest, dropout, debug) == (True, True, 0.0, False)
     assert begins.dtype is torch.int32
-    right = 0 if causal else window_size_right
+    right = 0 if causal and longest > 1 else window_size_right
+    if longest == 1 and query.shape[1] > key.shape[1] and window_size_left < 0 and right < 0:
+        query.reshape(len(begins) - 1, *query.shape[1:])  # `seqlenq_ngroups_swapped`: raises where tokens are filled up
 
     def sees(i, j):
         return ((j >= i - window_size_left) | (window_size_left < 0)) & ((j <= i + right) | (right < 0))
 
     return (scores_by_hand(query, key, value, begins, sees, scale),)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_takes_rows_of_one_token_with_fewer_heads_of_keys(monkeypatch, causal):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    batch, dice = pack([np.zeros(1, np.int64)] * 3, HOST, Kernel.FLASH), torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(len(batch.ids), heads, 8, generator=dice) for heads in (6, 2, 2))
+    got = attend(query, key, value, batch, causal=causal)
+    torch.testing.assert_close(got[:3], value[:3].repeat_interleave(3, 1))  # of itself alone
 
 
 def efficient(query, key, value, bias, begins, ends, most, longest, dropout, mask, *, scale, window_size):

@@ -75,11 +75,12 @@ def attend(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, causal: bool, window: int | None, scale: float | None
 ) -> Tensor:
-    left = -1 if window is None else window - 1
+    reach = -1 if window is None else window - 1
+    longest = max(2, batch.longest)  # of 1 it takes each token for a row, also those that fill the batch up
     out: Tensor
     out, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, batch.offsets, batch.offsets, batch.longest, batch.longest, 0.0, causal, False,
-        scale=scale, window_size_left=left, window_size_right=0 if causal else left,
+        query, key, value, batch.offsets, batch.offsets, longest, longest, 0.0, causal, False,
+        scale=scale, window_size_left=reach, window_size_right=reach,
     )  # fmt: skip
     return out
 
