@@ -137,6 +137,67 @@ def test_a_device_that_fails_its_canary_leaves_the_work_to_one_that_passes(desk)
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0"}
 
 
+def test_a_card_that_fails_its_canary_does_not_condemn_the_other_of_its_make(desk):
+    code, run = desk.run(dtype="float32", devices="sim:2xT4", faults="skew@cuda:0:2")
+    assert code == ExitCode.COMPLETED
+    asked = [(canary.device, canary.outcome) for canary in events_of(run, ev.CanaryChecked)]
+    assert asked == [("cuda:0", "failed"), ("cuda:1", "passed")]
+    assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:1"}
+
+
+def test_each_card_of_a_make_is_named_as_wrong_only_after_its_own_canary(desk):
+    _, run = desk.run(dtype="float32", devices="sim:2xT4", faults="skew:9")
+    asked = [(canary.device, canary.outcome) for canary in events_of(run, ev.CanaryChecked)]
+    assert asked == [("cuda:0", "failed"), ("cuda:1", "failed")]
+    assert steps(run)[:2] == [("relocate", "not using cuda:0"), ("relocate", "not using cuda:1")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "step"),
+    [
+        ({"dtype": "float32", "devices": "sim:1xT4+1xL4", "faults": "skew@cuda:0:1"}, ("relocate", "not using cuda:0")),
+        ({"faults": "skew:1"}, ("float32", "trying float32")),
+    ],
+    ids=["another device", "another precision"],
+)
+def test_what_follows_from_a_failed_canary_counts_as_a_mitigation(desk, flags, step):
+    code, run = desk.run(strict="yes", **flags)
+    assert code == ExitCode.MITIGATED
+    assert steps(run) == [step]
+    (collection,) = summary_of(run)["collections"]
+    assert [(each["rung"], each["rows"]) for each in collection["mitigations"]] == [(step[0], len(TEXTS))]
+
+
+def test_a_device_that_failed_is_counted_once_however_often_its_model_has_its_turn(desk):
+    _, run = desk.run(dtype="float32", devices="sim:2xT4", faults="skew@cuda:0:1", window="1")
+    assert steps(run) == [("relocate", "not using cuda:0")]
+
+
+def test_what_failed_in_an_earlier_run_is_asked_anew_and_what_passed_is_not(desk, monkeypatch):
+    outcomes = iter([0.5, 0.9999999, 0.9999999])
+    monkeypatch.setattr(canary, "lowest_cosine", lambda *_: next(outcomes))
+    found = [canary for _ in range(3) for canary in events_of(desk.run()[1], ev.CanaryChecked)]
+    assert [(each.dtype, each.outcome, each.remembered) for each in found] == [
+        ("float16", "failed", False),
+        ("float32", "passed", False),
+        ("float16", "passed", False),
+        ("float16", "passed", True),
+    ]
+
+
+def test_a_card_that_failed_is_asked_itself_although_another_of_its_make_has_passed(desk, monkeypatch):
+    lowest = canary.lowest_cosine
+    outcomes = iter([0.5, 0.9999999, 0.5])
+    monkeypatch.setattr(canary, "lowest_cosine", lambda *_: next(outcomes))
+    for _ in range(2):
+        run = desk.run(dtype="float32", devices="sim:2xT4")[1]
+        asked = [(each.device, each.outcome) for each in events_of(run, ev.CanaryChecked)]
+        assert asked == [("cuda:0", "failed"), ("cuda:1", "passed")]
+    monkeypatch.setattr(canary, "lowest_cosine", lowest)
+    run = desk.run(dtype="float32", devices="sim:2xT4")[1]
+    assert [(each.device, each.outcome) for each in events_of(run, ev.CanaryChecked)] == [("cuda:0", "passed")]
+
+
 def test_a_model_that_overflows_in_float16_is_computed_in_float32_from_the_first_row(desk):
     overflowing(desk.model, 1e6)
     wanted = reference(desk)
@@ -145,7 +206,7 @@ def test_a_model_that_overflows_in_float16_is_computed_in_float32_from_the_first
     failed, passed = events_of(run, ev.CanaryChecked)
     assert (failed.outcome, failed.cosine) == ("failed", -1)
     assert (passed.outcome, passed.dtype) == ("passed", "float32")
-    assert not events_of(run, ev.Mitigated)
+    assert steps(run) == [("float32", "trying float32")]
     assert least_cosine(vectors_of(run), wanted) > 0.99999
 
 

@@ -2,7 +2,8 @@
 
 What a card, a precision or a kernel does to the vectors of a model shows in the cosine between both. Too low a one is
 no reason to stop: a plainer kernel is next, then a wider precision, and last another device. What was found is kept
-beside the models, and asked anew for other weights, cards, kernels, precisions or versions of the libraries.
+beside the models. What passed holds for a make of card, and is asked anew for other weights, kernels, precisions or
+versions of the libraries; what failed is asked anew in each run, of each card.
 """
 
 import dataclasses
@@ -34,6 +35,7 @@ from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import ModelInstance, Shortfall
+from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner
 from interlock.engine.record import atomic
 from interlock.engine.record.events import CanaryChecked
@@ -49,7 +51,7 @@ MOST_TOKENS = 1024
 """Of a row: the plain path may take memory with the square of it."""
 IN_TURN = "copying its layers one after the other"
 """What follows where a streamed model fails."""
-VERSION = 2
+VERSION = 3
 _FOLDER = "canaries"
 _LIBRARIES = ("interlock", "torch", "transformers")
 
@@ -124,6 +126,13 @@ def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
     return f"trying {then.dtype if then.dtype != card.dtype else 'plain attention'}"
 
 
+def _rung(card: ModelCard, then: ModelCard | None) -> Rung:
+    """The step of the ladder that comes nearest to what follows where `card` has failed."""
+    if then is None:
+        return Rung.RELOCATE
+    return Rung.FLOAT32 if then.dtype == "float32" != card.dtype else Rung.REPLAN
+
+
 def remembered() -> list[Remembered]:
     """Read what canaries of earlier runs have shown on this machine, the newest first."""
     kept = {}
@@ -141,18 +150,32 @@ class Canaries:
         self._context = context
         self._planner = planner
         self._found: dict[tuple[str, ...], Finding] = {}
+        """By way and make what passed or could not be compared, by way and device all."""
+        self._counted: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
 
     def sift(
-        self, cells: Cells, instances: Sequence[ModelInstance], lose: Callable[[Device, str], object]
+        self,
+        cells: Cells,
+        instances: Sequence[ModelInstance],
+        lose: Callable[[Device, str], object],
+        mitigate: Callable[[Rung, str, str, Device], object],
     ) -> list[ModelInstance] | None:
         """Return the instances on devices that compute the model of a pass rightly; None where it is to be computed in
-        another way from now on, as the planner then knows. `lose` is called with a device that is gone."""
+        another way from now on, as the planner then knows.
+
+        `lose` is called with a device that is gone, `mitigate` with what is done where one fails: once for each.
+        """
         right = []
         for instance in instances:
             card = self._planner.card_on(cells.card, instance.device)
-            then = plainer(card, cells.card)
-            outcome = self.outcome(cells, card, instance, then)
+            then, way = plainer(card, cells.card), instance.way
+            outcome = self.outcome(cells, card, instance, remedy(card, then, instance.device))
+            if instance.way != way:
+                self._act(card, instance.device, Rung.REPLAN, IN_TURN, mitigate)
+            if outcome == "failed":
+                rung = _rung(card, then)
+                self._act(card, instance.device, rung, remedy(card, then, instance.device), mitigate)
             if outcome == "failed" and then:
                 self._planner.settle(then)
                 self._planner.forget(cells.model_pass)
@@ -163,29 +186,49 @@ class Canaries:
                 right.append(instance)
         return right
 
+    def _act(
+        self,
+        card: ModelCard,
+        device: Device,
+        rung: Rung,
+        action: str,
+        mitigate: Callable[[Rung, str, str, Device], object],
+    ) -> None:
+        """Count what follows from a failure, unless an earlier lease of the pass has counted it."""
+        step = card.key, device.name, action
+        if step not in self._counted and device is not self._context.host:
+            self._counted.add(step)
+            mitigate(rung, f"failed its canary in {card.dtype}, {attention_of(card)}", action, device)
+
     def outcome(
-        self, cells: Cells, card: ModelCard, instance: ModelInstance, then: ModelCard | None = None
+        self, cells: Cells, card: ModelCard, instance: ModelInstance, otherwise: str = ""
     ) -> Literal["passed", "failed", "skipped", "lost"]:
-        """Return what a canary shows of an instance that computes as `card` says; where it fails, `then` is next."""
+        """Return what a canary shows of an instance that computes as `card` says; `otherwise` is what follows where it
+        fails. What passed on one GPU holds for all of its make; each that fails has failed itself."""
         device = instance.device
-        name = card.key, card.dtype, card.kernel, card.attention, device.label, instance.way
+        way = card.key, card.dtype, card.kernel, card.attention, instance.way
         with self._lock:  # several GPUs of one make ask at the same time when memory gets short in mid-pass
-            if name not in self._found:
+            found = self._found.get((*way, device.name))
+            if found is None and not _failure(card, instance).exists():
+                found = self._found.get((*way, device.label))
+            if found is None:
                 if (found := self._checked(cells, card, instance)) is None:
                     return "lost"
-                self._found[name] = found
-                self._tell(cells.model_pass, card, instance, found, then)
-        if self._found[name].outcome == "failed" and instance.way == "streamed":
+                self._found[*way, device.name] = found
+                if found.outcome != "failed":
+                    self._found[*way, device.label] = found
+                self._tell(cells.model_pass, card, instance, found, otherwise)
+        if found.outcome == "failed" and instance.way == "streamed":
             instance.copy_in_turn()
-            return self.outcome(cells, card, instance, then)
-        return self._found[name].outcome
+            return self.outcome(cells, card, instance, otherwise)
+        return found.outcome
 
     def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
-        """What a canary shows now, or showed an earlier run; None where the device is gone."""
-        device, file = instance.device, _file(card, instance)
-        if device.lasting:
+        """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
+        device = instance.device
+        if device.lasting and not _failure(card, instance).exists():
             with suppress(OSError, msgspec.MsgspecError):
-                known = msgspec.json.decode(file.read_bytes(), type=Remembered)
+                known = msgspec.json.decode(_pass(card, instance).read_bytes(), type=Remembered)
                 return replace(known.finding, remembered=True, seconds=0.0)
         began = time.monotonic()
         found = self._compared(cells, card, instance)
@@ -193,15 +236,8 @@ class Canaries:
         if found:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
             if device.lasting and found.cosine is not None:  # what raised an error may not do so again
-                with suppress(InterlockError):  # it can be looked at again
-                    about = Remembered(
-                        model=card.key,
-                        label=device.label,
-                        dtype=card.dtype,
-                        attention=attention_of(card),
-                        finding=found,
-                    )
-                    atomic.write_bytes(file, msgspec.json.encode(about))
+                with suppress(InterlockError, OSError):  # it can be looked at again
+                    _remember(card, instance, found)
         return found
 
     def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
@@ -258,12 +294,10 @@ class Canaries:
             encoder = self._context.backend.encoders(card, network, where)
             return np.concatenate([encoder.encode([row]) for row in rows])
 
-    def _tell(
-        self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, then: ModelCard | None
-    ) -> None:
+    def _tell(self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, otherwise: str) -> None:
         device, action = instance.device, ""
         if found.outcome == "failed":
-            action = IN_TURN if instance.way == "streamed" else remedy(card, then, device)
+            action = IN_TURN if instance.way == "streamed" else otherwise
         self._context.emit(
             CanaryChecked(
                 model_pass=model_pass,
@@ -319,12 +353,34 @@ def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | 
     return Trouble.MEMORY
 
 
-def _file(card: ModelCard, instance: ModelInstance) -> Path:
+def _remember(card: ModelCard, instance: ModelInstance, found: Finding) -> None:
+    """Keep a finding for later runs: a pass for the make of the device, a failure for this very one."""
+    about = Remembered(
+        model=card.key, label=instance.device.label, dtype=card.dtype, attention=attention_of(card), finding=found
+    )
+    if found.outcome == "passed":
+        _failure(card, instance).unlink(missing_ok=True)
+        atomic.write_bytes(_pass(card, instance), msgspec.json.encode(about))
+    else:
+        atomic.write_bytes(_failure(card, instance), msgspec.json.encode(about))
+
+
+def _pass(card: ModelCard, instance: ModelInstance) -> Path:
+    """Where it is kept that a make of device computes a model rightly."""
+    return _file(card, instance, "passed")
+
+
+def _failure(card: ModelCard, instance: ModelInstance) -> Path:
+    """Where it is kept that a device has failed, so that what passed on others of its make is not enough."""
+    return _file(card, instance, "failed", instance.device.key or instance.device.name)
+
+
+def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
     """Where a finding is kept: another for all that could change it."""
     device = instance.device
     about = [
         VERSION, card.snapshot.fingerprint, card.dtype, card.kernel, card.attention, card.packed, card.pooling,
-        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES),
+        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
     return model_cache() / _FOLDER / f"{name}.json"

@@ -119,7 +119,7 @@ class ResidentModel:
         Raises UnavailableError where no device computes it rightly.
         """
         devices = ", ".join(instance.device.name for instance in self.instances)
-        right = self.canaries.sift(self.cells, self.instances, self.lose_device)
+        right = self.canaries.sift(self.cells, self.instances, self.lose_device, self._mitigated)
         self.instances = right or []
         if right == [] and len(self.lease.lost) < len(self.lease.devices):
             self._load_on_host(f"computes wrongly on {devices}")
@@ -159,7 +159,7 @@ class ResidentModel:
         """Whether a canary lets the instance pass now that its layers are streamed."""
         device = instance.device
         card = self.planner.card_on(self.cells.card, device)
-        return self.canaries.outcome(self.cells, card, instance) != "failed"
+        return self.canaries.outcome(self.cells, card, instance, f"not streaming on {device.name}") != "failed"
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether a row of this length has room in float32 on the same device, its layers streamed."""
@@ -190,7 +190,7 @@ class ResidentModel:
         if replica is None:
             return None
         wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
-        outcome = self.canaries.outcome(self.cells, card, wide)
+        outcome = self.canaries.outcome(self.cells, card, wide, f"not using float32 on {device.name}")
         for instance in self.instances:
             if instance.device is device:  # the canary has taken its workspaces too
                 instance.clear()
@@ -362,7 +362,13 @@ class ResidentModel:
         return ModelInstance(device, attached, encoder, card.dtype, law, calibration, lease, context.lessor)
 
     def _mitigated(
-        self, rung: Rung, cause: str, action: str, device: Device, began: float | None, rows: int | None = None
+        self,
+        rung: Rung,
+        cause: str,
+        action: str,
+        device: Device,
+        began: float | None = None,
+        rows: int | None = None,
     ) -> None:
         """Emit a step of the ladder that concerns all rows of the assignment, or so many of them."""
         self.context.emit(
