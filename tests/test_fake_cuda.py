@@ -5,6 +5,7 @@ content (`tests/fake_cuda.py`). A bare `cuda`, or the number 0, would show as a 
 """
 
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,7 +22,7 @@ from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models import packing
 from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.network import PACKED_TYPES
-from interlock.engine.models.packing import pack
+from interlock.engine.models.packing import lay, pack
 from interlock.engine.models.stages import walk
 from interlock.engine.passes import encoder
 from interlock.engine.passes.batch_runner import BatchRunner
@@ -166,6 +167,21 @@ def test_the_host_waits_twice_where_nothing_can_be_page_locked(fake, monkeypatch
     monkeypatch.setattr(packing, "_pinned", lambda size: None)
     attached(fake, "bert").encode(ROWS["ragged"])
     assert fake.waits == {"to device": 1, "to host": 1}
+
+
+def test_page_locked_memory_is_given_back_once_it_is_copied_and_not_when_its_gpu_may_be_lost(fake, monkeypatch):
+    made = []
+
+    def note(size):
+        made.append(weakref.ref(memory := torch.empty(size, dtype=torch.int64)))
+        return memory
+
+    monkeypatch.setattr(packing, "_pinned", note)
+    place = torch.device("cuda", 1)
+    rows = lay([np.arange(5), np.arange(40)], place)
+    for tries in (1, 2):
+        assert pack(rows, place).ids.shape == (64,)
+        assert [memory() for memory in made] == [None] * tries
 
 
 @pytest.mark.parametrize("kind", PADDED)

@@ -73,8 +73,8 @@ class LaidRows(tuple[Ids, ...]):
     """Rows of token ids, and beside them what `PackedBatch` takes, laid end to end on the host by `lay`."""
 
     lengths: Sequence[int]
-    flat: Ids
-    """[3 T + rows + 1]: ids, positions, rows, and where each begins."""
+    flat: Ids | None
+    """[3 T + rows + 1]: ids, positions, rows, and where each begins; None once a GPU has copied it from `pinned`."""
     pinned: Tensor | None
     """The page-locked memory of `flat`, from which a GPU copies beside the host; None where it is plain."""
 
@@ -88,9 +88,9 @@ def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
     count = total + filling(total)
     size = 3 * count + len(starts)
     laid.pinned = _pinned(size) if place.type == "cuda" else None
-    laid.flat = np.empty(size, np.int64) if laid.pinned is None else laid.pinned.numpy()
-    ids, positions, owners = laid.flat[: 3 * count].reshape(3, count)
-    laid.flat[3 * count :] = starts
+    laid.flat = flat = np.empty(size, np.int64) if laid.pinned is None else laid.pinned.numpy()
+    ids, positions, owners = flat[: 3 * count].reshape(3, count)
+    flat[3 * count :] = starts
     ids[total:] = positions[total:] = 0
     owners[total:] = len(rows)
     owners[:total] = np.repeat(np.arange(len(rows)), laid.lengths)
@@ -101,10 +101,17 @@ def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
 
 
 def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.HOST) -> PackedBatch:
-    """Lay rows end to end on a device, in one copy; the host does not wait for it where the rows are pinned."""
-    laid = rows if isinstance(rows, LaidRows) else lay(rows, place)
-    pinned = laid.pinned
-    there = torch.tensor(laid.flat, device=place) if pinned is None else pinned.to(place, non_blocking=True)
+    """Lay rows end to end on a device, in one copy; the host does not wait for it where the rows are pinned.
+
+    Pinned memory is given back at once: later its GPU may be lost, and torch ends a process that frees what a lost GPU
+    has copied from (pytorch#178154). Rows that are packed once more are laid anew.
+    """
+    laid = rows if isinstance(rows, LaidRows) and rows.flat is not None else lay(rows, place)
+    if laid.pinned is None:
+        there = torch.tensor(laid.flat, device=place)
+    else:
+        there = laid.pinned.to(place, non_blocking=True)
+        laid.pinned = laid.flat = None
     count = (len(there) - len(rows) - 1) // 3
     ids, positions, owners, begins = torch.split(there, [count, count, count, len(rows) + 1])
     return PackedBatch(laid.lengths, ids, positions, owners, begins, kernel)
