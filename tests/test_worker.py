@@ -20,6 +20,7 @@ from interlock.engine.errors import DiskError, ExitCode, InterlockError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes import worker as workers
 from interlock.engine.passes.backend import REAL, Backend
 from interlock.engine.passes.batch_runner import DeviceGone, Result
 from interlock.engine.passes.controls import Controls
@@ -295,6 +296,34 @@ def test_the_last_batch_is_not_taken_ahead_but_left_for_whoever_is_free_first():
     committed, _, _ = paced(lambda runner, index: left.update({index: runner.queue.left()}))
     assert (left[6], left[7]) == ([8], [8])
     assert committed == [*range(9)]
+
+
+def test_models_take_turns_on_a_device_while_the_files_of_all_are_made_durable(monkeypatch):
+    computed, syncing, turned = [], threading.Event(), threading.Event()
+
+    class Slow(Controls):
+        def apply_pending(self, emit):
+            assert not computed or syncing.wait(60)
+
+    def sync(file):
+        syncing.set()
+        assert turned.wait(60)
+
+    def turn(runner, index):
+        if computed:  # the next in turn has been taken
+            turned.set()
+        computed.append(index)
+
+    told, card = Told(), replace(card_of("XLM-R-large", packed=True), batch_tokens=64)
+    queues = [
+        Queue(cells, range(3)) for cells in grid_of([card] * 2, [64] * 3, lambda text, length: np.full(length, text))
+    ]
+    runners = [Paced(queue, turn) for queue in queues]
+    monkeypatch.setattr(File, "sync", sync)
+    monkeypatch.setattr(workers, "SYNC_SECONDS", -1.0)
+    (both := Worker(CpuDevice(), deque(runners), told, lambda: None, Slow())).run()
+    assert both.error is None
+    assert [len(queue.committed) for queue in queues] == [3, 3]
 
 
 def test_stopping_commits_what_was_computed_and_returns_what_was_taken_ahead():

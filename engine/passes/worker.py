@@ -183,7 +183,7 @@ class Worker:
 
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
-        for runner in self.runners:
+        for runner in list(self.runners):  # which take turns meanwhile
             runner.queue.cells.file.sync()
         self.sync()
         self._synced = time.monotonic()
