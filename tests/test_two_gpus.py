@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from interlock.engine.models.weights import Replica
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from tests import weightless
@@ -184,6 +186,23 @@ def test_a_model_that_does_not_last_whole_is_tried_ever_more_rarely(monkeypatch)
     assert calls["stream"] <= 8
 
 
+def test_a_model_that_finds_no_room_to_grow_back_is_sliced_again_when_a_row_needs_it(monkeypatch):
+    gpu, master = T4(0), hydrate(COMPANION)
+    lessor, rungs = Lessor([gpu], CEILING), frozenset({Rung.STREAM, Rung.SLICE_MLP})
+    with lessor.lease("m", {gpu.name: 4 * GIB}, lambda _: None) as lease:
+        replica, bytes_of = Replica(master, gpu), law(COMPANION, "sim")
+        instance = ModelInstance(gpu, replica, Full(), "float16", bytes_of, Calibration(), lease, lessor)
+        instance.adopt(rungs)
+        monkeypatch.setattr(Replica, "_attach", full)
+        instance.grow_back(64)
+        instance.adopt(rungs)
+        assert all("forward" in vars(module) for module in replica._wide)
+
+
+def full(replica):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 class Lazy(T4):
     """A GPU that loads kernels when they are first used, beside its allocator."""
 
@@ -321,6 +340,36 @@ def test_a_batch_that_a_gpu_was_lost_under_is_given_back_where_it_is_not_to_blam
     with pytest.raises(DeviceGone, match=said):
         runner.compute(0)
     assert told == []
+
+
+def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_where_layers_were_on_their_way_to_it_too(losing, monkeypatch):
+    said = "an illegal memory access was encountered"
+    runner, _, encoder = losing(said, cpu=True)
+    replica, host = runner.instance.attached, runner._fallbacks.host([])
+    replica.stream()
+    host.encoder = SimpleNamespace(padded=False, encode=lambda rows: vectors_of(list(map(len, rows)), SMALL.dim))
+
+    def join_copies(gpu):
+        raise RuntimeError(f"CUDA error: {said}")
+
+    def encode(rows):
+        replica._streaming._fill(0)
+        monkeypatch.setattr(T4, "join_copies", join_copies)
+        Bad.encode(encoder, rows)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    assert np.isfinite(runner.compute(0).vectors).all()
+    with pytest.raises(DeviceGone, match=said):
+        runner.compute(1)
+
+
+def test_a_row_is_parked_and_costs_no_pass_where_the_host_fills_up_before_it_gets_there(losing):
+    runner, told, _ = losing("out of memory", cpu=True)
+    runner._fallbacks.other = lambda instance: None
+    runner._fallbacks.host = lambda lengths: None
+    result = runner.compute(0)
+    assert np.isnan(result.vectors).all()
+    assert len([parked for parked in told if isinstance(parked, ev.RowParked)]) == len(result.vectors)
 
 
 class Crowded(T4):

@@ -13,13 +13,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.packing import lay
 from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
-from interlock.engine.passes.ladder import Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
+from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.passes.vectors import gate
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
@@ -259,7 +258,7 @@ class BatchRunner:
         if alone and instance is self.instance and self._fallbacks.makes_room(instance):
             raise Crowded
         if (target := self._taken(step, piece)) is None:
-            return self._climb(piece, cause, short)
+            return self._climb(replace(piece, effort=step.effort) if step.rung in MOVES else piece, cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
         self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
@@ -271,8 +270,7 @@ class BatchRunner:
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
-        no longer among the means: a piece that moves on leaves no trace of it."""
-        instance: ModelInstance | None = piece.instance
+        no longer among the means: a piece that moves on leaves no trace of it. Where to move to is asked once."""
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
                 piece.instance.adopt(step.effort.tried)
@@ -281,14 +279,12 @@ class BatchRunner:
                         self._lose(piece.instance, lacks)
                     return None
             case Rung.RELOCATE:
-                instance = self._fallbacks.other(piece.instance)
+                return self._fallbacks.other(piece.instance)
             case Rung.FLOAT32:
                 return self._fallbacks.in_float32(piece.instance)
             case Rung.CPU:
-                instance = self._fallbacks.host(self._lengths(piece))
-        if instance is None:
-            raise InterlockError(f"{self._cells.card.key} has no device left after {piece.instance.device.name}")
-        return instance
+                return self._fallbacks.host(self._lengths(piece))
+        return piece.instance
 
     def _mitigated(
         self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float

@@ -131,16 +131,15 @@ class ModelInstance:
         that weights are not copied to and fro with every batch.
         """
         with self.lock:
-            if not self.mlp_sliced and not self.streamed:
+            if self.device.name in self.lease.lost or not (self.mlp_sliced or self.streamed):
                 return
             self._batches += 1
             if self._batches < self._pause or not self._fits_whole(longest):
                 return
-            pressed, self._pause, self._cold = False, 2 * self._pause, True
+            pressed, self._pause, self._cold, self.mlp_sliced = False, 2 * self._pause, True, False
             self.device.reclaim()  # a workspace in the middle of a large segment would keep the weights out
             try:
                 self.attached.restore()
-                self.mlp_sliced = False
             except Exception as error:
                 if classify(error) is None:
                     raise
