@@ -6,7 +6,7 @@ last word.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +64,23 @@ class ModelCard:
     def ours(self) -> bool:
         """Whether its network is the one of `network.py`."""
         return self.packed and packable(self.config)
+
+    @property
+    def on_host(self) -> "ModelCard":
+        """The same model as a host computes it beside GPUs: in float32."""
+        return replace(self, dtype="float32", kernel=Kernel.RUNS)
+
+    def kernel_on(self, device_kind: str) -> Kernel:
+        """Return how a device of this kind attends to its rows: only a GPU that is there does it otherwise."""
+        return self.kernel if device_kind == "cuda" else Kernel.HOST
+
+    def in_precision(self, dtype: str) -> "ModelCard":
+        """Return the same model in another precision, with the kernel that a GPU has for it; one that attends in runs
+        goes on so."""
+        if self.packed and self.kernel is Kernel.RUNS:
+            return replace(self, dtype=dtype)
+        kernel = kernel_for(self.config, dtype, self.capability, packed=self.packed)
+        return replace(self, dtype=dtype, kernel=kernel)
 
     @property
     def tokenizer_file(self) -> Path:

@@ -29,7 +29,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
 from interlock.engine.models.packing import TILE
 from interlock.engine.models.precision import wider
-from interlock.engine.models.sdpa import Kernel, kernel_for
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.sources import model_cache
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.encoder import Ids, Vectors
@@ -88,9 +88,7 @@ def least_cosine(dtype: str) -> float:
 def plain(card: ModelCard) -> ModelCard:
     """Return the card of the same model by the plainest path: float32, and of transformers' networks its own padding
     and its own attention, row by row."""
-    if card.ours:
-        return dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS)
-    return dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS, packed=False, attention="eager")
+    return card.on_host if card.ours else dataclasses.replace(card.on_host, packed=False, attention="eager")
 
 
 def plainer(card: ModelCard, original: ModelCard) -> ModelCard | None:
@@ -105,13 +103,8 @@ def plainer(card: ModelCard, original: ModelCard) -> ModelCard | None:
 
 def in_wider(card: ModelCard, original: ModelCard) -> ModelCard | None:
     """Return the same in the next wider precision that every GPU of the run has; None where there is none."""
-    capability = original.capability
-    if (dtype := wider(card.dtype, capability)) is None:
-        return None
-    if original.packed and original.kernel is Kernel.RUNS:
-        return dataclasses.replace(original, dtype=dtype)
-    kernel = kernel_for(card.config, dtype, capability, packed=original.packed)
-    return dataclasses.replace(original, dtype=dtype, kernel=kernel)
+    dtype = wider(card.dtype, original.capability)
+    return original.in_precision(dtype) if dtype else None
 
 
 def attention_of(card: ModelCard) -> str:
@@ -278,7 +271,7 @@ class Canaries:
         """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
         budget, host = self._context.lessor.budget, self._context.host
         longest = min(MOST_TOKENS, max((batch.longest for batch in cells.batches), default=1))
-        law = self._planner.law_as(dataclasses.replace(card, dtype="float32", kernel=Kernel.RUNS), host)
+        law = self._planner.law_as(card.on_host, host)
         scores = 3 * 4 * int(card.config.get("num_attention_heads") or 16) * longest**2  # where they are written out
         needed = law.weights + law.activations(longest + TILE, longest) + scores
         if needed > (free := budget(host)):  # its weights come by way of the host in any case

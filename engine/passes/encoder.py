@@ -43,7 +43,7 @@ class Encoder(Protocol):
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
     if card.packed:
-        how = card.pooling or "mean", device.torch, card.kernel if device.kind == "cuda" else Kernel.HOST
+        how = card.pooling or "mean", device.torch, card.kernel_on(device.kind)
         if isinstance(network, PackedEncoder):
             return PackedRows(network, *how)
         modules = list(network.children())

@@ -5,13 +5,11 @@ leased or changed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_for
 from interlock.engine.passes.grid import Layout
 from interlock.engine.passes.instance import first_calibration
@@ -81,7 +79,7 @@ class MemoryPlanner:
     def card_on(self, card: ModelCard, device: Device) -> ModelCard:
         """Return the card as the model computes on a device: beside GPUs the host computes in float32."""
         beside = device is self._host and device is not self._devices[0]
-        return replace(card, dtype="float32", kernel=Kernel.RUNS) if beside else self._settled.get(card.key, card)
+        return card.on_host if beside else self._settled.get(card.key, card)
 
     def settle(self, card: ModelCard) -> None:
         """Have a model computed as this card says from now on; what was known of its memory holds no more."""

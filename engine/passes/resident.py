@@ -6,7 +6,7 @@ Where a device cannot take the model after all, it is left out and an event says
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import RLock
 
 from msgspec.structs import asdict
@@ -16,7 +16,6 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
@@ -83,7 +82,7 @@ class ResidentModel:
 
         Raises UnavailableError where nothing takes it.
         """
-        context, cells = self.context, self.cells
+        context = self.context
         by_name = {device.name: device for device in (*context.devices, context.host)}
         assigned = [by_name[name] for name in self.assignment.devices]
         devices = self._still_roomy(assigned)
@@ -96,7 +95,7 @@ class ResidentModel:
         if devices[0] is context.host:
             self.instances = [self._instance_on_host(self.lease)]
         else:
-            card = self.planner.card_on(cells.card, devices[0])
+            card = self._card_on(devices[0])
             master, warm = context.masters.take(card)
             if slow := context.masters.news(card, master):
                 context.emit(Warned(message=slow))
@@ -110,7 +109,7 @@ class ResidentModel:
 
     def _give_back(self, card: ModelCard, master: Master) -> None:
         """Keep a master, unless the model is computed in another way from now on."""
-        if self.planner.card_on(self.cells.card, self.context.devices[0]) == card:
+        if self._card_on(self.context.devices[0]) == card:
             self.context.masters.give_back(card, master)
 
     def _try_out(self) -> None:
@@ -157,8 +156,7 @@ class ResidentModel:
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""
-        device = instance.device
-        card = self.planner.card_on(self.cells.card, device)
+        device, card = instance.device, self._card_on(instance.device)
         return self.canaries.outcome(self.cells, card, instance, f"not streaming on {device.name}") != "failed"
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
@@ -168,7 +166,7 @@ class ResidentModel:
         if instance.device.name in self._wide:
             return self._wide[instance.device.name] is not None
         device, budget = instance.device, self.context.lessor.budget
-        law = self.planner.law_as(self._in_float32(device), device)
+        law = self.planner.law_as(self._card_on(device).in_precision("float32"), device)
         tokens = computed_tokens([longest], padded=instance.encoder.padded)
         needed = law.slots + first_calibration(device).activations(law, tokens, longest)
         on_host = self.planner.law(self.cells.card, self.context.host).weights
@@ -184,7 +182,7 @@ class ResidentModel:
 
     def _widened(self, device: Device) -> ModelInstance | None:
         """The model in float32; None where it does not attach or computes wrongly there too."""
-        began, card = time.monotonic(), self._in_float32(device)
+        began, card = time.monotonic(), self._card_on(device).in_precision("float32")
         master, warm = self.context.masters.take(card)
         replica, _ = self._attached(device, master, streamed=True)
         if replica is None:
@@ -195,13 +193,6 @@ class ResidentModel:
             if instance.device is device:  # the canary has taken its workspaces too
                 instance.clear()
         return None if outcome in ("failed", "lost") else wide
-
-    def _in_float32(self, device: Device) -> ModelCard:
-        card = self.planner.card_on(self.cells.card, device)
-        if card.packed and card.kernel is Kernel.RUNS:
-            return replace(card, dtype="float32")
-        kernel = kernel_for(card.config, "float32", card.capability, packed=card.packed)
-        return replace(card, dtype="float32", kernel=kernel)
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
@@ -248,6 +239,9 @@ class ResidentModel:
             )
         self._mitigated(Rung.CPU, cause, "computing on the CPU in float32", instance.device, None)
         self.instances = [instance]
+
+    def _card_on(self, device: Device) -> ModelCard:
+        return self.planner.card_on(self.cells.card, device)
 
     def _assigned(self, device: Device) -> _Work:
         """Everything in the assignment."""
@@ -301,7 +295,7 @@ class ResidentModel:
             context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
     def _instance_on_host(self, lease: Lease) -> ModelInstance:
-        host, card = self.context.host, self.planner.card_on(self.cells.card, self.context.host)
+        host, card = self.context.host, self._card_on(self.context.host)
         began = time.monotonic()
         attached = attach_to_host(card, host, self.context.backend.load)
         return self._ready(card, host, attached, lease, time.monotonic() - began, warm=False)
@@ -321,8 +315,7 @@ class ResidentModel:
                     rung = Rung.REPLAN if streamed == self.assignment.streamed else Rung.STREAM
                     action = "attached on retry" if rung is Rung.REPLAN else "streaming its layers instead"
                     self._mitigated(rung, message, action, device, began)
-                card = self.planner.card_on(self.cells.card, device)
-                return self._ready(card, device, attached, self.lease, time.monotonic() - began, warm)
+                return self._ready(self._card_on(device), device, attached, self.lease, time.monotonic() - began, warm)
             message = failure
         self._mitigated(Rung.RELOCATE, message, f"leaving {device.name} out of this lease", device, began)
         return None
