@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from interlock.engine.gpu.memory import GRAIN, Law, Sample, fit, worst_error
-from interlock.engine.models import trace
+from interlock.engine.models import subjects, trace
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
@@ -300,7 +300,7 @@ def test_a_law_that_cannot_be_kept_is_traced_each_time(traced, kept):
 def test_an_untraceable_architecture_gets_a_generous_law_that_is_not_kept(monkeypatch, request):
     traced = law_named("Qwen3-0.6B", False)
     kept = request.getfixturevalue("kept")
-    monkeypatch.setattr(trace, "_blank", lambda _: (_ for _ in ()).throw(RuntimeError("no such operator")))
+    monkeypatch.setattr(subjects, "_blank", lambda _: (_ for _ in ()).throw(RuntimeError("no such operator")))
     guessed = law_named("Qwen3-0.6B", False)
     assert not kept.exists()
     for tokens, longest in ((16384, 64), (16384, 512), (8192, 8192)):

@@ -5,7 +5,6 @@ operation would have created is counted. Peaks do not depend on the depth, so th
 traced is kept beside the models, and traced anew only for another configuration or other versions of the libraries.
 """
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,22 +14,18 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.attention import attending, register, spread_heads, why_padded
-from interlock.engine.models.fused import fuse
-from interlock.engine.models.layout import POSITIONS, values_in
-from interlock.engine.models.network import PackedEncoder, packable
-from interlock.engine.models.packing import PackedBatch, filling, pack
-from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Kernel, Sdpa
+from interlock.engine.models.attention import why_padded
+from interlock.engine.models.layout import values_in
+from interlock.engine.models.network import packable
+from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Kernel
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
+from interlock.engine.models.subjects import Subject, subject_of
 from interlock.engine.record import atomic
 
 if TYPE_CHECKING:
@@ -51,7 +46,7 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
         return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
-    kernel = card.kernel if device_kind == "cuda" else Kernel.HOST
+    kernel = card.kernel_on(device_kind)
     law = law_of(
         card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow, kernel=kernel
     )
@@ -96,7 +91,7 @@ def law_of(
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(file.read_bytes(), type=Law)
     try:
-        law = _traced(_subject(config, dtype, attention, kernel, packed=packed), narrow=narrow)
+        law = _traced(subject_of(config, dtype, attention, kernel, packed=packed), narrow=narrow)
     except Exception:  # what foreign architectures do under a trace is beyond counting; measuring will correct it
         return _guessed(config, 2 if narrow else dtype.itemsize, attention)
     with suppress(InterlockError):  # it can be traced again
@@ -137,172 +132,12 @@ def _guessed(config: Config, size: int, attention: str) -> Law:
     return Law(values * size, 0, ((float(size * max(4 * width + 3 * inner, 16 * width)), float(slope)),))
 
 
-def _subject(
-    config: Config, dtype: torch.dtype, attention: str, kernel: Kernel, *, packed: bool
-) -> "_Packed | _Padded":
-    if not packed:
-        return _Padded(config, dtype, attention, kernel)
-    return _Packed(config, dtype, kernel) if packable(config) else _EndToEnd(config, dtype, kernel)
-
-
-class _Packed:
-    """Our network as a trace wants it: blank, with any number of layers, called as the encoder calls it."""
-
-    def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
-        self._config, self._dtype, self._kernel = config, dtype, kernel
-        self.depth, self.layers, self.longest = config["num_hidden_layers"], 2, _longest(config)
-        self.step = ALIGNED if config["model_type"] == "mpnet" else 1
-
-    def sdpa(self, *, masked: bool) -> Sdpa | None:
-        """How a GPU computes its attention where it goes through torch's own choice; None on the host."""
-        return _chosen_packed(self._kernel, self._dtype)
-
-    def reach(self, network: nn.Module, *, masked: bool) -> int:
-        """The longest rows that no window cuts: what is above them has a law of its own."""
-        return self.longest
-
-    def blank(self, layers: int) -> nn.Module:
-        """The network with this many layers and weights that nobody set; called under FakeTensorMode."""
-        return PackedEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
-
-    def tokens(self, rows: int, length: int) -> int:
-        """How many tokens are computed for rows of one length."""
-        return rows * length + filling(rows * length)
-
-    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
-        """Unit vectors of blank rows, computed as the encoder does."""
-        batch = pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
-        hidden = network(batch).float()
-        return F.normalize(hidden[batch.starts[:-1]], dim=1)
-
-
-class _Padded:
-    """A network of transformers, likewise: a layer and then one of every kind, since a peak may be of any kind, and
-    beside the first there is less."""
-
-    def __init__(self, config: Config, dtype: torch.dtype, attention: str, kernel: Kernel) -> None:
-        spread_heads()
-        self._config, self._dtype, self._attention, self._kernel = config, dtype, attention, kernel
-        text = self._settings().get_text_config()
-        self._kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-        self.depth, self.layers = int(text.num_hidden_layers), 1 + max(1, len(self._kinds))
-        self.longest = _longest(text.to_dict())
-        self.step = ALIGNED
-        windowed = "sliding_attention" in self._kinds
-        self._window = int((windowed and getattr(text, "sliding_window", None)) or self.longest + 1)
-
-    def sdpa(self, *, masked: bool) -> Sdpa | None:
-        return Sdpa.MATH if masked and self._kernel is Kernel.RUNS else _chosen(self._kernel)
-
-    def reach(self, network: nn.Module, *, masked: bool) -> int:
-        return self.longest if masked else min(self.longest, self._window - 1)
-
-    def blank(self, layers: int) -> nn.Module:
-        settings = self._settings()
-        text = settings.get_text_config()
-        text.num_hidden_layers = layers
-        if self._kinds:
-            text.layer_types = (self._kinds[:1] + self._kinds + self._kinds[-1:] * layers)[:layers]
-        try:
-            settings._attn_implementation = self._attention
-            network = _blank(settings)
-        except ValueError:  # an architecture without that kernel; it is loaded without it too
-            settings._attn_implementation = "eager"
-            network = _blank(settings)
-        for parameter in network.parameters():
-            parameter.data = parameter.data.to(self._dtype)
-        return network.eval()
-
-    def tokens(self, rows: int, length: int) -> int:
-        return rows * length
-
-    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
-        ids = torch.ones(rows, length, dtype=torch.int64)
-        mask = torch.ones_like(ids) if masked else None
-        # A causal network would have to look at its positions to know that it needs no mask; it is told instead.
-        sure = self._attention == "sdpa" and self._kinds == ["full_attention"]
-        unmasked = {"full_attention": None} if sure else None
-        hidden = network(input_ids=ids, attention_mask=unmasked if mask is None else mask)[0]
-        counted = (torch.ones_like(ids) if mask is None else mask)[..., None].to(hidden.dtype)
-        return F.normalize((hidden * counted).sum(1, dtype=torch.float32), dim=1)
-
-    def _settings(self) -> Any:
-        from transformers import CONFIG_MAPPING
-
-        settings = CONFIG_MAPPING[self._config["model_type"]].from_dict(copy.deepcopy(dict(self._config)))
-        for part in (settings, settings.get_text_config()):
-            part.use_cache = False  # keys and values of every layer would be kept; nobody asks for them
-        return settings
-
-
-class _EndToEnd(_Padded):
-    """A network of transformers over rows laid end to end."""
-
-    def __init__(self, config: Config, dtype: torch.dtype, kernel: Kernel) -> None:
-        super().__init__(config, dtype, register(), kernel)
-        self.step = 1
-
-    def sdpa(self, *, masked: bool) -> Sdpa | None:
-        return _chosen_packed(self._kernel, self._dtype)
-
-    def reach(self, network: nn.Module, *, masked: bool) -> int:
-        batch = self._batch(1, self.longest)
-        with torch.inference_mode(), attending(batch):
-            network(input_ids=batch.ids[None], position_ids=batch.positions[None])
-        return min((window for window, _ in batch.masks), default=self.longest)
-
-    def blank(self, layers: int) -> nn.Module:
-        return fuse(super().blank(layers))
-
-    def tokens(self, rows: int, length: int) -> int:
-        return rows * length + filling(rows * length)
-
-    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
-        batch = self._batch(rows, length)
-        with attending(batch):
-            hidden = network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0][0]
-        return F.normalize(hidden[batch.starts[:-1]].float(), dim=1)
-
-    def _batch(self, rows: int, length: int) -> PackedBatch:
-        return pack([np.ones(length, np.int64)] * rows, torch.device("cpu"), self._kernel)
-
-
-def _chosen(kernel: Kernel) -> Sdpa | None:
-    known = {Kernel.HOST: None, Kernel.MATH: Sdpa.MATH, Kernel.EFFICIENT: Sdpa.EFFICIENT}
-    return known.get(kernel, Sdpa.FLASH)
-
-
-def _chosen_packed(kernel: Kernel, dtype: torch.dtype) -> Sdpa | None:
-    """Runs of a GPU are computed in float16 or in float32, which flash attention does not take."""
-    return Sdpa.EFFICIENT if kernel is Kernel.RUNS and dtype is not torch.float16 else _chosen(kernel)
-
-
-def _longest(config: Config) -> int:
-    """The longest row of a configuration; two positions may belong to padding."""
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    return max(1, positions - 2) if isinstance(positions, int) else POSITIONS
-
-
-def _blank(settings: Any) -> nn.Module:
-    """The network of a configuration, its encoder if it has two halves, without a number being drawn for it."""
-    from transformers import MODEL_MAPPING
-
-    mapped = MODEL_MAPPING[type(settings)]
-    base = mapped[0] if isinstance(mapped, tuple) else mapped
-    blank = type(base.__name__, (base,), {"__module__": base.__module__, "_init_weights": lambda *_: None})
-    network: Any = blank(settings)
-    half: nn.Module = network.get_encoder() if settings.is_encoder_decoder else network
-    return half
-
-
-def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
+def _traced(subject: Subject, *, narrow: bool) -> Law:
     """Sizes of the network, and the law of its forwards with a mask and without."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         network, larger = subject.blank(subject.layers), subject.blank(subject.layers + 1)
-
-        padded = type(subject) is _Padded
 
         def sampled(shortest: int, longest: int, step: int, *, masked: bool) -> Law:
             samples, sdpa = [], subject.sdpa(masked=masked)
@@ -328,7 +163,7 @@ def _traced(subject: _Packed | _Padded, *, narrow: bool) -> Law:
 
         whole = fitted(masked=True)
         bare: Law | None = None
-        if padded:
+        if subject.masks:
             with suppress(Exception):  # without a mask of its own it counts as with one
                 bare = fitted(masked=False)
     share = 2 if narrow else 1
