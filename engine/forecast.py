@@ -2,12 +2,9 @@
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from interlock.engine.config import Configuration, RunSettings
@@ -47,9 +44,7 @@ from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
-
-RUNS_ASKED = 20
-"""Earlier runs whose pace is looked at, the latest ones."""
+from interlock.engine.record.pace import paces
 
 
 @dataclass(frozen=True)
@@ -201,44 +196,6 @@ def _forecasts(
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
         found.append(replace(each, seconds=each.tokens / pace / max(1, len(each.devices)) if pace else None))
     return found, free[0].room
-
-
-class _Pass(msgspec.Struct):
-    """What a summary says of a pass, as far as it matters here."""
-
-    model: str
-    dtype: str
-    status: str
-    tokens: int
-    seconds: Annotated[float, msgspec.Meta(ge=0)] | None
-
-
-class _Passes(msgspec.Struct):
-    passes: list[_Pass]
-
-
-class _Told(msgspec.Struct):
-    device_kind: str
-    collections: list[_Passes]
-
-
-def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
-    """Read tokens a second by model and precision from the latest runs in `out` on this kind of device."""
-    known: dict[tuple[str, str], float] = {}
-    for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
-        with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            told = msgspec.json.decode(path.read_bytes(), type=_Told)
-            for each in (each for found in told.collections for each in found.passes):
-                if told.device_kind == kind and each.status == "completed" and each.tokens > 0 and each.seconds:
-                    known[each.model, each.dtype] = each.tokens / each.seconds
-    return known
-
-
-def _written(path: Path) -> float:
-    """When a file was written last; never, where nobody can tell."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
 
 
 def _forecast(

@@ -42,6 +42,7 @@ from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
 from interlock.engine.record.journal import Journal
+from interlock.engine.record.pace import paces
 from interlock.engine.record.recorder import Recorder
 
 
@@ -208,7 +209,9 @@ class Run:
         dims = [delivered_dim(spec, card, self.settings.dim) for spec, card in zip(self._specs, cards, strict=True)]
         fused_width(Fusion(self.settings.fusion), dims, [card.key for card in cards])
         roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
-        self._emit(ev.RosterResolved(roster=roster))
+        known = paces(self.settings.out, self._devices[0].kind)
+        before = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
+        self._emit(ev.RosterResolved(roster=roster, paces=before))
         if self.settings.dim and not any(spec.matryoshka for spec in self._specs):
             ignored = f"--dim {self.settings.dim}: no model of the roster supports it, so nothing is truncated"
             self._emit(ev.Warned(message=ignored))

@@ -131,6 +131,7 @@ def one_pass(
         tokens_done=done * 2000,
         cost=batches * 2e15,
         cost_done=done * 2e15,
+        seconds_per_cost=0.5 / 2e15 if done else 0.0,
         seconds=done * 0.5,
         devices=tuple(devices) if done else (),
         cells=tuple(reversed(cells)),

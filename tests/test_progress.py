@@ -17,6 +17,7 @@ from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import health
+from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.run import Run
@@ -91,9 +92,9 @@ def test_header_panes_and_lines_of_unlike_models_say_the_same_share_and_it_is_th
     for now, batch, done in pairs:
         whole = done / sum(costs)
         own = (done - by_pass[0] * batch.model_pass) / by_pass[batch.model_pass]
-        for name, (of_run, of_pass) in shown(now).items():
-            assert of_run == min(int(whole * 100 + 1e-6), 100 if now.batches_done == now.batches else 99), name
-            assert of_pass == int(own * 100 + 1e-6), name
+        for name, (whole_shown, own_shown) in shown(now).items():
+            assert whole_shown == min(int(whole * 100 + 1e-6), 100 if now.batches_done == now.batches else 99), name
+            assert own_shown == int(own * 100 + 1e-6), name
 
 
 def test_pass_and_batch_are_counted_from_1_wherever_people_read_them(unlike):
@@ -133,8 +134,29 @@ def test_the_time_left_of_a_model_that_has_not_begun_is_told_by_its_cost(unlike)
     now = next(now for now in moments(run) if now.passes[0].batches_done == now.passes[0].batches)
     cheap, dear = now.passes
     pace = cheap.seconds / cheap.cost
-    assert now.seconds_left() == pytest.approx(dear.cost * pace)
+    left = of_run(now)
+    assert left
+    assert left.seconds == pytest.approx(dear.cost * pace)
     assert dear.cost > 50 * cheap.cost
+
+
+def test_a_second_run_knows_the_pace_of_the_first(unlike):
+    first, _ = unlike
+    flags = {"out": str(first.parent), "roster": "cheap,dear", "devices": "cpu"}
+    second = Run(first.parents[1] / "in", load(flags, {}, first.parents[1] / "models.toml"), Controls())
+    assert second.go() == ExitCode.COMPLETED
+    before, after = (events_of(path, ev.RosterResolved)[0].paces for path in (first, second.directory.path))
+    assert before == {"cheap": 0.0, "dear": 0.0}
+    assert after.keys() == before.keys()
+    assert after["cheap"] > 2 * after["dear"] > 0
+    assert [each.known_pace for each in snapshot(folded(second.directory.path), 0).passes] == list(after.values())
+
+
+def folded(run: Path) -> RunState:
+    state = RunState()
+    for entry in entries(run):
+        fold(state, entry)
+    return state
 
 
 def test_a_journal_without_costs_falls_back_to_tokens_and_has_its_costs_once_it_is_planned_again(unlike):

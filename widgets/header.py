@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from interlock.engine.record.counting import batches_of, pass_of, percent
 from interlock.engine.record.health import Attention, Health
+from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import formats as words
@@ -120,8 +121,8 @@ def _where(snapshot: Snapshot) -> list[Field]:
 def _times(snapshot: Snapshot) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
     fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
-    if (left := snapshot.seconds_left()) is not None and snapshot.phase == "running" and not snapshot.paused:
-        fields.append(Field(END, f"eta {duration(left)}"))
+    if (left := of_run(snapshot)) and snapshot.phase == "running" and not snapshot.paused:
+        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(45, f"±{duration(left.spread)}", "dim")]
     if rate := words.rates(snapshot)[0]:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from interlock.engine.record.counting import percent, several
+from interlock.engine.record.outlook import of_pass
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
@@ -131,8 +132,9 @@ def _word(each: PassView, snapshot: Snapshot) -> str:
 
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
-    if each.word in ("running", "waiting") and each.seconds_left is not None and not snapshot.over:
-        return duration(each.seconds_left) + " left"
+    left = of_pass(each) if each.word in ("running", "waiting") and not snapshot.over else None
+    if left:
+        return duration(left.seconds) + " left"
     return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""
 
 

@@ -36,7 +36,7 @@ def plain(rows: Iterable[Row]) -> list[str]:
 LONGEST = 4000
 ELLIPSIS, CUT = "…", "~"
 CURSOR, DOT = "▸", "·"
-_ASCII = str.maketrans({ELLIPSIS: CUT, CURSOR: ">", DOT: "."})
+_ASCII = str.maketrans({ELLIPSIS: CUT, CURSOR: ">", DOT: ".", "±": "~"})
 
 
 def width_of(text: str) -> int:

@@ -3,6 +3,7 @@
 from interlock.console.actions import Action
 from interlock.engine.passes.schedule import Placement, Schedule
 from interlock.engine.record.counting import several
+from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets.events import Line
@@ -66,15 +67,15 @@ def fallback(snapshot: Snapshot) -> list[str]:
         "Models and batches that fit on no GPU are computed on the CPU (float32) instead of being refused or parked. "
         "This is many times slower.",
     ]
-    left = snapshot.seconds_left()
-    return [*lines, f"{duration(left)} left at the current pace."] if left else lines
+    left = of_run(snapshot)
+    return [*lines, f"{duration(left.seconds)} left at the current pace."] if left else lines
 
 
 def stopping(snapshot: Snapshot) -> list[str]:
     """Tell how far the run is, and that stopping loses nothing of that."""
     done, of = snapshot.batches_done, snapshot.batches
-    left = snapshot.seconds_left()
-    time = f", about {duration(left)} left" if left else ""
+    left = of_run(snapshot)
+    time = f", about {duration(left.seconds)} left" if left else ""
     return [
         f"{done:,} of {several(of, 'batch', 'batches')} committed{time}.",
         "Committed batches are kept, whatever you choose.",

@@ -10,6 +10,7 @@ from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, batches_of, pass_of, percent, several
 from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, Status, timed
+from interlock.engine.record.outlook import of_pass, of_run
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
@@ -277,8 +278,10 @@ def progress(snapshot: Snapshot) -> str:
     parts = [f"{percent(snapshot.share_done).strip()} of the run"]
     parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
     parts += [batches_of(now)] if now.batches_done else []
-    if timed(snapshot.device_kind) and now.rows_per_second and now.seconds_left is not None:
+    if timed(snapshot.device_kind):
         each = " each" if len(now.devices) > 1 else ""
-        parts += [f"{now.rows_per_second:.1f} texts/s{each}", f"{duration(now.seconds_left)} left in this pass"]
-        parts.append(f"{duration(snapshot.seconds_left() or 0.0)} left in all")
+        parts += [f"{now.rows_per_second:.1f} texts/s{each}"] * bool(now.rows_per_second)
+        mine, left = of_pass(now), of_run(snapshot)
+        parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
+        parts += [f"{duration(left.seconds)} left in all"] if left else []
     return f"{', '.join(parts)} {_feigned(snapshot.device_kind)}".rstrip()

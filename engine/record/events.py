@@ -109,9 +109,11 @@ class DownloadRetried(Event, frozen=True, tag="download_retried"):
 
 
 class RosterResolved(Event, frozen=True, tag="roster_resolved"):
-    """The models of the run in the order of their passes; the first is the primary."""
+    """The models of the run in the order of their passes; the first is the primary. `paces` are tokens a second on one
+    device, by model, of earlier runs on this kind of device; 0 where there was none."""
 
     roster: list[RosterEntry]
+    paces: dict[str, float] = {}
 
 
 class RecordRefused(Refusal, Event, frozen=True, kw_only=True, tag="record_refused"):

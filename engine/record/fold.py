@@ -53,7 +53,7 @@ def fold(state: RunState, entry: Entry) -> None:
         case ev.ModelResolved():
             state.models.append(entry.body)
         case ev.RosterResolved():
-            state.roster = entry.body.roster
+            state.roster, state.paces = entry.body.roster, entry.body.paces
         case ev.DownloadRetried():
             state.retries.append(entry.body)
         case ev.CorpusTokenised():
@@ -258,6 +258,8 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.tokens_done += sign * batch.tokens
     share.seconds += sign * batch.seconds
     share.flops_done += sign * _flops(share, batch)
+    if sign > 0:
+        share.lately.add(batch.tokens, _flops(share, batch), batch.seconds)
     if not batch.parts:
         dtype = batch.dtype or (state.roster[batch.model_pass].dtype if state.roster else "")
         share.computed[batch.device, dtype] += sign * batch.rows

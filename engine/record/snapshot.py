@@ -10,7 +10,7 @@ from itertools import islice
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
-from interlock.engine.record.state import Control, LeaseState, Pace, RunState
+from interlock.engine.record.state import Control, LeaseState, Pace, RunState, Share
 
 NEARLY = 1 - 1e-9
 GONE = "stopped writing"
@@ -58,6 +58,10 @@ class PassView:
     cost: float = 0.0
     """Of all its batches, in predicted operations; in tokens where not every pass has a prediction."""
     cost_done: float = 0.0
+    seconds_per_cost: float = 0.0
+    """On one device, of its latest batches; 0 before there were any."""
+    known_pace: float = 0.0
+    """Tokens a second on one device in earlier runs; 0 where there was none."""
 
     @property
     def share_done(self) -> float:
@@ -65,13 +69,6 @@ class PassView:
         if self.batches_done >= self.batches:
             return float(self.batches > 0 or self.word == "reused")
         return min(NEARLY, self.cost_done / self.cost) if self.cost else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until its last batch, at the pace of those that were committed; None before any was."""
-        if not self.cost_done or self.failure:
-            return None
-        return max(0.0, self.cost - self.cost_done) * self.seconds / self.cost_done / max(1, len(self.devices))
 
     @property
     def rows_per_second(self) -> float:
@@ -178,17 +175,6 @@ class Snapshot:
     def mitigations(self) -> int:
         return sum(each.mitigations for each in self.passes)
 
-    def seconds_left(self) -> float | None:
-        """Predict the seconds to the last batch, by cost: at a model's own pace where it has begun, else at that of
-        the others; None before anything was committed."""
-        done = sum(each.cost_done for each in self.passes)
-        if self.over or not done:
-            return None
-        working = max(1, len({name for each in self.passes if each.word == "running" for name in each.devices}))
-        usual = sum(each.seconds for each in self.passes) / done
-        paces = [(each, each.seconds / each.cost_done if each.cost_done else usual) for each in self.passes]
-        return sum(max(0.0, each.cost - each.cost_done) * pace for each, pace in paces if not each.failure) / working
-
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """Copy what the state says now, where `seq` is that of the entry folded last."""
@@ -289,8 +275,16 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         failure=failed.reason if failed else "",
         cost=sum(plan.flops if priced else plan.tokens for plan in plans),
         cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
+        seconds_per_cost=_pace(shares, priced),
+        known_pace=state.paces.get(entry.model, 0.0),
     )
     return replace(view, word=_word(state, view, held))
+
+
+def _pace(shares: Sequence[Share], priced: bool) -> float:
+    """Seconds of the latest batches for each unit of their cost."""
+    cost = sum(share.lately.flops if priced else share.lately.tokens for share in shares)
+    return sum(share.lately.seconds for share in shares) / cost if cost else 0.0
 
 
 def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:

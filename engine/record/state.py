@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
@@ -11,6 +12,22 @@ from interlock.engine.record.facts import DeviceFacts, Grant, Memory, Readings, 
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""
+
+
+@dataclass
+class Lately:
+    """Tokens, operations and seconds of the latest batches: each batch counts a little less with every later one."""
+
+    FADES: ClassVar[float] = 0.9
+    tokens: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, flops: float, seconds: float) -> None:
+        """Take in one batch more."""
+        self.tokens = self.tokens * self.FADES + tokens
+        self.flops = self.flops * self.FADES + flops
+        self.seconds = self.seconds * self.FADES + seconds
 
 
 @dataclass
@@ -23,6 +40,7 @@ class Share:
     batches_done: int = 0
     flops_done: float = 0.0
     seconds: float = 0.0
+    lately: Lately = field(default_factory=Lately)
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
 
@@ -147,6 +165,8 @@ class RunState:
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
     residues: list[ev.ResidueFound] = field(default_factory=list)
     roster: list[RosterEntry] = field(default_factory=list)
+    paces: dict[str, float] = field(default_factory=dict)
+    """Tokens a second on one device of earlier runs, by model."""
     models: list[ev.ModelResolved] = field(default_factory=list)
     retries: list[ev.DownloadRetried] = field(default_factory=list)
     tokenised: list[ev.CorpusTokenised] = field(default_factory=list)

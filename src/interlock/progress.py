@@ -17,6 +17,7 @@ from interlock.console.text.event_text import progress
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.counting import batches_of, percent, several
 from interlock.engine.record.facts import timed
+from interlock.engine.record.outlook import of_pass
 from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.units import duration
@@ -160,5 +161,5 @@ def _pace(each: PassView, *, measured: bool) -> tuple[str, str]:
     """Rows a second and the time left of a pass; nothing of devices that are not there."""
     if not measured or not each.rows_per_second:
         return "", ""
-    left = each.seconds_left
-    return f"{each.rows_per_second:.1f} texts/s", duration(left) if left else ""
+    left = of_pass(each)
+    return f"{each.rows_per_second:.1f} texts/s", duration(left.seconds) if left else ""

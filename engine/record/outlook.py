@@ -1,0 +1,57 @@
+"""When a run will end, and how sure that is: pure functions of a snapshot.
+
+The work that is left is priced by the operations that each model's plan predicts. A model that has begun goes on at the
+pace of its latest batches, one that has not at that of its earlier runs, else at that of the models before it.
+"""
+
+from typing import NamedTuple
+
+from interlock.engine.record.snapshot import PassView, Snapshot
+
+BEGUN, KNOWN, UNKNOWN = 0.10, 0.20, 0.35
+"""How far a prediction may be off, as a share of it: at the own pace of a model, at that of an earlier run, and at that
+of other models. `bench/eta.py` measures it."""
+SETTLED = 3
+"""Batches from which on a model's own pace is better than that of an earlier run."""
+
+
+class Outlook(NamedTuple):
+    """Seconds to the end of what is left, and by how many of them that may be off."""
+
+    seconds: float
+    spread: float
+
+
+def of_pass(each: PassView) -> Outlook | None:
+    """Predict when a pass that has committed a batch ends; None for any other."""
+    if not each.cost_done or each.failure:
+        return None
+    return _left(each, each.seconds_per_cost, BEGUN, len(each.devices))
+
+
+def of_run(snapshot: Snapshot) -> Outlook | None:
+    """Predict when the last batch of a run is committed; None where nothing is left, or nothing is known."""
+    passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
+    if snapshot.over or not passes:
+        return None
+    seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
+    usual = seconds / done if done else 0.0
+    working = len({name for each in snapshot.passes if each.word == "running" for name in each.devices})
+    found = [_left(each, *_pace(each, usual), working) for each in passes]
+    if any(each is None for each in found):
+        return None
+    known = [each for each in found if each]
+    return Outlook(sum(each.seconds for each in known), sum(each.spread for each in known))
+
+
+def _pace(each: PassView, usual: float) -> tuple[float, float]:
+    """Seconds for each unit of a pass's cost on one device, 0 where nobody knows; and how far they may be off."""
+    before = each.tokens / each.known_pace / each.cost if each.known_pace and each.cost else 0.0
+    if each.cost_done and (each.batches_done >= SETTLED or not before):
+        return each.seconds_per_cost, BEGUN
+    return (before, KNOWN) if before else (usual, UNKNOWN)
+
+
+def _left(each: PassView, pace: float, off: float, devices: int) -> Outlook | None:
+    seconds = max(0.0, each.cost - each.cost_done) * pace / max(1, devices)
+    return Outlook(seconds, seconds * off) if pace else None

@@ -1,0 +1,76 @@
+"""When a run ends: at a model's own pace, at that of its earlier runs, or at that of the other models."""
+
+from dataclasses import replace
+
+import pytest
+
+from interlock.engine.record.outlook import BEGUN, KNOWN, UNKNOWN, of_pass, of_run
+from interlock.engine.record.snapshot import PassView, Snapshot
+from interlock.engine.record.state import Lately
+from tests.snapshots import one_pass, sample
+
+
+def a_pass(
+    number: int, *, done: int, cost: float, seconds: float = 0.0, known: float = 0.0, word: str = ""
+) -> PassView:
+    """Ten batches of a hundred tokens each, of which so many are done."""
+    view = one_pass(number, done=done, batches=10, word=word or ("running" if done else "queued"))
+    return replace(
+        view, tokens=1000, cost=cost, cost_done=cost * done / 10, seconds=seconds,
+        seconds_per_cost=seconds / (cost * done / 10) if done else 0.0, known_pace=known,
+        devices=("cpu",) if done else (), failure="",
+    )  # fmt: skip
+
+
+def run_of(*passes: PassView) -> Snapshot:
+    return replace(sample(1, kind="cpu"), passes=passes)
+
+
+def test_a_model_that_has_begun_goes_on_at_its_own_pace() -> None:
+    left = of_run(run_of(a_pass(0, done=5, cost=100.0, seconds=30.0, known=1.0)))
+    assert left == pytest.approx((30.0, 30.0 * BEGUN))
+
+
+def test_a_model_that_has_not_begun_is_as_fast_as_in_its_earlier_runs() -> None:
+    begun, known = a_pass(0, done=5, cost=100.0, seconds=30.0), a_pass(1, done=0, cost=900.0, known=20.0)
+    left = of_run(run_of(begun, known))
+    assert left == pytest.approx((30.0 + 50.0, 30.0 * BEGUN + 50.0 * KNOWN))
+
+
+def test_a_model_that_nobody_knows_costs_what_its_operations_cost_the_others() -> None:
+    left = of_run(run_of(a_pass(0, done=10, cost=100.0, seconds=60.0, word="done"), a_pass(1, done=0, cost=300.0)))
+    assert left == pytest.approx((180.0, 180.0 * UNKNOWN))
+
+
+def test_nothing_is_foretold_before_anything_is_known() -> None:
+    assert of_run(run_of(a_pass(0, done=0, cost=100.0), a_pass(1, done=0, cost=100.0, known=9.0))) is None
+    assert of_pass(a_pass(0, done=0, cost=100.0)) is None
+
+
+def test_a_run_whose_models_ran_before_is_foretold_before_its_first_batch() -> None:
+    left = of_run(run_of(a_pass(0, done=0, cost=100.0, known=50.0), a_pass(1, done=0, cost=100.0, known=100.0)))
+    assert left and left.seconds == pytest.approx(30.0)
+
+
+def test_the_first_batches_of_a_model_that_ran_before_say_less_than_that_run() -> None:
+    slow_start = a_pass(0, done=1, cost=100.0, seconds=60.0, known=50.0)
+    left = of_run(run_of(slow_start))
+    assert left and left.seconds == pytest.approx(18.0)
+
+
+def test_work_is_shared_by_the_devices_that_are_at_work() -> None:
+    two = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), devices=("cuda:0", "cuda:1"))
+    left = of_run(run_of(two))
+    assert left and left.seconds == pytest.approx(15.0)
+
+
+def test_a_failed_pass_has_nothing_left() -> None:
+    failed = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), failure="no weights")
+    assert of_run(run_of(failed)) is None
+
+
+def test_the_latest_batches_say_more_of_a_pace_than_the_first() -> None:
+    lately = Lately()
+    for seconds in [9.0] * 20 + [1.0] * 20:
+        lately.add(100, 50.0, seconds)
+    assert 1.0 < 50 * lately.seconds / lately.flops < 2.5
