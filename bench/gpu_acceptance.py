@@ -94,10 +94,14 @@ most comes first."""
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="PATH")
+    text = "the JSON to write (default bench/results/gpu-acceptance.json)"
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help=text)
     parser.add_argument("--rehearse", action="store_true", help="on a simulated T4, small models; no figure of time")
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION",
+                        help=f"some of {', '.join(SECTIONS)}; probes always")  # fmt: skip
     options = parser.parse_args()
+    if refusal := _unwritable(options.out):
+        parser.error(f"--out {options.out}: {refusal}")
     try:
         device = _device(rehearse=options.rehearse)
     except UnavailableError as error:
@@ -135,6 +139,18 @@ def measure(bench: Bench, report: Report, wanted: Sequence[str]) -> None:
         took = time.monotonic() - began
         report.put(name, "seconds", Timed(took))
         print(f"{name}: {f'{took:.0f} s of {budget:.0f}' if report.timed else 'rehearsed'}", flush=True)
+
+
+def _unwritable(out: Path) -> str:
+    """Say why the result could not be written there; empty where it can be."""
+    if out.is_dir():
+        return f"is a directory: name a file, like {out / RESULT.name}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        return f"cannot be written ({error.strerror}): name another file"
+    return ""
 
 
 def _device(*, rehearse: bool) -> Device:

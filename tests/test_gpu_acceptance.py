@@ -16,7 +16,7 @@ import torch
 from tests.builders import ROOT, environment
 
 SCRIPT = "bench/gpu_acceptance.py"
-SECTIONS = ("throughput", "wall", "residue")
+SECTIONS = ("throughput", "wall", "ladder", "residue")
 TIMED = ("attach: ms", "throughput: x", "streaming: time")
 
 
@@ -48,15 +48,37 @@ def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(
     assert len(timed) == 6
     assert all(goal["figure"] is None and goal["met"] is None for goal in timed.values())
     told = {name for name in goals.keys() - timed if name.startswith(SECTIONS)}
-    assert len(told) == 6
+    assert len(told) == 8
     assert all(goals[name]["met"] is True for name in told)
     unmeasured = goals.keys() - timed - told
     assert all(goals[name]["figure"] is None and goals[name]["met"] is None for name in unmeasured)
 
     assert {"seconds", "gemm_tflops", "pinned_h2d_gb_per_s"}.isdisjoint(sections["probes"])
     assert all(step["refused_by_us"] and step["driver_free_bytes"] > 0 for step in sections["wall"]["steps"])
-    assert [line.split(":")[0] for line in said.out.splitlines()[:4]] == ["probes", *SECTIONS]
+    assert [line.split(":")[0] for line in said.out.splitlines()[: 1 + len(SECTIONS)]] == ["probes", *SECTIONS]
     assert said.err == ""
+
+
+@pytest.mark.parametrize("beside", ["", "/taken/x.json"])
+def test_a_result_that_could_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path, beside: str) -> None:
+    (tmp_path / "taken").write_text("")
+    done = acceptance("--rehearse", "--only", "wall", "--out", f"{tmp_path}{beside}")
+    assert done.returncode == 2
+    assert f"--out {tmp_path}" in done.stderr
+    assert "name a" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["taken"]
+    assert not tmp_path.with_name(f"{tmp_path.name}.part").exists()
+
+
+def test_a_rung_that_was_never_used_is_named_in_the_table(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from acceptance.goals import Report
+
+    report = Report({}, timed=False, file=tmp_path / "result.json")
+    report.sections = {"ladder": {"never_used": ["stream"]}}
+    report.figures = {"ladder: rungs never used": 1}
+    report.show()
+    assert "MISSED stream" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")

@@ -104,8 +104,14 @@ class Report:
 
     def show(self) -> None:
         """The goals as a table, and what went wrong."""
+        never = {"ladder: rungs never used": ", ".join(self.sections.get("ladder", {}).get("never_used", ()))}
         rows = [
-            [name, "-" if told["figure"] is None else f"{told['figure']:.6g}", told["limit"], _verdict(told["met"])]
+            [
+                name,
+                "-" if told["figure"] is None else f"{told['figure']:.6g}",
+                told["limit"],
+                f"{_verdict(told['met'])} {never.get(name, '')}".rstrip(),
+            ]
             for name, told in self.goals().items()
         ]
         machine.table(["goal", "figure", "limit", ""], rows)

@@ -25,6 +25,11 @@ from interlock.engine.record import events as ev
 
 SHORT = (64, 32, 32, 16)
 """Tokens of the rows that may end on the CPU."""
+ELSEWHERE = {
+    Rung.RELOCATE.value: "needs a second GPU",
+    Rung.FLOAT32.value: "not asked for by memory, but by vectors that are not finite",
+}
+"""Rungs that are not to be seen here, and why."""
 SEGMENT = 20 << 20
 """Bytes that an allocator takes at once for a middling tensor; in a rehearsal that is more than all tensors."""
 
@@ -57,9 +62,9 @@ def ladder(bench: Bench) -> Iterator[tuple[str, Any]]:
             yield one.name, done[-1]
         bench.device.wall(CEILING)
     used = {rung for each in done for rung in each["rungs"]}
-    never = [rung.value for rung in Rung if rung.value not in used and rung is not Rung.RELOCATE]
+    never = [rung.value for rung in Rung if rung.value not in used and rung.value not in ELSEWHERE]
     yield "never_used", never
-    yield "relocate", "needs a second GPU"
+    yield from ELSEWHERE.items()
     if done:
         yield "ladder: rungs never used", len(never)
     if cosines := [each["least_cosine"] for each in done if each["least_cosine"] is not None]:
