@@ -186,7 +186,7 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--no-ui", action="store_true", help="no console, plain log output on stderr")
     group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
-    group.add_argument("--quiet", action="store_true", help="print no progress lines")
+    group.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _settings(command: argparse.ArgumentParser, *names: str) -> None:

@@ -63,6 +63,10 @@ class UnavailableError(InterlockError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class NoDeviceError(InterlockError):
+    """No device takes a model in the midst of a run: its pass fails, and the others go on."""
+
+
 class DiskError(InterlockError):
     """A file of the run cannot be written, so that nothing more can be recorded."""
 

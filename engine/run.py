@@ -136,7 +136,8 @@ class Run:
             status, reason = "failed", lost
         code = self._code(status)
         try:
-            self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code))
+            mitigations = self.recorder.look(lambda state: sum(state.mitigated.values()))
+            self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code, mitigations=mitigations))
             if not lost:
                 summary.write(self.recorder.look(summary.summarise), self.directory.summary)
         except InterlockError as error:

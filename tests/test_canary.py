@@ -505,7 +505,7 @@ def test_a_model_that_the_cpu_itself_computes_wrongly_fails_without_a_word_of_a_
     code, run = desk.run(devices="cpu")
     assert code == ExitCode.FAILED
     (failed,) = events_of(run, ev.PassFailed)
-    assert failed.reason.startswith("one computes wrongly on cpu: drop it from --roster")
+    assert failed.reason.startswith("computes wrongly on cpu: drop it from --roster")
 
 
 def test_a_canary_that_is_too_large_is_made_of_the_shorter_half_of_its_texts(desk, monkeypatch):

@@ -11,12 +11,14 @@ import pytest
 from interlock.console.apps.setup import plan_of
 from interlock.console.cli import COMMANDS
 from interlock.engine.errors import ExitCode
+from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from tests.builders import (
     command,
     committed_schema,
     corpus,
     environment,
+    events_of,
     interlock,
     sentences,
     summary_of,
@@ -118,6 +120,30 @@ def test_a_good_run_exits_0_and_leaves_stdout_empty(call, tmp_path, root, tiny_a
 
 def test_quiet_says_nothing(call, root, tiny_a):
     assert call("run", root, "--roster", tiny_a, "--quiet", "--export", "npy") == (0, "", "")
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_model_without_a_device_says_why_once_and_which_flag_to_drop_even_when_quiet(call, root, tiny_a, quiet):
+    words = ("--roster", tiny_a, "--devices", "sim:T4", "--faults", "skew:9", "--no-cpu-fallback", "--no-ui")
+    code, out, err = call("run", root, *words, *quiet)
+    why = "computes wrongly on cuda:0, and CPU fallback is off: drop --no-cpu-fallback, or drop it from --roster"
+    assert (code, out) == (ExitCode.FAILED, "")
+    (full,) = [line for line in err.splitlines() if why in line]
+    assert full.endswith(f"error: pass 1 {tiny_a.name} failed: {why}")
+    assert f"error: run failed: Docs: {tiny_a.name}: see above" in err
+    assert quiet != ("--quiet",) or all("error: " in line for line in err.splitlines())
+
+
+def test_mitigations_are_told_once_and_counted_at_the_end(call, tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(40)}})
+    faults = ",".join(f"oom:{number}" for number in range(40, 160))
+    code, _, err = call("run", chunks, "--roster", tiny_a, "--devices", "sim:T4", "--faults", faults, "--run-id", "r")
+    steps = events_of(tmp_path / "runs" / "r", ev.Mitigated)
+    kinds = {(step.rung, step.device) for step in steps}
+    assert code == ExitCode.COMPLETED
+    assert len(steps) > 2 * len(kinds)
+    assert len([line for line in err.splitlines() if "warning: " in line]) <= 2 * len(kinds)
+    assert err.splitlines()[-2].endswith(f"run completed with {len(steps)} mitigations")
 
 
 def test_a_model_that_does_not_load_exits_1_with_a_summary(call, tmp_path, root):

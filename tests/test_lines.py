@@ -1,6 +1,7 @@
 """What is said of events: every kind has its words, many of one kind become a count, and what is kept is bounded."""
 
 import re
+import time
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
+from interlock.console.front_ends import headless
 from interlock.console.text import event_list as feeds
 from interlock.console.text.event_list import Feed
 from interlock.console.text.event_text import describe, line_of, progress
@@ -24,7 +26,7 @@ from interlock.widgets.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)
-NOT_PRINTED = (*SILENT, ev.CanaryChecked, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
+NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
 GIB = 1 << 30
 HOSTILE = st.one_of(
     st.text(max_size=40),
@@ -99,6 +101,79 @@ def test_plain_output_prints_every_event_but_the_many_and_the_detailed(kind):
         fold(state, entry(0, event))
     assert bool(line_of(event)) == (kind not in NOT_PRINTED)
     assert isinstance(progress(snapshot(state, 0)), str)
+
+
+@pytest.mark.parametrize(
+    ("remembered", "kind", "line"),
+    [
+        (False, "cuda", "canary minilm on Tesla T4: passed, cosine 0.9999999 (0.6 s)"),
+        (False, "sim", "canary minilm on Tesla T4: passed, cosine 0.9999999"),
+        (True, "cuda", ""),
+    ],
+)
+def test_a_canary_of_this_run_that_passed_has_a_short_line_and_a_remembered_one_none(remembered, kind, line):
+    event = ev.CanaryChecked(
+        model_pass=0,
+        model="minilm",
+        device="cuda:0",
+        label="Tesla T4",
+        dtype="float16",
+        attention="flash",
+        rows=8,
+        tokens=900,
+        cosine=0.9999999,
+        least=0.999,
+        outcome="passed",
+        reference="float32 on cuda:0",
+        remembered=remembered,
+        seconds=0.62,
+    )
+    assert line_of(event, kind) == line
+
+
+def step(index: int | None, rung: str = "split", device: str = "cuda:0", model_pass: int = 0) -> ev.Mitigated:
+    return ev.Mitigated(
+        model_pass=model_pass,
+        batch_index=index,
+        cause="out of memory",
+        action="computing each half separately",
+        rows=2,
+        cost_seconds=0.1,
+        rung=rung,
+        device=device,
+    )
+
+
+def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
+    folded = headless.Folded()
+    taken = [folded.takes(step(index)) for index in range(30)]
+    assert taken == [False, *[True] * 29]
+    assert not folded.takes(step(30, "stream"))
+    assert not folded.takes(step(31, device="cuda:1"))
+    assert not folded.takes(step(32, model_pass=1))
+    assert not folded.ended_by(ev.PassFailed(model_pass=1, model="m", reason="r"))
+    assert folded.ended_by(ev.PassFailed(model_pass=0, model="m", reason="r")) == [
+        "warning: split in pass 1 on cuda:0: ... and 29 like it"
+    ]
+    assert not folded.takes(step(33))
+
+
+def test_counted_steps_are_told_every_ten_seconds_and_no_more_than_once():
+    folded, began = headless.Folded(), time.monotonic()
+    for index in range(3):
+        folded.takes(step(index))
+    assert folded.due(began + 9) == []
+    assert folded.due(began + 11) == ["warning: split in pass 1 on cuda:0: ... and 2 like it"]
+    assert folded.due(began + 40) == []
+    assert folded.takes(step(4))
+    closed = ev.RunClosed(status="completed", reason="", exit_code=0, mitigations=4)
+    assert folded.ended_by(closed) == ["warning: split in pass 1 on cuda:0: ... and 1 like it"]
+    assert line_of(closed) == "run completed with 4 mitigations"
+
+
+def test_a_step_of_a_whole_pass_is_always_told():
+    folded = headless.Folded()
+    assert not any(folded.takes(step(None)) for _ in range(3))
 
 
 def test_a_mitigation_tells_cause_step_rung_bytes_and_cost():

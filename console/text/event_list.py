@@ -66,7 +66,7 @@ class Feed:
         return True
 
     def _append(self, entry: Entry) -> bool:
-        severity, word, text, more, _ = describe(entry.body, entry.device_kind)
+        severity, word, text, more, *_ = describe(entry.body, entry.device_kind)
         if severity is None:
             return False
         self._in_row = self._in_row + 1 if more and more == self._row else 1

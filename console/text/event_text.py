@@ -32,13 +32,15 @@ class Description(NamedTuple):
     more: str = ""
     printed: bool = True
     """Whether plain output prints it, too."""
+    line: str = ""
+    """What plain output prints in place of the text."""
 
 
 def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
     """Write an event as plain output prints it, what went wrong marked as such; empty for one that it leaves out."""
     said = describe(event, device_kind)
     mark = f"{said.severity}: " if said.severity in ("warning", "error") else ""
-    return mark + said.text if said.printed else ""
+    return mark + (said.line or said.text) if said.printed else ""
 
 
 def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
@@ -106,7 +108,9 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             return Description("note", "lease", text, printed=False)
         case ev.CanaryChecked():
             weight: Severity = "note" if event.outcome == "passed" else "warning"
-            return Description(weight, "canary", _canary(event, real), printed=event.outcome != "passed")
+            return Description(
+                weight, "canary", _canary(event, real), printed=not event.remembered, line=_passed(event, real)
+            )
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
             text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
@@ -153,7 +157,12 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.Warned():
             return Description("warning", "warning", event.message or "(no message)")
         case ev.RunClosed():
-            return Description(BY_STATUS[event.status], "run", f"run {event.status}{_because(event.reason)}")
+            with_all = (
+                f" with {several(event.mitigations, 'mitigation')}"
+                if event.mitigations and event.status == "completed"
+                else ""
+            )
+            return Description(BY_STATUS[event.status], "run", f"run {event.status}{with_all}{_because(event.reason)}")
     assert_never(event)
 
 
@@ -223,6 +232,14 @@ def _canary(event: ev.CanaryChecked, timed: bool) -> str:
     when = "found by an earlier run" if event.remembered else f"{texts} compared{_took(event.seconds or 0.0, timed)}"
     compared = f"cosine {event.cosine:.5f} to {event.reference}, at least {event.least:g} wanted"
     return f"{begin}: {compared}{after} ({how}, {when})"
+
+
+def _passed(event: ev.CanaryChecked, timed: bool) -> str:
+    """A canary that passed, in short; empty for any other."""
+    if event.outcome != "passed" or event.cosine is None:
+        return ""
+    took = f" ({event.seconds or 0.0:.1f} s)" if timed else ""
+    return f"canary {event.model} on {event.label}: passed, cosine {event.cosine:.7f}{took}"
 
 
 def _mitigated(event: ev.Mitigated, timed: bool) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
 
-from interlock.engine.errors import InterlockError, Stopped, UnavailableError
+from interlock.engine.errors import InterlockError, NoDeviceError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
@@ -160,7 +160,7 @@ class PassExecutor:
             residents.append(resident)
             try:
                 resident.load()
-            except UnavailableError as error:
+            except (UnavailableError, NoDeviceError) as error:
                 resident.queue.failed = without_frames(error)
         self._put_off(residents)
         self._assignments, self._queues = now.assignments, [resident.queue for resident in residents]
@@ -297,9 +297,10 @@ class PassExecutor:
         )
 
     def _fail(self, model_pass: int, reason: str) -> None:
-        """Give up a pass; the others go on."""
+        """Give up a pass; the others go on. Whoever tells the reason names the model."""
         self._left[model_pass] = []
-        self._context.emit(PassFailed(model_pass=model_pass, model=self._grid[model_pass].card.key, reason=reason))
+        model = self._grid[model_pass].card.key
+        self._context.emit(PassFailed(model_pass=model_pass, model=model, reason=reason.removeprefix(f"{model} ")))
 
 
 def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:

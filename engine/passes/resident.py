@@ -11,7 +11,7 @@ from threading import RLock
 
 from msgspec.structs import asdict
 
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import NoDeviceError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease
@@ -80,7 +80,7 @@ class ResidentModel:
     def load(self) -> None:
         """Lease and attach; on the host where no GPU takes it, and nowhere where they are lost: others may take it.
 
-        Raises UnavailableError where nothing takes it.
+        Raises NoDeviceError where nothing takes it.
         """
         context = self.context
         by_name = {device.name: device for device in (*context.devices, context.host)}
@@ -115,7 +115,7 @@ class ResidentModel:
     def _try_out(self) -> None:
         """Keep the instances that a canary lets pass; none where the model is to be computed in another way.
 
-        Raises UnavailableError where no device computes it rightly.
+        Raises NoDeviceError where no device computes it rightly.
         """
         devices = ", ".join(instance.device.name for instance in self.instances)
         right = self.canaries.sift(self.cells, self.instances, self.lose_device, self._mitigated)
@@ -228,14 +228,20 @@ class ResidentModel:
         return [device for device in devices if device not in short]
 
     def _load_on_host(self, cause: str) -> None:
-        """Attach to the CPU, because no GPU takes it. Raises UnavailableError where the CPU may not either."""
-        key = self.cells.card.key
-        if self.context.devices[0] is self.context.host:
-            raise UnavailableError(f"{key} {cause}: drop it from --roster, and report it with what doctor prints")
-        instance = self._on_host(self._assigned(self.context.host))
+        """Attach to the CPU, because no GPU takes it. Raises NoDeviceError where the CPU may not either."""
+        context, host = self.context, self.context.host
+        if context.devices[0] is host:
+            raise NoDeviceError(f"{cause}: drop it from --roster, and report it with what doctor prints")
+        if not context.controls.cpu_fallback:
+            raise NoDeviceError(f"{cause}, and CPU fallback is off: drop --no-cpu-fallback, or drop it from --roster")
+        instance = self._on_host(self._assigned(host))
         if instance is None:
-            raise UnavailableError(
-                f"{key} {cause}, and CPU fallback is off or short of memory: free memory, or drop it from --roster"
+            needed = self.planner.of(self.cells.layout).host
+            needs, free = distinct_sizes(needed, max(0, context.lessor.budget(host)))
+            flag = context.lessor.flag_on(host)
+            raise NoDeviceError(
+                f"{cause}, and the CPU has too little memory (needs {needs}, {free} free): "
+                f"free memory{f', raise {flag}' if flag else ''}, or drop it from --roster"
             )
         self._mitigated(Rung.CPU, cause, "computing on the CPU in float32", instance.device, None)
         self.instances = [instance]

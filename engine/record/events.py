@@ -317,6 +317,8 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
     status: Status
     reason: str
     exit_code: int
+    mitigations: int = 0
+    """Of all sessions; 0 in older journals."""
 
 
 _Begins = RunStarted | RunResumed | DevicesFound | DeviceSampled | DeviceLost | ControlApplied | ControlRefused
