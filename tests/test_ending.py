@@ -77,7 +77,7 @@ def test_a_summary_may_lie_where_the_run_makes_the_directory_of_runs(tmp_path, w
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_after_the_end_of_a_run_changes_nothing(words, number):
     said = interlock(*words, first=LATE.format(number=int(number)), check=0).stderr.splitlines()
-    assert said[-1].startswith("summary: ")
+    assert said[-1].startswith("next: interlock view ")
 
 
 def test_what_libraries_left_for_the_end_of_the_process_is_not_waited_for(words):

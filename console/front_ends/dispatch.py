@@ -23,6 +23,7 @@ from interlock.console.front_ends.headless import (
 from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
+from interlock.console.text.recap import recap
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.passes.controls import Controls
@@ -61,13 +62,20 @@ def run_with_front_end(
         raise failure from error
     if session.work:
         if not outputs.quiet:
-            say(f"summary: {safe(session.work.directory.summary)}")
+            _sum_up(session.work, configuration)
         try:
             _deliver(session.work, front_end, outputs)
         except InterlockError as error:  # a run that did not complete says by its code what to do
             error.exit_code = ExitCode.FAILED if code in (ExitCode.COMPLETED, ExitCode.MITIGATED) else code
             raise
     return code
+
+
+def _sum_up(work: Work, configuration: Configuration) -> None:
+    """Say what became of a run, and what comes next."""
+    store = configuration.settings.qdrant
+    for line in recap(work.recorder.snapshot(), work.directory.path, str(store or "")):
+        say(safe(line))
 
 
 def _deliver(work: Work, front_end: Headless, outputs: Outputs) -> None:

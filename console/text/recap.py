@@ -1,0 +1,85 @@
+"""What became of a run, as the shell and the last screen say it: what was done, how fast, how much memory against what
+was predicted, what went wrong, where it lies, and the command that comes next."""
+
+import shlex
+from pathlib import Path
+
+from interlock.console.text.columns import render
+from interlock.engine.record.counting import percent, several
+from interlock.engine.record.facts import timed
+from interlock.engine.record.health import attention, health
+from interlock.engine.record.snapshot import PassView, Snapshot
+from interlock.engine.record.units import duration, human_bytes
+
+RESUMABLE = ("stopped", "failed", "incomplete")
+
+
+def recap(snapshot: Snapshot, run: Path, store: str = "") -> list[str]:
+    """Sum up a run whose directory is `run`; `store` is where its points were written, if anywhere."""
+    lines = [_headline(snapshot), *_models(snapshot), *(f"memory: {text}" for text in _memory(snapshot))]
+    lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
+    lines += [f"summary: {run / 'summary.json'}"]
+    return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run, store))]
+
+
+def next_commands(snapshot: Snapshot, run: Path, store: str = "") -> list[str]:
+    """Name what an operator would run next, ready to be pasted."""
+    commands = []
+    if snapshot.phase in RESUMABLE:
+        where = ["--out", str(run.parent), "--run-id", run.name]
+        commands.append(shlex.join(["interlock", "run", snapshot.chunks, *where, "--resume"]))
+    elif store:
+        commands.append(shlex.join(["interlock", "search", store]) + ' "your question"')
+    return [*commands, shlex.join(["interlock", "view", str(run)])]
+
+
+def _headline(snapshot: Snapshot) -> str:
+    """How it ended, and over how much."""
+    state = health(snapshot, snapshot.latest_at)
+    rows = max((each.rows + each.reused for each in snapshot.passes), default=0)
+    models, collections = len(snapshot.passes), len(snapshot.collections)
+    done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()}"
+    took = f" in {duration(snapshot.elapsed)}" if timed(snapshot.device_kind) else ""
+    text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')} of "
+    return text + several(collections, "collection") + took + (f": {state.detail}" if state.detail else "")
+
+
+def _models(snapshot: Snapshot) -> list[str]:
+    """A line for each model, under one another."""
+    cells = [
+        [each.model, each.word, f"{each.rows_done:,} texts", *_speed(each, snapshot), ", ".join(each.devices)]
+        for each in snapshot.passes
+    ]
+    return render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
+
+
+def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
+    if not timed(snapshot.device_kind) or not each.seconds:
+        return "", ""
+    return duration(each.seconds / max(1, len(each.devices))), f"{each.rows_per_second:.1f}"
+
+
+def _memory(snapshot: Snapshot) -> list[str]:
+    """The peak of each device beside its ceiling, and of the leases on it beside what was predicted for them."""
+    texts = []
+    for device in snapshot.devices:
+        if not device.peak:
+            continue
+        share = percent(device.peak / device.facts.ceiling_bytes).strip() if device.facts.ceiling_bytes else "?"
+        text = f"{device.facts.name} peak {human_bytes(device.peak)}, {share} of the ceiling"
+        texts.append(text + _against(snapshot, device.facts.name))
+    return texts
+
+
+def _against(snapshot: Snapshot, device: str) -> str:
+    """The largest tensors of a lease on a GPU, and what was predicted for that lease."""
+    found = [
+        (receipt.peak.allocated, lease.predicted_bytes)
+        for lease in snapshot.leases
+        for receipt in lease.receipts
+        if receipt.device == device and receipt.peak.reserved and not receipt.lost
+    ]
+    if not found:
+        return ""
+    measured, predicted = max(found)
+    return f"; tensors {human_bytes(measured)}, predicted {human_bytes(predicted)}"

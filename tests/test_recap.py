@@ -1,0 +1,63 @@
+"""What a run came to, in the shell and on the last screen: how fast, how near to memory, what went wrong, what next."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from interlock.console.text.recap import next_commands, recap
+from tests.builders import corpus, interlock, sentences
+from tests.snapshots import one_lease, sample
+
+RUN = Path("runs/r 1")
+
+
+def text_of(snapshot, store=""):
+    return "\n".join(recap(snapshot, RUN, store))
+
+
+def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
+    text = text_of(sample(phase="completed", warnings=0))
+    assert text.startswith("DONE: 3 models, 13,312 texts of 2 collections in 4:12\n")
+    assert "all-mpnet-base-v2  done   12,288 texts" in text
+    assert "memory: cuda:0 peak" in text and "% of the ceiling" in text
+    assert "summary: runs/r 1/summary.json" in text
+    assert "to look at: 2 refused" in text
+
+
+def test_what_went_wrong_is_told_last_before_the_place():
+    lines = recap(sample(phase="stopped", mitigations=3, parked=1), RUN)
+    wrong = lines.index("to look at: 1 parked, 1 warning, 3 mitigations, 2 refused")
+    assert lines[wrong + 1].startswith("summary: ")
+
+
+def test_measured_tensors_stand_beside_what_was_predicted_for_them():
+    lease = one_lease(1, held=9.0, weights=2.0)
+    run = replace(sample(phase="completed"), leases=(lease,))
+    assert "tensors 6.0 GiB, predicted 6.0 GiB" in text_of(run)
+
+
+@pytest.mark.parametrize("phase", ["stopped", "failed", "incomplete"])
+def test_a_run_that_did_not_complete_says_how_to_go_on(phase):
+    command, view = next_commands(sample(phase=phase, chunks="my chunks"), RUN)
+    assert shlex.split(command) == ["interlock", "run", "my chunks", "--out", "runs", "--run-id", "r 1", "--resume"]
+    assert shlex.split(view) == ["interlock", "view", "runs/r 1"]
+
+
+def test_a_store_that_was_written_is_what_one_searches_next():
+    first, _ = next_commands(sample(phase="completed"), RUN, "my store")
+    assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
+
+
+def test_simulated_seconds_are_no_pace():
+    assert "texts/s" in text_of(sample(phase="completed"))
+    simulated = text_of(sample(phase="completed", kind="sim"))
+    assert " in 4:12" not in simulated and "0.2" not in simulated.splitlines()[2]
+
+
+def test_the_command_that_a_stopped_run_names_goes_on_with_it(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}})
+    said = interlock("run", chunks, "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a).stderr
+    assert "DONE: 1 model, 12 texts of 1 collection" in said
+    assert f"next: interlock view {tmp_path / 'runs' / 'r'}" in said
