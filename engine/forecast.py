@@ -42,7 +42,7 @@ from interlock.engine.opening import check
 from interlock.engine.outlet.fusion import Fusion, fused_width
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
-from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
+from interlock.engine.passes.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.record.pace import paces
 
@@ -59,6 +59,8 @@ class PassForecast:
     streamed: bool
     refused: str
     seconds: float | None = None
+    warning: str = ""
+    """Why it would be computed on the CPU although there are GPUs."""
 
     @property
     def batches(self) -> int:
@@ -194,8 +196,11 @@ def _forecasts(
     known, found = paces(settings.out, devices[0].kind), []
     for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
-        found.append(replace(each, seconds=each.tokens / pace / max(1, len(each.devices)) if pace else None))
-    return found, free[0].room
+        seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None
+        short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
+        warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
+        found.append(replace(each, seconds=seconds, warning=warning))
+    return found, max(0, free[0].room)
 
 
 def _forecast(

@@ -134,6 +134,21 @@ def test_a_model_without_a_device_says_why_once_and_which_flag_to_drop_even_when
     assert quiet != ("--quiet",) or all("error: " in line for line in err.splitlines())
 
 
+def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_counts(call, tmp_path, root, tiny_a):
+    words = (root, "--roster", tiny_a, "--devices", "sim:2xT4", "--ceiling", "300MiB")
+    why = rf"{tiny_a.name} fits on no GPU \(needs \S+ \S+ \(\S+ \S+ streamed\), 0 B free under --ceiling 300.0 MiB "
+    why += r"after 300.0 MiB of context\)"
+    code, _, err = call("run", *words, "--strict", "--run-id", "r")
+    assert code == ExitCode.MITIGATED
+    (line,) = [line for line in err.splitlines() if "warning: cpu in pass 1" in line]
+    assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling", line)
+    assert [step.rung for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == ["cpu"]
+    code, out, _ = call("plan", *words)
+    assert code == ExitCode.COMPLETED
+    assert re.search(rf"^warning: {why}: it is computed on the CPU; raise --ceiling$", out, re.MULTILINE)
+    assert "-" not in re.search(r"of (.*) on", out)[1]
+
+
 def test_mitigations_are_told_once_and_counted_at_the_end(call, tmp_path, tiny_a):
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(40)}})
     faults = ",".join(f"oom:{number}" for number in range(40, 160))

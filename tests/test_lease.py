@@ -15,9 +15,11 @@ from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import HOST_RESERVE, Lease, Lessor
 from interlock.engine.gpu.sim import simulated
+from interlock.engine.passes.memory_needs import too_small
+from interlock.engine.passes.schedule import MemoryNeed
 from tests.builders import corpus, interlock, sentences
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 SIZE = 64 * MIB
 
 
@@ -337,3 +339,13 @@ def test_a_ceiling_of_10_mib_exits_5_and_names_minilm(tmp_path: Path, minilm: Pa
     said = interlock(*command, "--ceiling", "10MiB", check=5).stderr
     assert "all-minilm-l6 needs" in said
     assert "10.0 MiB available" in said
+
+
+def test_memory_that_others_hold_is_not_taken_for_too_small_a_ceiling():
+    (gpu,), host = simulated("sim:T4"), CpuDevice()
+    need, lessor = MemoryNeed("one", whole=2 * GIB, streamed=0, host=GIB), Lessor([gpu, host], 12 * GIB)
+    assert too_small(need, [gpu], lessor) is None
+    gpu.allocator.others = 14 * GIB
+    why, remedy = too_small(need, [gpu], lessor)
+    assert why.startswith("fits on no GPU (needs 2.0 GiB, ")
+    assert remedy == "free memory on cuda:0"

@@ -45,5 +45,5 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
-    lines += [f"warning: {each}" for each in seen.overlooked]
+    lines += [f"warning: {each}" for each in (*(each.warning for each in seen.passes), *seen.overlooked) if each]
     return "\n".join(lines)

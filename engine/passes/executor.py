@@ -17,7 +17,7 @@ from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.canary import Canaries, in_wider
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.memory_needs import MemoryPlanner, rooms
+from interlock.engine.passes.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.passes.worker import Worker, run_all, without_frames
@@ -46,6 +46,8 @@ class PassExecutor:
         self._lost: set[str] = set()
         self._waited: set[int] = set()
         """Passes that found no room when they were due, and have not computed since."""
+        self._on_host: set[int] = set()
+        """Passes of which it was told that no GPU has room for them."""
         self._paused: dict[int, set[int]] = {}
         """Companions that wait until a pass that was short of memory beside them has ended."""
         self._lock = RLock()
@@ -138,12 +140,26 @@ class PassExecutor:
     def _place(self, now: Placement) -> None:
         """Go through one placement, from the leases to the receipts."""
         self._last = now.assignments[-1].model_pass
+        for assignment in now.assignments:
+            self._tell_of_host(assignment)
         with ExitStack() as stack:
             queues, errors = self._compute(now, stack)
         if errors:  # raised in the other frame, it would keep that and the models in it alive while their leases end
             raise errors[0]
         for assignment, queue in zip(now.assignments, queues, strict=True):
             self._close(assignment.model_pass, queue)
+
+    def _tell_of_host(self, assignment: Assignment) -> None:
+        """Say that a pass is computed on the CPU although there are GPUs, once."""
+        context, model_pass = self._context, assignment.model_pass
+        gpus = [device for device in context.devices if device is not context.host]
+        if assignment.devices != (context.host.name,) or not gpus or model_pass in self._on_host:
+            return
+        if found := too_small(self._planner.of(self._grid[model_pass].layout), gpus, context.lessor):
+            self._on_host.add(model_pass)
+            why, remedy = found
+            cause, action = f"{self._grid[model_pass].card.key} {why}", f"computing all of it on the CPU; {remedy}"
+            self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus))
 
     def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
         """Load and compute; returns the queues, and errors that end the run.

@@ -6,7 +6,7 @@ leased or changed.
 
 from collections.abc import Callable, Sequence
 
-from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models.card import ModelCard
@@ -14,6 +14,7 @@ from interlock.engine.models.trace import law_for
 from interlock.engine.passes.grid import Layout
 from interlock.engine.passes.instance import first_calibration
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, MemoryNeed
+from interlock.engine.record.units import distinct_sizes
 
 Laws = Callable[[ModelCard, str], Law]
 
@@ -105,3 +106,20 @@ def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallba
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus
     return [DeviceRoom(device.name, device.kind, lessor.budget(device), lessor.flag_on(device)) for device in usable]
+
+
+def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple[str, str] | None:
+    """Say why a model fits on none of the GPUs, and what to do about it; None where one holds it, or there is none."""
+    room = {gpu.name: lessor.budget(gpu) for gpu in gpus}
+    healthy = [gpu for gpu in gpus if not gpu.lost]
+    least = min(need.whole, need.streamed or need.whole)
+    if not healthy or least <= max(room[gpu.name] for gpu in healthy):
+        return None
+    best = max(healthy, key=lambda gpu: room[gpu.name])
+    sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
+    needs, less, free, ceiling, held = distinct_sizes(*sizes)
+    streamed = f" ({less} streamed)" if need.streamed else ""
+    capped = least <= best.room(best.total) - RESERVE
+    where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
+    why = f"fits on no GPU (needs {needs}{streamed}, {free} free {where})"
+    return why, "raise --ceiling" if capped else f"free memory on {best.name}"
