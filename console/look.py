@@ -1,7 +1,8 @@
 """How an operator wants to see a run, from the settings; and how a console can be left.
 
 Themes of our own stand beside Textual's. `daltonic` tells good from bad by blue against orange, which deuter-, prot-
-and tritanopes tell apart; `ansi` leaves all colours to the terminal, which costs the fewest bytes on a slow link.
+and tritanopes tell apart; `daylight` is light; `ansi` leaves all colours to the terminal, which costs the fewest bytes
+on a slow link. Each has a colour of its own for what accents, warns, or is part of a gauge.
 """
 
 from collections.abc import Mapping
@@ -14,16 +15,29 @@ from interlock.console.actions import keymap
 from interlock.engine.config import Configuration
 from interlock.engine.errors import UsageError
 
+GAUGE = {
+    "dark": {"work": "#e48df5", "context": "#8b93a1", "others": "#c4b78f"},
+    "light": {"work": "#9a1fd0", "context": "#44505e", "others": "#7c655a"},
+    "ansi": {"work": "ansi_magenta", "context": "ansi_bright_black", "others": "ansi_white"},
+}
+"""Colours of a gauge's parts in a theme that names none, by what kind of theme it is."""
 SIGNAL = Theme(
-    "signal", primary="#4f9dde", secondary="#7a8794", accent="#56b6c2", success="#7fbf5f", warning="#e5b84b",
-    error="#e8615a", foreground="#d5d9de", background="#14181d", surface="#1b2027", panel="#232a33",
+    "signal", primary="#3f97f0", secondary="#7a8794", accent="#8fe6e0", success="#7fbf5f", warning="#f0bd3c",
+    error="#f2636b", foreground="#d5d9de", background="#14181d", surface="#1b2027", panel="#232a33",
+    variables=GAUGE["dark"],
 )  # fmt: skip
 DALTONIC = Theme(
-    "daltonic", primary="#56b4e9", secondary="#8a8f98", accent="#f0e442", success="#56b4e9", warning="#e69f00",
-    error="#ff6db6", foreground="#e0e0e0", background="#101214", surface="#181b1f", panel="#20242a",
+    "daltonic", primary="#3d8ee8", secondary="#8a8f98", accent="#f5ec6e", success="#56b4e9", warning="#e08a00",
+    error="#ff7ac0", foreground="#e0e0e0", background="#101214", surface="#181b1f", panel="#20242a",
+    variables={"work": "#b9e0ff", "context": "#7f848c", "others": "#b3a27a"},
 )  # fmt: skip
-OWN = (SIGNAL, DALTONIC)
-THEMES = ("signal", "daltonic", "textual-light", "ansi-dark")
+DAYLIGHT = Theme(
+    "daylight", primary="#123f95", secondary="#5b6778", accent="#0a6f86", success="#2c7a2c", warning="#8c540d",
+    error="#8f1010", foreground="#1c2430", background="#fbfbf9", surface="#eef0f2", panel="#e2e5e9", dark=False,
+    variables=GAUGE["light"],
+)  # fmt: skip
+OWN = (SIGNAL, DALTONIC, DAYLIGHT)
+THEMES = ("signal", "daltonic", "daylight", "ansi-dark")
 """What `t` walks through."""
 SLOW = "ansi-dark"
 SLOW_RATE = 1.0

@@ -181,6 +181,7 @@ def one_device(
     occupied = CONTEXT + weights + work
     label = {"cpu": "host", "sim": "Tesla T4 (simulated)", "scripted": "Tesla T4 (scripted)"}.get(kind, "Tesla T4")
     card = kind in ("cuda", "sim", "scripted")
+    history = tuple(CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(120))
     view = DeviceView(
         facts=DeviceFacts(name=name, kind=kind, label=label, total_bytes=total, ceiling_bytes=ceiling),
         memory=Memory(allocated=weights + work // 2, reserved=(weights + work) * card, occupied=occupied),
@@ -193,8 +194,11 @@ def one_device(
         ),
         peak=max(occupied, int(occupied * 1.2)),
         weights=weights,
-        history=tuple(CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(120)),
+        history=history,
         lost=lost,
+        samples=len(history),
+        heat=tuple(58 + place // 40 for place in range(120)) if kind == "cuda" else (),
+        course=history,
     )
     return replace(view, **fields)
 

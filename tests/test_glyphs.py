@@ -11,15 +11,13 @@ from interlock.widgets.text import kept, width_of
 
 @given(
     total=st.integers(0, 10**12),
-    sizes=st.tuples(*[st.integers(0, 2 * 10**12)] * 5),
+    sizes=st.tuples(*[st.integers(0, 2 * 10**12)] * 6),
     width=st.integers(0, 120),
     ascii=st.booleans(),
 )
 def test_a_gauge_has_its_width_for_any_sizes(total: int, sizes: tuple[int, ...], width: int, ascii: bool) -> None:
-    weights, used, ceiling, peak, others = sizes
-    spans = glyphs.gauge(
-        width, total, weights=weights, used=used, ceiling=ceiling, peak=peak, others=others, ascii=ascii
-    )
+    *parts, ceiling, peak = sizes
+    spans = glyphs.gauge(width, total, glyphs.Parts(*parts), ceiling=ceiling, peak=peak, ascii=ascii)
     assert sum(width_of(span.text) for span in spans) == width
 
 
@@ -83,3 +81,73 @@ def test_kept_fields_fit_and_none_is_left_out_that_would(fields: list[tuple[int,
     taken = sum(sizes[place] + gap for place in shown)
     assert shown == sorted(shown) and taken <= width + gap
     assert all(taken + sizes[place] + gap > width + gap for place in range(len(fields)) if place not in shown)
+
+
+def test_a_gauge_is_drawn_against_the_ceiling_with_the_rest_of_the_card_as_a_tail() -> None:
+    spans = glyphs.gauge(50, 100, glyphs.Parts(20, 10, 10, 0), ceiling=40, peak=40, ascii=True)
+    line = "".join(span.text for span in spans)
+    assert line == "#" * 22 + "=" * 11 + "+" * 11 + "|" + "-" * 5
+    half = "".join(s.text for s in glyphs.gauge(50, 100, glyphs.Parts(20, 0, 0, 70), ceiling=40, peak=20, ascii=True))
+    assert half == "#" * 22 + "." * 11 + "o" * 11 + "|" + "o" * 5
+
+
+def test_cells_of_a_gauge_near_the_ceiling_have_the_colour_of_that() -> None:
+    full = glyphs.gauge(111, 200, glyphs.Parts(99, 0, 0, 0), ceiling=100, peak=0)
+    assert [span.style for span in full] == ["fill", "warn", "error", "rest", "limit", "rest"]
+    calm = glyphs.gauge(111, 200, glyphs.Parts(60, 20, 0, 0), ceiling=100, peak=0)
+    assert [span.style for span in calm] == ["fill", "work", "rest", "limit", "rest"]
+
+
+@given(
+    values=st.lists(st.integers(0, 10**9), max_size=200), width=st.integers(0, 60), height=st.integers(1, 9),
+    top=st.integers(0, 10**9), ascii=st.booleans(),
+)  # fmt: skip
+def test_a_graph_has_its_size_and_a_higher_value_is_never_lower(
+    values: list[int], width: int, height: int, top: int, ascii: bool
+) -> None:
+    lines = ["".join(span.text for span in row) for row in glyphs.graph(values, width, height, top=top, ascii=ascii)]
+    assert [len(line) for line in lines] == [width] * height
+    shown = values[-width:] if width else []
+    signs = " " + glyphs.LEVELS[ascii]
+    heights = [sum(signs.index(line[width - len(shown) + place]) for line in lines) for place in range(len(shown))]
+    assert all(high >= 1 for high in heights)
+    ranked = sorted(zip(shown, heights, strict=True))
+    assert [high for _, high in ranked] == sorted(heights)
+
+
+@given(count=st.integers(1, 700), step=st.integers(1, 20), width=st.integers(1, 100))
+def test_columns_of_a_graph_stay_as_they_are_and_only_move_on(count: int, step: int, width: int) -> None:
+    def columns(told: int) -> list[float]:
+        return glyphs.gathered(list(range(max(0, told - 600), told)), told, step, width)
+
+    before, after = columns(count), columns(count + 1)
+    assert len(after) <= width and after[-1] == count
+    moved = count % step == 0
+    full = before[1 : None if moved else -1]  # the first may have lost a value that is kept no longer
+    assert full == [value for value in after if value in full]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+def test_all_values_fit_on_a_graph_in_steps(count: int, width: int) -> None:
+    step = glyphs.step_for(count, width)
+    assert step * width >= count
+
+
+@given(st.floats(1e-6, 1e12))
+def test_a_scale_is_round_and_little_above_its_values(value: float) -> None:
+    top = glyphs.rounded_up(value)
+    assert value * (1 - 1e-6) <= top <= value * 2.6
+    assert f"{top:e}"[0] in "125"
+
+
+@given(st.integers(1, 200), st.integers(2, 40))
+def test_a_pace_told_over_more_than_a_batch_is_never_nothing_while_batches_end(seconds: int, batch: int) -> None:
+    """One batch every so many seconds, as a device commits them."""
+    rows = [0] * (batch - 1) + ([64] + [0] * (batch - 1)) * (1 + seconds // batch)
+    assert all(words.smoothed(rows, batch + 1)[batch:])
+    assert words.recent(rows, batch + 1) > 0
+
+
+def test_sizes_under_a_ceiling_below_one_gibibyte_are_told_in_mebibytes() -> None:
+    assert (words.amount(500 << 20, 600 << 20), words.unit(600 << 20)) == ("500", "MiB")
+    assert (words.amount(500 << 20, 2 << 30), words.unit(2 << 30)) == ("0.5", "GiB")

@@ -23,7 +23,7 @@ def test_panes_fill_the_space_between_header_and_footer_without_overlap(width, h
     assert sum(map(len, taken)) == len(set().union(*taken)) == width * (height - 2)
     assert all(0 < y < height - 1 for _, y in set().union(*taken))
     assert all(box.height >= 3 for box in boxes.values())
-    assert chosen in boxes or chosen == "cache"
+    assert chosen in boxes
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -48,3 +48,24 @@ def test_a_terminal_that_is_too_small_has_no_pane():
 
 def test_a_zoomed_pane_is_alone():
     assert layout(80, 24, Wants(2, 3), "leases", zoomed=True) == {"leases": Box(0, 1, 80, 22)}
+
+
+@given(st.integers(120, 240), st.integers(24, 80), WANTS, st.sampled_from(PANES))
+def test_from_120_columns_the_gauges_have_the_whole_width_and_from_160_graphs_a_column(width, height, wants, chosen):
+    boxes = layout(width, height, wants, chosen, zoomed=False)
+    assert boxes["vram"].width == width
+    assert boxes["passes"].y == min(box.y for name, box in boxes.items() if name != "vram")
+    assert boxes["events"].x == 0
+    if width >= 160:
+        assert set(boxes) == set(PANES)
+        graphs = boxes["cache"]
+        assert (graphs.x + graphs.width, graphs.y + graphs.height) == (width, height - 1)
+        assert graphs.height > boxes["events"].height
+    else:
+        assert boxes["events"].width == width
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_at_120_columns_every_device_has_a_gauge_and_two_lines_of_history(devices):
+    lines = layout(120, 40, Wants(devices, 3), "events", zoomed=False)["vram"].height - 2
+    assert lines >= 1 + 3 * (devices if devices <= 4 else (devices + 1) // 2)

@@ -227,8 +227,60 @@ def test_weights_work_ceiling_and_peak_have_their_own_signs(ascii: bool) -> None
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
     made = plain(vram.rows(sample(2), 78, 4))
-    assert "weights 3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
+    assert "weights  3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
     assert made[3].rstrip()[-1] in glyphs.LEVELS[0]
+
+
+def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() -> None:
+    made = plain(vram.rows(sample(2), 118, 7))
+    assert [line.split()[0] for line in (made[0], made[3])] == ["cuda:0", "cuda:1"]
+    assert "12.0 GiB" in made[1] and made[2].split()[-2:-1] and " 0 " in made[2]
+    assert "▇ weights  3.1" in made[1] and "▅ act  0.8" in made[1]
+    assert made[6].split()[0].startswith("-") and made[6].endswith("now")
+    assert all(line.rstrip()[-1] in glyphs.LEVELS[0] for line in (made[2], made[5]))
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+@pytest.mark.parametrize(("share", "style"), [(0.505, ""), (0.915, "warn"), (0.985, "error")])
+def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, style: str, ascii: bool) -> None:
+    used = int(12 * GIB * share)
+    device = one_device(0, weights=used - 300 * MIB, work=0, peak=used)
+    (row,) = vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii)
+    percent = next(span for span in row if "%" in span.text)
+    assert percent == (f"{int(share * 100):>3}%{vram.SIGNS[style][ascii]}", style)
+    assert (style in {span.style for span in row if span.text[0] in "▇#▃+"}) == bool(style)
+
+
+def test_a_small_ceiling_is_told_in_mebibytes_and_has_a_bar_of_full_length() -> None:
+    device = one_device(0, weights=200 * MIB, work=40 * MIB, ceiling=600 * MIB, peak=560 * MIB)
+    line = _text(vram.rows(replace(sample(1), devices=(device,)), 118, 1))
+    assert " 540/600 MiB  90%▲" in line
+    before, _, _ = line.partition(glyphs.CEILING[0])
+    assert before.count("▇") + before.count("▅") + before.count("▃") > 0.85 * (len(before) - len("cuda:0 Tesla T4 "))
+
+
+def test_figures_of_a_device_stay_in_their_columns_whatever_they_are() -> None:
+    ends = set()
+    for used in (5 * MIB, GIB, 9 * GIB, int(11.9 * GIB)):
+        device = one_device(0, weights=used, work=0, peak=12 * GIB)
+        lines = plain(vram.rows(replace(sample(1), devices=(device,)), 118, 4))
+        ends.add((lines[0].index("/"), lines[0].index("%"), lines[1].index("act")))
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("width", [98, 58, 74])
+def test_a_name_of_twenty_letters_is_whole_from_100_columns_on(width: int) -> None:
+    name = "jina-code-embeddings"
+    snapshot = sample(names=(name, name, name))
+    assert all(name in line for line in plain(passes.rows(snapshot, width, 3)))
+    assert all(name in line for line in plain(leases.rows(snapshot, width, 5))[1:3])
+
+
+def test_a_high_pane_of_the_cache_draws_graphs_with_scales_and_times() -> None:
+    made = plain(cache.rows(sample(), 48, 40))
+    text = "\n".join(made)
+    for words_of in ("texts/s", "tokens/s", "occupied", "warmest", "of 24.0 GiB", "now", "models", "trouble"):
+        assert words_of in text
 
 
 def test_the_memory_of_the_host_is_this_process_of_all() -> None:
@@ -296,7 +348,7 @@ def test_receipts_tell_before_peak_after_and_residue_of_all_devices() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, weights=3.1))
     made = plain(leases.rows(replace(sample(), leases=found), 78, 3))
     assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
-    assert "! 68.0 MiB" in made[2]
+    assert "!68 MiB" in made[2]
 
 
 def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:

@@ -5,14 +5,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 
 from interlock.engine.record.snapshot import Snapshot
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
 RECENT = 10
-"""Seconds over which a pace is told."""
+"""Seconds over which a pace is told, at least."""
 
 
 def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
@@ -23,6 +23,16 @@ def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
 def gib(size: float) -> str:
     """Write GiB with one decimal; what is too little for that is still not nothing."""
     return "<0.1" if 0 < size < 0.05 * GIB else f"{size / GIB:.1f}"
+
+
+def amount(size: float, most: float) -> str:
+    """Write a size in the unit of the largest one beside it, without it: GiB, or MiB where that is less than one."""
+    return gib(size) if most >= GIB else f"{size / MIB:.0f}"
+
+
+def unit(most: float) -> str:
+    """Name the unit that `amount` writes in."""
+    return "GiB" if most >= GIB else "MiB"
 
 
 def count(number: float) -> str:
@@ -72,13 +82,26 @@ def rates(snapshot: Snapshot) -> tuple[float, float]:
     if snapshot.over:
         seconds = sum(each.seconds for each in snapshot.passes) or 1.0
         return sum(each.rows_done for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
-    return recent(snapshot.pace.rows), recent(snapshot.pace.tokens)
+    return recent(snapshot.pace.rows, window(snapshot)), recent(snapshot.pace.tokens, window(snapshot))
 
 
-def recent(seconds: Sequence[int]) -> float:
+def window(snapshot: Snapshot) -> int:
+    """Choose the seconds over which a pace is told: more than the longest batch took, so that it is never nothing
+    between two batches."""
+    return max(RECENT, int(1.5 * snapshot.slowest) + 1)
+
+
+def recent(seconds: Sequence[int], window: int) -> float:
     """Take the mean of the latest seconds; the last one still counts and is left out, unless it is alone."""
-    values = list(islice(reversed(seconds), 1, RECENT + 1)) or list(seconds)
+    values = list(islice(reversed(seconds), 1, window + 1)) or list(seconds)
     return sum(values) / max(1, len(values))
+
+
+def smoothed(seconds: Sequence[int], window: int) -> list[float]:
+    """Take the mean of every second and those before it in `window`; the last second still counts and is left out."""
+    sums = [0, *accumulate(islice(seconds, max(0, len(seconds) - 1)))]
+    begins = (max(0, end - window) for end in range(1, len(sums)))
+    return [(sums[end] - sums[begin]) / (end - begin) for end, begin in enumerate(begins, 1)]
 
 
 def unreal(snapshot: Snapshot) -> str:

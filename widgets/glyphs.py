@@ -3,44 +3,109 @@
 Signs, not colours, carry the meaning; each picture has a variant of ASCII signs. All are exactly `width` cells wide.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
-from interlock.widgets.text import Span
+from interlock.engine.record.units import duration
+from interlock.widgets.text import Span, fit
 
-SHADES = ("░▒▓█", ".:+#")
+SHADES = ("▁▃▅▇", ".:+#")
 """Of a bucket of batches: none, less than half, half or more, all of them."""
 LEVELS = ("▁▂▃▄▅▆▇█", "_.-:=+*#")
-WEIGHTS, WORK, OTHERS, FREE, CEILING, PEAK = ("█", "#"), ("▓", "="), ("▒", "o"), ("░", "."), ("│", "|"), ("^", "^")
-STYLE_OF = {"█": "fill", "#": "fill", "▓": "accent", "=": "accent", "▒": "dim", "o": "dim", "│": "mark", "|": "mark"}
-STYLE_OF |= {"^": "mark", "░": "rest", ".": "rest"}
+WEIGHTS, WORK, CONTEXT, OTHERS = ("▇", "#"), ("▅", "="), ("▃", "+"), ("▒", "o")
+FREE, CEILING, PEAK, BEYOND = ("▁", "."), ("│", "|"), ("^", "^"), ("╌", "-")
+"""No sign is as high as its line, so that bars that stand under one another do not touch."""
+NEAR, OVER = 0.90, 0.97
+"""Shares of a ceiling from which on a number is near to it, and as good as over it."""
+TAIL = 10
+"""A gauge has one cell in so many for what lies beyond the ceiling."""
 
 
-def gauge(
-    width: int, total: int, *, weights: int, used: int, ceiling: int, peak: int, others: int = 0, ascii: bool = False
-) -> list[Span]:
-    """Draw a device's memory from nothing to all of it: weights, what else is used, and from the far end what others
-    use; a tick where the ceiling is and a mark where the peak was, unless they are hidden by what is used now."""
+def level(share: float, calm: str = "") -> str:
+    """Name the style of a share of the ceiling: `calm`, warn or error."""
+    return "error" if share >= OVER else "warn" if share >= NEAR else calm
+
+
+class Parts(NamedTuple):
+    """What a device's memory is taken by, in bytes: of this process weights, activations and the driver's context, and
+    what other processes have."""
+
+    weights: int
+    work: int
+    context: int
+    others: int
+
+    @property
+    def used(self) -> int:
+        """What this process occupies."""
+        return self.weights + self.work + self.context
+
+
+def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int, ascii: bool = False) -> list[Span]:
+    """Draw a device's memory against its ceiling, and what lies beyond it as a thin tail behind a tick; others take
+    it from the far end. A mark is where the peak was, unless what is used now hides it; cells near the ceiling have
+    the colours of that."""
     if width <= 0:
         return []
-    cells = [FREE[ascii]] * width
-    end = _cells(used, total, width)
-    begin = max(width - _cells(others, total, width), end) if others else width
-    heavy = min(_cells(weights, total, width), end)
-    cells[begin:] = [OTHERS[ascii]] * (width - begin)
-    cells[:end] = [WORK[ascii]] * end
-    cells[:heavy] = [WEIGHTS[ascii]] * heavy
-    if (top := _cells(peak, total, width)) > end:
-        cells[top - 1] = PEAK[ascii]
-    if ceiling < total and (tick := min(_cells(ceiling, total, width), width - 1)) >= end:
-        cells[tick] = CEILING[ascii]
-    return [Span("".join(group), STYLE_OF[sign]) for sign, group in groupby(cells)]
+    scale = _Scale.of(width, total, ceiling)
+    cells = [(FREE[ascii], "rest")] * scale.main
+    cells += [(BEYOND[ascii], "rest")] * (width - scale.main)
+    signs = ((parts.weights, WEIGHTS, "fill"), (parts.work, WORK, "work"), (parts.context, CONTEXT, "context"))
+    begin = reached = 0
+    for size, sign, style in signs:
+        reached += size
+        end = max(begin, scale.cells(reached))
+        cells[begin:end] = [(sign[ascii], level((place + 1) / scale.main, style)) for place in range(begin, end)]
+        begin = end
+    if begin and scale.limit:  # of a short bar a cell is a large share: its tip has the colour of the number
+        tip, style = cells[begin - 1]
+        cells[begin - 1] = tip, level(parts.used / scale.limit, style)
+    first = max(begin, width - scale.from_the_end(parts.others))
+    cells[first:] = [(OTHERS[ascii], "others")] * (width - first)
+    if (top := scale.cells(peak)) > begin:
+        cells[top - 1] = (PEAK[ascii], "limit")
+    if scale.main < width:
+        cells[scale.main] = (CEILING[ascii], "limit")
+    return [
+        Span("".join(sign for sign, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])
+    ]
 
 
-def _cells(size: int, total: int, width: int) -> int:
-    """How many of `width` cells a size takes: one at least, where there is any of it."""
-    return max(int(size > 0), min(width, round(size / total * width))) if total > 0 else 0
+class _Scale(NamedTuple):
+    """How bytes lie on a gauge: `limit` of them on the `main` cells, then a tick, and `beyond` on the rest."""
+
+    width: int
+    main: int
+    limit: int
+    beyond: int
+
+    @classmethod
+    def of(cls, width: int, total: int, ceiling: int) -> "_Scale":
+        if not 0 < ceiling < total or width < 4:
+            return cls(width, width, max(total, 0), 0)
+        return cls(width, width - 1 - max(1, width // TAIL), ceiling, total - ceiling)
+
+    def cells(self, size: int) -> int:
+        """How many cells a size takes from the left: one at least, where there is any of it."""
+        if self.limit <= 0 or size <= 0:
+            return 0
+        if size <= self.limit:
+            return max(1, round(size / self.limit * self.main))
+        if not self.beyond:
+            return self.width
+        tail = self.width - self.main - 1
+        return min(self.width, self.main + 1 + max(1, round((size - self.limit) / self.beyond * tail)))
+
+    def from_the_end(self, size: int) -> int:
+        """How many cells a size takes from the right: first of what lies beyond the ceiling."""
+        if size <= 0 or self.limit <= 0:
+            return 0
+        if size <= self.beyond:
+            return max(1, round(size / self.beyond * (self.width - self.main - 1)))
+        return self.width - self.main + round(min(1.0, (size - self.beyond) / self.limit) * self.main)
 
 
 def grid(cells: Sequence[int], batches: int, width: int, *, ascii: bool = False) -> str:
@@ -82,8 +147,69 @@ def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: b
     if width <= 0:
         return ""
     shown = list(values)[-width:]
-    highest, signs = max([top, *shown], default=0.0), LEVELS[ascii]
+    highest, signs = max([top, *shown], default=0.0), LEVELS[ascii][:-1]  # lines above one another do not touch
     most = len(signs) - 1
     # The first sign is for nothing; anything at all has one above it.
     levels = (min(most, 1 + int(value / highest * most - 1e-9)) if value > 0 else 0 for value in shown)
     return "".join(signs[level] for level in levels).rjust(width)
+
+
+def graph(
+    values: Sequence[float], width: int, height: int, *, top: float, ceiling: float = 0, ascii: bool = False
+) -> list[list[Span]]:
+    """Draw the latest `width` values as columns `height` lines high, the newest at the right; `top` fills a column.
+
+    Where there is no value there is nothing; a value of nothing has a sign of its own, as in `sparkline`. A value that
+    is near to a `ceiling` has the colours of that.
+    """
+    shown, signs = list(values)[-width:] if width > 0 else [], LEVELS[ascii]
+    steps, size = len(signs) * height, len(signs)
+    heights = [min(steps, max(2, -int(-value / top * steps + 1e-9))) if value > 0 and top > 0 else 1 for value in shown]
+    styles = [level(value / ceiling, "fill") if ceiling else "fill" for value in shown]
+    lines = []
+    for floor in range(steps - size, -1, -size):
+        cells = ((signs[min(each - floor, size) - 1] if each > floor else " ") for each in heights)
+        groups = groupby(zip(cells, styles, strict=True), key=lambda cell: cell[1])
+        spans = [Span("".join(sign for sign, _ in group), style) for style, group in groups]
+        lines.append([Span(" " * (width - len(shown))), *spans])
+    return lines
+
+
+def gathered(
+    values: Sequence[float], count: int, step: int, width: int, pick: Callable[[Sequence[float]], float] = max
+) -> list[float]:
+    """Make one column of every `step` values, at most the `width` latest; `count` values have been in all, of which
+    these are the last. As columns begin at fixed values, one that is full never changes; it only moves on."""
+    first = count - len(values)
+    newest = -(-count // step)
+    columns = range(max(first // step, newest - width), newest)
+    spans = [(max(0, place * step - first), min(len(values), (place + 1) * step - first)) for place in columns]
+    return [pick(values[begin:end]) for begin, end in spans if end > begin]
+
+
+STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600)
+
+
+def step_for(count: int, width: int) -> int:
+    """Choose how many values a column stands for, so that `count` of them fit: of few steps, for a graph that was drawn
+    moves on when there is a new column, and is drawn afresh when these become wider."""
+    return next((step for step in STEPS if step * width >= count), -(-count // max(1, width)))
+
+
+def rounded_up(value: float) -> float:
+    """Find the next of 1, 2, 5, 10, 20, 50 and so on that is not below a value: a scale that seldom changes."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * part for part in (1, 2, 5, 10) if power * part >= value * (1 - 1e-9))
+
+
+def ages(width: int, seconds: int) -> str:
+    """Write below a graph how long ago its left end and its middle were."""
+    left, middle, right = f"-{duration(seconds)}", f"-{duration(seconds / 2)}", "now"
+    if width < len(left) + len(right) + 2:
+        return fit(right, width, right=True)
+    if width < 4 * len(left):
+        return left + right.rjust(width - len(left))
+    half = width // 2
+    return left + middle.rjust(half - len(left) + len(middle) // 2).ljust(width - len(left) - len(right)) + right

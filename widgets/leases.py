@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
-from interlock.engine.record.units import duration, human_bytes
-from interlock.widgets.formats import devices_of, gib
+from interlock.engine.record.units import duration
+from interlock.widgets.formats import MIB, devices_of, gib
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
-LEAST_MODEL, USUAL_MODEL, MOST_MODEL, ROOMY = 12, 20, 28, 100
+LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
 
 
@@ -67,9 +67,12 @@ def _sizes(lines: Sequence[Sequence[str]], texts: Sequence[Sequence[str]], width
     """The columns that say anything and fit, with their widths; what is over goes to the names of models."""
     widest = [max(width_of(line[place]) for line in lines) for place in range(len(COLUMNS))]
     least = list(widest)
-    least[MODEL_AT] = min(widest[MODEL_AT], USUAL_MODEL if width >= ROOMY else LEAST_MODEL)
+    least[MODEL_AT] = min(widest[MODEL_AT], WHOLE_MODEL if width >= WIDE else LEAST_MODEL)
     some = [place for place in range(len(COLUMNS)) if any(line[place] for line in texts)]
-    fits = kept([least[place] for place in some], [COLUMNS[place].rank for place in some], width, gap)
+    # That nothing stayed behind matters less than what was taken.
+    clean = not any(line[RESIDUE_AT].startswith("!") for line in texts)
+    ranks = [USUAL + 1 if clean and place == RESIDUE_AT else COLUMNS[place].rank for place in some]
+    fits = kept([least[place] for place in some], ranks, width, gap)
     sizes = {some[at]: least[some[at]] for at in fits}
     spare = width + gap - sum(size + gap for size in sizes.values())
     if MODEL_AT in sizes:
@@ -128,7 +131,7 @@ def _residue(lease: LeaseState, snapshot: Snapshot) -> str:
         return ""
     left = _left(lease)
     known = any(not receipt.lost for receipt in lease.receipts)
-    return f"! {human_bytes(left)}" if left else "0 B" if known else "unknown"
+    return f"!{left / MIB:.0f} MiB" if left >= MIB else f"!{left} B" if left else "0 B" if known else "unknown"
 
 
 def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
@@ -144,7 +147,7 @@ def _left(lease: LeaseState) -> int:
 
 
 USUAL = 4
-MODEL_AT = 1
+MODEL_AT, RESIDUE_AT = 1, 6
 COLUMNS = (
     LeaseColumn("lease", 5, lambda lease, _: lease.lease),
     LeaseColumn("model", 0, lambda lease, _: lease.model),

@@ -37,6 +37,10 @@ class Pane(ScrollView, can_focus=True):
         & > .pane--error { color: $error; text-style: bold; }
         & > .pane--accent { color: $accent; }
         & > .pane--fill { color: $primary; }
+        & > .pane--work { color: $accent; }
+        & > .pane--context { color: $text-muted; }
+        & > .pane--others { color: $secondary; }
+        & > .pane--limit { color: $foreground; text-style: bold; }
         & > .pane--rest { color: $foreground 25%; }
         & > .pane--mark { color: $warning; }
         & > .pane--chosen { background: $accent 30%; }
@@ -47,7 +51,8 @@ class Pane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or None
         self._rows: list[Row] = []
-        self._above, self._below = title, ""
+        self._above = title
+        self._below = Content("")
 
     @property
     def inner_width(self) -> int:
@@ -59,14 +64,21 @@ class Pane(ScrollView, can_focus=True):
         """Lines that are visible at once."""
         return self.scrollable_content_region.height
 
-    def entitle(self, *, above: str | None = None, below: str | None = None) -> None:
+    def entitle(self, *, above: str | None = None, below: str | Row | None = None) -> None:
         """Write on the border, and paint nothing else: to set `border_title` would paint every line with it."""
+        drawn = self._styled(below) if isinstance(below, tuple) else Content(below or "")
         if above is not None and above != self._above:
             self._above, self._border_title = above, Content(above)
             self.refresh(Region(0, -1, self.inner_width, 1))
-        if below is not None and below != self._below:
-            self._below, self._border_subtitle = below, Content(below)
+        if below is not None and not drawn.is_same(self._below):
+            self._below = self._border_subtitle = drawn
             self.refresh(Region(0, self.inner_height, self.inner_width, 1))
+
+    def _styled(self, row: Row) -> Content:
+        """A row for the border, in the colours that the theme has now."""
+        return Content.assemble(
+            *((text, self.get_visual_style(f"pane--{name}")) if name else text for text, name in row)
+        )
 
     def show(self, rows: Sequence[Row]) -> None:
         """Draw these rows; lines that are as they were cost nothing."""

@@ -17,6 +17,8 @@ from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
+WHOLE_MODEL, WIDE = 20, 56
+"""Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
 
@@ -84,7 +86,11 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: 
     texts = [[column.text(each, snapshot) for column in COLUMNS] for each in passes]
     sizes = [max(width_of(line[place]) for line in texts) for place in range(len(COLUMNS))]
     number = max(2, len(str(len(snapshot.passes))))
-    model = min(MOST_MODEL, max(width_of(each.model) for each in passes), max(LEAST_MODEL, width // 4))
+    model = min(
+        MOST_MODEL,
+        max(width_of(each.model) for each in passes),
+        max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4),
+    )
     room = width - number - 1 - model - 1
     # Nothing is written under a column that is empty in every row, so it takes no room from the others.
     present = [place for place, size in enumerate(sizes) if size]

@@ -11,7 +11,10 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 
 from interlock.engine.record.safe import safe
 
-STYLES = ("", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "rest", "mark", "chosen")
+STYLES = (
+    "", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "work", "context", "others", "limit", "rest",
+    "mark", "chosen",
+)  # fmt: skip
 """Names that a span may have; the theme says what they look like, and no meaning hangs on it alone."""
 
 

@@ -10,7 +10,7 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from interlock.console.actions import Action, actions_of
-from interlock.console.look import OWN, THEMES, Look
+from interlock.console.look import GAUGE, OWN, THEMES, Look
 from interlock.console.terminal.driver import HangupSafeDriver
 
 T = TypeVar("T")
@@ -57,6 +57,11 @@ class Frame(App[T]):
         &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
         &.ascii Bar { border: none; }
     }
+    Pane {
+        & > .pane--work { color: $work; }
+        & > .pane--context { color: $context; }
+        & > .pane--others { color: $others; }
+    }
     """
 
     def __init__(self, look: Look | None = None, *, driver: type[Driver] | None = HangupSafeDriver) -> None:
@@ -69,6 +74,10 @@ class Frame(App[T]):
         self.theme = self.look.theme
         self.set_keymap(dict(self.look.keys))
         self.open()
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        theme = self.current_theme
+        return GAUGE["ansi" if theme.ansi else "dark" if theme.dark else "light"]
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""

@@ -123,7 +123,8 @@ class Console(Frame[Leave]):
         if ages and now.latest_at and not now.over:
             now = replace(now, elapsed=now.elapsed + max(0.0, time.time() - now.latest_at))
         if self.look.slow_link:
-            now = replace(now, devices=tuple(replace(device, history=()) for device in now.devices), pace=Pace())
+            plain = tuple(replace(device, history=(), heat=(), course=()) for device in now.devices)
+            now = replace(now, devices=plain, pace=Pace())
         return now
 
     @property

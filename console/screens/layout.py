@@ -1,15 +1,18 @@
 """Where each pane of the main screen stands for a size of the terminal: pure, and tested at every size.
 
 < 40x10   one line         40-79 columns or < 24 lines   header, VRAM and the chosen pane
-80        one column       120   two by two, events below       180   three columns
+80        one column       120   VRAM over the full width, passes beside leases, events
+160       and a column of graphs at the right
 """
 
 from typing import NamedTuple
 
 PANES = ("vram", "passes", "leases", "events", "cache")
 LEAST_WIDTH, LEAST_HEIGHT = 40, 10
-COLUMN, WIDE, WIDEST, TALL = 80, 120, 180, 24
+COLUMN, WIDE, WIDEST, TALL = 80, 120, 160, 24
 BORDER = 2
+MIDDLE, GRAPHS = 7, 44
+"""Lines of what stands between VRAM and events, and cells of the column of graphs, at least."""
 
 
 class Box(NamedTuple):
@@ -37,9 +40,11 @@ def layout(width: int, height: int, wants: Wants, chosen: str, *, zoomed: bool) 
         return {chosen: room}
     if width < COLUMN or height < TALL:
         return _accordion(room, wants, chosen)
+    # The chosen pane is always shown: where the cache has no place of its own, it takes that of the leases.
+    middle = "cache" if chosen == "cache" else "leases"
     if width < WIDE:
-        return _column(room, wants)
-    return _grid(room, wants, 3 if width >= WIDEST else 2)
+        return _column(room, wants, middle)
+    return _graphed(room, wants) if width >= WIDEST else _strip(room, wants, middle)
 
 
 def too_small(width: int, height: int) -> bool:
@@ -55,7 +60,7 @@ def _accordion(room: Box, wants: Wants, chosen: str) -> dict[str, Box]:
     return {"vram": vram, other: Box(0, room.y + top, room.width, room.height - top)}
 
 
-def _column(room: Box, wants: Wants) -> dict[str, Box]:
+def _column(room: Box, wants: Wants, middle: str) -> dict[str, Box]:
     """All but the cache pane, which is a line of the passes' here; what is over goes to the events."""
     quarter = room.height // 4
     tall = room.height - 22  # the lines that a terminal of the least height for this layout has not
@@ -64,7 +69,7 @@ def _column(room: Box, wants: Wants) -> dict[str, Box]:
     heights = {
         "vram": min(lines + BORDER + max(0, min(wants.devices, tall // 3)), quarter + 2),
         "passes": min(wants.passes + 1 + BORDER, quarter + 2),
-        "leases": BORDER + 3 + max(0, min(4, tall // 4)),
+        middle: BORDER + 3 + max(0, min(4, tall // 4)),
     }
     heights["events"] = room.height - sum(heights.values())
     boxes, y = {}, room.y
@@ -74,24 +79,25 @@ def _column(room: Box, wants: Wants) -> dict[str, Box]:
     return boxes
 
 
-def _grid(room: Box, wants: Wants, columns: int) -> dict[str, Box]:
-    """VRAM and passes above, leases and cache (beside them, or below), events over the whole width."""
-    width = room.width // columns
-    last = room.width - (columns - 1) * width  # the last column takes what the division leaves
-    # Of three columns leases stand alone in the middle row and need less of it, so the panes above may be taller.
-    tallest = room.height // 2 if columns == 3 else room.height // 3
-    top = min(max(2 * wants.devices, wants.passes + 3, 4) + BORDER, tallest + 1)
-    boxes = {"vram": Box(0, room.y, width, top)}
-    if columns == 3:
-        boxes["passes"] = Box(width, room.y, width, top)
-        boxes["cache"] = Box(2 * width, room.y, last, top)
-        middle = max(7, room.height // 5)
-        boxes["leases"] = Box(0, room.y + top, room.width, middle)
-    else:
-        boxes["passes"] = Box(width, room.y, last, top)
-        middle = min(9, room.height // 4)
-        boxes["leases"] = Box(0, room.y + top, width, middle)
-        boxes["cache"] = Box(width, room.y + top, last, middle)
-    below = top + middle
-    boxes["events"] = Box(0, room.y + below, room.width, room.height - below)
-    return boxes
+def _strip(room: Box, wants: Wants, middle: str) -> dict[str, Box]:
+    """VRAM with a graph for each device over the full width; passes beside leases; events over the full width."""
+    # More than four devices stand two in a line, and one line below all of them tells the times.
+    lines = wants.devices if wants.devices <= 4 else (wants.devices + 1) // 2
+    graphs = min(4, max(2, (room.height // 3 - BORDER - 1) // lines - 1))
+    top = min(lines * (1 + graphs) + 1 + BORDER, room.height * 2 // 5)
+    below = max(MIDDLE, min(max(wants.passes + 4, 6) + BORDER, room.height // 4 + 1))
+    half = room.width // 2
+    return {
+        "vram": Box(0, room.y, room.width, top),
+        "passes": Box(0, room.y + top, half, below),
+        middle: Box(half, room.y + top, room.width - half, below),
+        "events": Box(0, room.y + top + below, room.width, room.height - top - below),
+    }
+
+
+def _graphed(room: Box, wants: Wants) -> dict[str, Box]:
+    """The same, and below the strip at the right a column of graphs down to the footer."""
+    boxes = _strip(room, wants, "leases")
+    top, graphs = boxes["vram"].height, max(GRAPHS, room.width // 4)
+    rest = _strip(Box(0, room.y, room.width - graphs, room.height), wants, "leases") | {"vram": boxes["vram"]}
+    return rest | {"cache": Box(room.width - graphs, room.y + top, graphs, room.height - top)}

@@ -72,9 +72,7 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
         case ev.DevicesFound():
             state.devices = {facts.name: Gauge(facts) for facts in event.devices}
         case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
-            gauge.memory, gauge.readings = event.memory, event.readings
-            gauge.peak_occupied = max(gauge.peak_occupied, event.memory.occupied)
-            gauge.history.append(event.memory.occupied)
+            gauge.take(event, state.pace.second)
         case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
             gauge.lost = event.reason
         case ev.ControlApplied():

@@ -22,7 +22,8 @@ LEASES = 64
 @dataclass(frozen=True)
 class DeviceView:
     """One device, in bytes: `weights` are what open leases have attached; `history` is occupied bytes, one a second,
-    oldest first."""
+    oldest first, the last of `samples`; `heat` its degrees; `course` the most of every `course_step` seconds of the
+    whole run."""
 
     facts: DeviceFacts
     memory: Memory | None
@@ -31,6 +32,10 @@ class DeviceView:
     weights: int
     history: tuple[int, ...]
     lost: str
+    samples: int = 0
+    heat: tuple[int, ...] = ()
+    course: tuple[int, ...] = ()
+    course_step: int = 1
 
 
 @dataclass(frozen=True)
@@ -249,6 +254,10 @@ def _device(state: RunState, name: str, held: Sequence[LeaseState]) -> DeviceVie
         weights=sum(lease.weights_on.get(name, 0) for lease in held),
         history=tuple(gauge.history),
         lost=gauge.lost,
+        samples=gauge.course.count,
+        heat=tuple(gauge.heat),
+        course=tuple(gauge.course.values),
+        course_step=gauge.course.step,
     )
 
 

@@ -56,15 +56,53 @@ class Share:
 
 
 @dataclass
+class Course:
+    """How a number went from its first second on: the most of every `step` seconds. Where they become too many, two
+    of them become one."""
+
+    step: int = 1
+    count: int = 0
+    values: list[int] = field(default_factory=list)
+
+    def add(self, value: int) -> None:
+        if self.count % self.step:
+            self.values[-1] = max(self.values[-1], value)
+        else:
+            self.values.append(value)
+        self.count += 1
+        if len(self.values) == HISTORY and not self.count % self.step:
+            self.values = list(map(max, self.values[::2], self.values[1::2]))
+            self.step *= 2
+
+
+@dataclass
 class Gauge:
-    """A device and how it stands; the history is of `occupied` bytes, one a sample."""
+    """A device and how it stands; history and course are of `occupied` bytes, one a second of this session, and `heat`
+    of degrees."""
 
     facts: DeviceFacts
     memory: Memory | None = None
     readings: Readings | None = None
     peak_occupied: int = 0
     history: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    heat: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    course: Course = field(default_factory=Course)
+    second: int | None = None
+    """That of the latest sample."""
     lost: str = ""
+
+    def take(self, sample: ev.DeviceSampled, second: int) -> None:
+        """Take in a sample; seconds without one were as it says, and a second has one value."""
+        self.memory, self.readings = sample.memory, sample.readings
+        self.peak_occupied = max(self.peak_occupied, sample.memory.occupied)
+        heat = sample.readings.temperature if sample.readings else None
+        since = 1 if self.second is None else min(second - self.second, HISTORY)
+        self.second = second
+        for _ in range(since):
+            self.history.append(sample.memory.occupied)
+            self.course.add(sample.memory.occupied)
+            if heat is not None:
+                self.heat.append(heat)
 
 
 @dataclass
