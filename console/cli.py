@@ -51,7 +51,10 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            near = (meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown)
+            near = [meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown]
+            known_json = "--json" in self._option_string_actions and getattr(known, "json", False)
+            if known_json and len(unknown) == 1 and unknown[0].endswith(".json"):
+                near = [f" (--json prints to stdout: --json > {unknown[0]})"]
             text = safe(", ".join(map("".join, zip(unknown, near, strict=True))))
             self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {text}\n")
         return known, unknown

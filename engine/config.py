@@ -51,7 +51,8 @@ class RunSettings:
         "auto",
         parsers.text,
         "auto|cpu|cuda[:N],...|sim:2xT4",
-        "where to compute: auto uses every GPU, or the CPU if there is none; sim:2xT4 rehearses on simulated GPUs",
+        "where to compute: auto uses every GPU, or the CPU if there is none; sim:2xT4 rehearses on simulated GPUs, "
+        "in float32 with the CPU's batches",
         kept="devices",
     )
     exclusive: bool = knob(

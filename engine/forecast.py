@@ -31,6 +31,7 @@ from interlock.engine.models.roster import (
     delivered_dim,
     entry_of,
     fewest_processors,
+    ignored_dim,
     lowest_capability,
     token_key,
     tokenisings,
@@ -93,7 +94,7 @@ class Forecast:
     budget_bytes: int
     fused_dim: int | None
     overlooked: Sequence[str] = ()
-    """What is there and not used: files beside the chunk files, and GPUs."""
+    """What is there or asked for and not used: files beside the chunk files, GPUs, and --dim."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,12 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
         ]
     fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
     passes, budget = _forecasts(layouts, devices, settings)
-    unused = [*overlooked(chunks, collections), *unused_gpus(settings.devices, devices)]
+    ignored = ignored_dim(specs, settings.dim)
+    unused = [
+        *([ignored] if ignored else []),
+        *overlooked(chunks, collections),
+        *unused_gpus(settings.devices, devices),
+    ]
     return Forecast(corpus.rows, passes, budget, fused, unused)
 
 

@@ -29,7 +29,7 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.registry import extended, find
-from interlock.engine.models.roster import as_input, delivered_dim, entry_of, token_key, tokenisings
+from interlock.engine.models.roster import as_input, delivered_dim, entry_of, ignored_dim, token_key, tokenisings
 from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
@@ -213,8 +213,7 @@ class Run:
         known = paces(self.settings.out, self._devices[0].kind)
         before = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
         self._emit(ev.RosterResolved(roster=roster, paces=before))
-        if self.settings.dim and not any(spec.matryoshka for spec in self._specs):
-            ignored = f"--dim {self.settings.dim}: no model of the roster supports it, so nothing is truncated"
+        if ignored := ignored_dim(self._specs, self.settings.dim):
             self._emit(ev.Warned(message=ignored))
         if self.settings.fusion == Fusion.MEAN:
             message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"

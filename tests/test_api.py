@@ -280,7 +280,7 @@ def test_embedding_inside_a_running_event_loop_is_like_anywhere_else(place, tiny
 
 def test_a_run_that_is_refused_raises_and_leaves_nothing(place, settings):
     before = sorted((place / "runs").iterdir())
-    with pytest.raises(interlock.UsageError, match="is not a directory"):
+    with pytest.raises(interlock.UsageError, match="nothing does not exist"):
         interlock.embed(place / "nothing", settings, progress="none")
     assert sorted((place / "runs").iterdir()) == before
 

@@ -172,3 +172,13 @@ def test_doctor_says_why_there_is_no_gpu_to_check(call, monkeypatch, devices):
     code, out, err = call("doctor", "--gpu", "--devices", devices)
     assert (code, out) == (ExitCode.UNAVAILABLE, "")
     assert "GPU" in err and "sim:" in err
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "others", "advice"),
+    [(300 << 20, 0, "raise --ceiling"), (12 * GIB, 14 * GIB + (400 << 20), "end what holds its memory")],
+)
+def test_what_a_gpu_lacks_is_asked_of_the_ceiling_or_of_who_holds_it(ceiling, others, advice):
+    (gpu,) = choose("sim:T4", ())
+    gpu.allocator.others = others
+    assert checkup.memory(gpu, ceiling).advice.startswith(advice)

@@ -149,6 +149,42 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
     assert "-" not in re.search(r"of (.*) on", out)[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("doctor", "--gpu", "--json", "out.json"), "--json prints to stdout: --json > out.json"),
+        (
+            ("view", "runs/x/journal.jsonl"),
+            "journal.jsonl is the journal of a run: name its summary.json or the run dir",
+        ),
+        (("run", "nowhere"), "nowhere does not exist: name the directory that holds your collections"),
+        (("run", "one.jsonl"), "one.jsonl is not a directory: put it in one (chunks/Name/one.jsonl), and name chunks"),
+        (("search", "store", " "), "the query is empty"),
+    ],
+)
+def test_what_is_named_wrongly_is_answered_with_what_was_meant(call, tmp_path, words, said):
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    for file in ("runs/x/journal.jsonl", "one.jsonl"):
+        (tmp_path / file).write_text('{"text": "one"}\n{"text": "two"}\n')
+    code, _, err = call(*words)
+    assert code == ExitCode.USAGE
+    assert said in err
+
+
+def test_a_model_that_would_be_refused_anyway_is_not_advised_to_be_fetched(call, root):
+    code, _, err = call("plan", root, "--roster", "jina-embeddings-v4", "--offline")
+    assert code == ExitCode.UNAVAILABLE
+    assert "needs code of its own, which is never run" in err
+    assert "to fetch it" not in err
+
+
+def test_a_plan_warns_as_the_run_does_of_a_dim_that_no_model_has(call, root, tiny_a):
+    words = (root, "--roster", tiny_a, "--dim", "7")
+    warning = "warning: --dim 7: no model of the roster supports it, so nothing is truncated"
+    assert warning in call("plan", *words)[1]
+    assert warning in call("run", *words)[2]
+
+
 def test_mitigations_are_told_once_and_counted_at_the_end(call, tmp_path, tiny_a):
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(40)}})
     faults = ",".join(f"oom:{number}" for number in range(40, 160))

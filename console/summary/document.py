@@ -107,6 +107,8 @@ def _file(path: Path) -> Path:
     try:
         if not path.exists():
             raise UsageError(f"{path} does not exist: name a {FILE} or a run directory ({beside(path)})")
+        if path.name == JOURNAL:
+            raise UsageError(f"{path} is the journal of a run: name its {FILE} or the run directory")
         if not path.is_dir():
             return path
         if (path / FILE).exists():

@@ -64,8 +64,12 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
         raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
         found = _collections(root.resolve())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{root} is not a directory: name the one that holds your collections") from None
+    except FileNotFoundError:
+        raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
+    except NotADirectoryError:
+        raise UsageError(
+            f"{root} is not a directory: put it in one (chunks/Name/{printable(root.name)}), and name chunks"
+        ) from None
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):

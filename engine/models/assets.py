@@ -18,7 +18,7 @@ from pathlib import Path
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models.layout import check_complete, weights_of
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.registry import OWN_CODE, ModelSpec
 from interlock.engine.models.sources import PATTERNS, Missing, local, seen
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
@@ -133,6 +133,8 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
 def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str | None, Outcome]:
     repo = spec.hub_repo
     held, looked = _held(spec, local)
+    if not held and repo in OWN_CODE:
+        raise UnavailableError(f"model {spec.key} needs code of its own, which is never run: choose another model")
     if held and not (policy.refresh and repo):
         return *held, "hit"
     if repo and not policy.offline and not is_offline():

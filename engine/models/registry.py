@@ -21,6 +21,8 @@ SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
 NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
+OWN_CODE = frozenset({"jinaai/jina-embeddings-v4"})
+"""Repositories that load through code of their own alone, which is never run here: nothing of them is fetched."""
 RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
 """The other columns of `points.parquet`, and the fused vectors."""
 
@@ -92,7 +94,7 @@ REGISTRY: dict[str, ModelSpec] = {
                   document_prompt="Candidate code snippet:\n",
                   query_prompt="Find the most relevant code snippet given the following query:\n",
                   matryoshka=(128, 256, 512, 1024, 1536), licence="CC-BY-NC-4.0"),
-        # its repository loads through code of its own, which is never run here
+        # in OWN_CODE
         ModelSpec("jina-embeddings-v4", ("hf:jinaai/jina-embeddings-v4",), dim=2048, max_tokens=32768,
                   matryoshka=(128, 256, 512, 1024, 2048), licence="non-commercial: see the model card"),
         # loads where transformers has the architecture itself

@@ -64,6 +64,13 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
     return wanted
 
 
+def ignored_dim(specs: Sequence[ModelSpec], wanted: int) -> str:
+    """Say that `--dim wanted` changes nothing; empty where it is not given, or a model can be truncated."""
+    if not wanted or any(spec.matryoshka for spec in specs):
+        return ""
+    return f"--dim {wanted}: no model of the roster supports it, so nothing is truncated"
+
+
 def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
     """List what has to be tokenised: once for each distinct tokenizer and prompt."""
     users: dict[str, list[ModelCard]] = {}

@@ -39,6 +39,8 @@ def search(
     """
     if not isinstance(query, str) or any("\ud800" <= sign <= "\udfff" for sign in query):
         raise UsageError(f"the query is not text: expected UTF-8, got {query!r:.100}")
+    if not query.strip():
+        raise UsageError("the query is empty: pass the words to look for")
     if type(limit) is not int or limit < 1:
         raise UsageError(f"--limit: expected a whole number of at least 1, got {limit!r:.100}")
     with Store.open_for_read(directory, _named(directory, collection)) as store:

@@ -56,6 +56,7 @@ COPIED = 64 << 20
 NEEDED = 512 << 20
 """Bytes that the checks may take of a GPU."""
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_RAISE = "raise --ceiling"
 _LIBRARIES = ("interlock", "torch", "transformers", "sentence-transformers")
 _REPORT = "please report it, with the output of interlock doctor --gpu --json"
 
@@ -128,7 +129,8 @@ def memory(device: Device, ceiling: int) -> GpuCheck:
         *([f"in use by {run}: wait for it, or choose other --devices"] if run else []),
     ]
     good = run is None and room > RESERVE
-    advice = "" if good or run else "end what holds its memory, or choose other --devices"
+    free = _RAISE if device.room(device.total) > NEEDED + RESERVE else "end what holds its memory"
+    advice = "" if good or run else f"{free}, or choose other --devices"
     return GpuCheck(
         device=device.name, name="memory", outcome="passed" if good else "failed", found="; ".join(facts), advice=advice
     )
@@ -171,7 +173,8 @@ class _Checkup:
             yield self._passed("capability", f"{capability}, {device.processors} multiprocessors")
         yield from (self._passed("precision", found) for found in _precisions(device))
         if device.room(self._ceiling) < NEEDED:
-            advice = "end what holds its memory, then check again"
+            capped = device.room(device.total) >= NEEDED
+            advice = f"{_RAISE if capped else 'end what holds its memory'}, then check again"
             yield self._check("kernels", "untried", f"needs {human_bytes(NEEDED)}", advice=advice)
             return
         yield self._pinning()
