@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from interlock.console.front_ends import headless
+from interlock.console.front_ends import lines
 from interlock.console.text import event_list as feeds
 from interlock.console.text.event_list import Feed
-from interlock.console.text.event_text import describe, line_of, progress
+from interlock.console.text.event_text import describe, line_of
+from interlock.console.text.progress_text import progress
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import Memory, Receipt
@@ -145,7 +146,7 @@ def step(index: int | None, rung: str = "split", device: str = "cuda:0", model_p
 
 
 def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
-    folded = headless.Folded()
+    folded = lines.Folded()
     taken = [folded.takes(step(index)) for index in range(30)]
     assert taken == [False, *[True] * 29]
     assert not folded.takes(step(30, "stream"))
@@ -159,7 +160,7 @@ def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
 
 
 def test_counted_steps_are_told_every_ten_seconds_and_no_more_than_once():
-    folded, began = headless.Folded(), time.monotonic()
+    folded, began = lines.Folded(), time.monotonic()
     for index in range(3):
         folded.takes(step(index))
     assert folded.due(began + 9) == []
@@ -172,7 +173,7 @@ def test_counted_steps_are_told_every_ten_seconds_and_no_more_than_once():
 
 
 def test_a_step_of_a_whole_pass_is_always_told():
-    folded = headless.Folded()
+    folded = lines.Folded()
     assert not any(folded.takes(step(None)) for _ in range(3))
 
 

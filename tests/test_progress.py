@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from interlock.console.text.event_text import progress
+from interlock.console.text.progress_text import progress
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.models.cost import cost_of

@@ -8,32 +8,26 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from interlock.console.front_ends.lines import Folded, InPlace, is_error
 from interlock.console.sources.session import Session
-from interlock.console.text.event_text import describe, line_of, progress
+from interlock.console.text.event_text import line_of
+from interlock.console.text.progress_text import interval, progress
 from interlock.engine.errors import DiskError, ExitCode, UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.counting import pass_of
 from interlock.engine.record.events import (
-    AnyEvent,
-    EnsemblePassCompleted,
     Entry,
-    Mitigated,
     PassFailed,
-    PressurePassed,
-    RunClosed,
 )
 from interlock.engine.record.safe import safe
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 POLL_SECONDS = 0.25
-LINE_SECONDS = 10.0
-OVER = "end of memory pressure"
 
 
 class Headless:
@@ -46,6 +40,7 @@ class Headless:
         self._quiet = quiet
         self._seen = seen
         self._spoke = time.monotonic()
+        self._in_place = None if quiet or events or not sys.stderr.isatty() else InPlace()
         self._folded = Folded()
         self._failures: list[str] = []
         self.unwritten: DiskError | None = None
@@ -57,6 +52,8 @@ class Headless:
             self._session.wait(POLL_SECONDS)
             self.poll()
         self.poll()
+        if self._in_place:
+            self._in_place.clear()
         return self._session.result()
 
     def poll(self) -> None:
@@ -76,7 +73,10 @@ class Headless:
             self._print(entry)
         for text in self._folded.due(time.monotonic()):
             self._say(text)
-        if time.monotonic() - self._spoke >= LINE_SECONDS and (text := progress(recorder.snapshot())):
+        now = recorder.snapshot()
+        if self._in_place:
+            self._in_place.draw(now)
+        elif time.monotonic() - self._spoke >= interval(now.elapsed) and (text := progress(now)):
             self._say(text)
 
     def _print(self, entry: Entry) -> None:
@@ -102,61 +102,10 @@ class Headless:
 
     def _say(self, text: str, *, urgent: bool = False) -> None:
         self._spoke = time.monotonic()
+        if self._in_place:
+            self._in_place.clear()
         if urgent or not self._quiet:
             say(f"{time.strftime('%H:%M:%S')} {safe(text)}")
-
-
-class Folded:
-    """Steps of the ladder that are counted instead of told: all but the first of a pass, a rung and a device."""
-
-    def __init__(self) -> None:
-        self._more: dict[tuple[int, str, str], int] = {}
-        self._told = time.monotonic()
-
-    def takes(self, event: AnyEvent) -> bool:
-        """Whether an event is one more of its like, and counted."""
-        if isinstance(event, PressurePassed):
-            like = event.model_pass, OVER, event.device
-        elif isinstance(event, Mitigated) and event.batch_index is not None:
-            like = event.model_pass, event.rung, event.device
-        else:
-            return False
-        first = like not in self._more
-        self._more[like] = 0 if first else self._more[like] + 1
-        return not first
-
-    def due(self, now: float) -> list[str]:
-        """The counts, every ten seconds."""
-        return self._counts(self._more) if now - self._told >= LINE_SECONDS else []
-
-    def ended_by(self, event: AnyEvent) -> list[str]:
-        """The counts of a pass that an event ends; the next one of its like is told again."""
-        if isinstance(event, RunClosed):
-            ended = list(self._more)
-        elif isinstance(event, EnsemblePassCompleted | PassFailed):
-            ended = [like for like in self._more if like[0] == event.model_pass]
-        else:
-            return []
-        counts = self._counts(ended)
-        for like in ended:
-            del self._more[like]
-        return counts
-
-    def _counts(self, likes: Iterable[tuple[int, str, str]]) -> list[str]:
-        self._told = time.monotonic()
-        counts = []
-        for like in likes:
-            if more := self._more[like]:
-                self._more[like] = 0
-                model_pass, what, device = like
-                mark = "" if what == OVER else "warning: "
-                counts.append(f"{mark}{what} in {pass_of(model_pass)} on {device}: ... and {more:,} like it")
-        return counts
-
-
-def is_error(event: AnyEvent) -> bool:
-    """Whether it is told although progress is not: what went wrong for good, and an end that is no success."""
-    return describe(event).severity == "error" or (isinstance(event, RunClosed) and event.exit_code != 0)
 
 
 def say(line: str) -> None:

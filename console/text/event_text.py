@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
-from interlock.engine.record.counting import batch_of, batches_of, pass_of, percent, several
+from interlock.engine.record.counting import batch_of, pass_of, several
 from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, Status, timed
-from interlock.engine.record.outlook import of_pass, of_run
-from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -179,7 +177,7 @@ def _work(event: ev.LeaseGranted | ev.PassPlanned) -> str:
     return f"{several(event.rows, 'text')} in {several(event.batches, 'batch', 'batches')}"
 
 
-def _feigned(device_kind: str) -> str:
+def feigned(device_kind: str) -> str:
     """Name a device that is not there for what it is, wherever it is spoken of."""
     return {"sim": "SIMULATED ", "scripted": "SCRIPTED "}.get(device_kind, "")
 
@@ -191,8 +189,8 @@ def _devices(event: ev.DevicesFound) -> str:
         f"{each.name} {each.label}, {human_bytes(each.total_bytes)}, ceiling {human_bytes(each.ceiling_bytes)}"
         for each in event.devices
     )
-    feigned = next((word for each in event.devices if (word := _feigned(each.kind))), "")
-    return f"{feigned}device{'s' * (len(event.devices) > 1)}: {facts}"
+    unreal = next((word for each in event.devices if (word := feigned(each.kind))), "")
+    return f"{unreal}device{'s' * (len(event.devices) > 1)}: {facts}"
 
 
 def _collection(event: ev.CollectionRead) -> str:
@@ -214,7 +212,7 @@ def _lost(event: ev.BatchesLost) -> str:
 def _granted(event: ev.LeaseGranted) -> str:
     predicted, budget = distinct_sizes(event.predicted_bytes, event.budget_bytes)
     streamed = ", layers streamed" if event.streamed else ""
-    where = f"{_feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}"
+    where = f"{feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}"
     place = f"lease {event.lease}: {pass_of(event.model_pass)} {event.model} on {where}"
     return f"{place}, {_work(event)}, {predicted} predicted of {budget}"
 
@@ -275,30 +273,3 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
         on, each = (f" of computing on {devices} devices", " each") if devices > 1 else ("", "")
         begin += f" in {event.seconds:.1f} s{on} ({event.rows / event.seconds:.1f} texts/s{each})"
     return begin + (f", {event.dtype} on {event.device}" if event.device else "")
-
-
-BEFORE = {
-    "starting": "checking the models' files",
-    "resolving": "checking the models' files",
-    "reading": "reading and tokenising chunks",
-    "planning": "planning the passes",
-    "delivering": "writing files and points",
-}
-"""What is being done while no pass is at work."""
-
-
-def progress(snapshot: Snapshot) -> str:
-    """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
-    if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
-        return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
-    now = snapshot.passes[snapshot.current_pass]
-    parts = [f"{percent(snapshot.share_done).strip()} of the run"]
-    parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
-    parts += [batches_of(now)] if now.batches_done else []
-    if timed(snapshot.device_kind):
-        each = " each" if len(now.devices) > 1 else ""
-        parts += [f"{now.rows_per_second:.1f} texts/s{each}"] * bool(now.rows_per_second)
-        mine, left = of_pass(now), of_run(snapshot)
-        parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
-        parts += [f"{duration(left.seconds)} left in all"] if left else []
-    return f"{', '.join(parts)} {_feigned(snapshot.device_kind)}".rstrip()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.console.front_ends.headless import POLL_SECONDS, Headless
 from interlock.console.sources.session import Session
-from interlock.console.text.event_text import progress
+from interlock.console.text.progress_text import progress
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.counting import batches_of, percent, several
 from interlock.engine.record.facts import timed

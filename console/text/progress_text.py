@@ -1,0 +1,64 @@
+"""How far a run is, in one line: for a log, and for a line that is written over in place."""
+
+from interlock.console.text.event_text import feigned
+from interlock.engine.record.counting import batches_of, pass_of, percent
+from interlock.engine.record.facts import timed
+from interlock.engine.record.outlook import of_pass, of_run
+from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.units import duration
+
+LEAST_SECONDS, MOST_SECONDS, SHARE = 10.0, 300.0, 30
+BAR = 20
+"""Cells."""
+
+
+def interval(elapsed: float) -> float:
+    """Say how many seconds after a line the next one is due: more and more, so that a run of nine hours has some two
+    hundred of them."""
+    return min(MOST_SECONDS, max(LEAST_SECONDS, elapsed / SHARE))
+
+
+def bar(snapshot: Snapshot, width: int) -> str:
+    """Draw how far a run is in at most `width` ASCII signs; what matters least is left out first."""
+    if snapshot.over or not snapshot.passes or snapshot.current_pass is None:
+        return progress(snapshot)[:width]
+    now, left = snapshot.passes[snapshot.current_pass], of_run(snapshot)
+    full = int(BAR * snapshot.share_done)
+    parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"]
+    if timed(snapshot.device_kind):
+        parts += [f"eta {duration(left.seconds)}"] if left else []
+    else:
+        parts.append(feigned(snapshot.device_kind).strip())
+    parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {batches_of(now)}".rstrip())
+    if timed(snapshot.device_kind) and now.rows_per_second:
+        parts.append(f"{now.rows_per_second:.1f} texts/s")
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)[:width]
+
+
+BEFORE = {
+    "starting": "checking the models' files",
+    "resolving": "checking the models' files",
+    "reading": "reading and tokenising chunks",
+    "planning": "planning the passes",
+    "delivering": "writing files and points",
+}
+"""What is being done while no pass is at work."""
+
+
+def progress(snapshot: Snapshot) -> str:
+    """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
+    if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
+        return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
+    now = snapshot.passes[snapshot.current_pass]
+    parts = [f"{percent(snapshot.share_done).strip()} of the run"]
+    parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
+    parts += [batches_of(now)] if now.batches_done else []
+    if timed(snapshot.device_kind):
+        each = " each" if len(now.devices) > 1 else ""
+        parts += [f"{now.rows_per_second:.1f} texts/s{each}"] * bool(now.rows_per_second)
+        mine, left = of_pass(now), of_run(snapshot)
+        parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
+        parts += [f"{duration(left.seconds)} left in all"] if left else []
+    return f"{', '.join(parts)} {feigned(snapshot.device_kind)}".rstrip()
