@@ -5,6 +5,7 @@ and tritanopes tell apart; `daylight` is light; `ansi` leaves all colours to the
 on a slow link. Each has a colour of its own for what accents, warns, or is part of a gauge.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -44,6 +45,10 @@ SLOW_RATE = 1.0
 """Looks a second on a slow link."""
 
 
+ASCII_TERMINALS = ("linux", "vt100", "vt102", "vt220", "ansi", "cons25", "sun")
+LOCALES, COERCED = ("LC_ALL", "LC_CTYPE", "LANG"), "C.UTF-8"
+
+
 class Leave(StrEnum):
     """The run is over, or goes on without a screen, or is to stop, or to end at once; or the terminal is gone."""
 
@@ -71,6 +76,19 @@ class Look:
         return min(self.refresh, SLOW_RATE) if self.slow_link else self.refresh
 
 
+def draws_only_ascii(environment: Mapping[str, str]) -> bool:
+    """Tell whether a terminal is known to show no more than ASCII: by its name, or by a locale of another encoding.
+
+    Where no locale is set, as in many containers, nothing is known against it.
+    """
+    locale = next((value for name in LOCALES if (value := environment.get(name))), "UTF-8")
+    # Python itself sets LC_CTYPE where it finds the locale to be "C", so that alone says nothing.
+    if locale == COERCED and (asked := environment.get("LANG")):
+        locale = asked
+    terminal = environment.get("TERM", "").partition("-")[0]
+    return terminal in ASCII_TERMINALS or not locale.upper().replace("-", "").endswith("UTF8")
+
+
 def look_of(configuration: Configuration) -> Look:
     """Take the look from the settings. Raises UsageError for a theme or a key that there is not."""
     settings = configuration.settings
@@ -78,4 +96,5 @@ def look_of(configuration: Configuration) -> Look:
     if settings.theme not in known:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
     theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
-    return Look(settings.refresh, theme, settings.ascii, settings.slow_link, settings.readonly, keys)
+    ascii = settings.ascii or draws_only_ascii(os.environ)
+    return Look(settings.refresh, theme, ascii, settings.slow_link, settings.readonly, keys)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.console.look import draws_only_ascii
 from interlock.console.terminal import notify
 from interlock.console.terminal.output_thread import MOST_BYTES, Wire
 from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
@@ -243,3 +244,42 @@ def test_the_call_to_an_operator_says_when_a_run_is_not_real() -> None:
     assert notify.words(Snapshot(device_kind="scripted", run_id="a", phase="failed", reason="no")) == (
         "interlock SCRIPTED a failed: no"
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "ascii"),
+    [
+        ({"TERM": "xterm-256color", "LANG": "en_US.UTF-8"}, False),
+        ({"TERM": "xterm-256color"}, False),
+        ({"TERM": "xterm-256color", "LANG": "C.utf8"}, False),
+        ({"TERM": "xterm", "LANG": "C"}, True),
+        ({"TERM": "xterm", "LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),
+        ({"TERM": "xterm", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"TERM": "xterm", "LANG": "en_US.UTF-8", "LC_ALL": "de_DE.ISO-8859-1"}, True),
+        ({"TERM": "linux", "LANG": "en_US.UTF-8"}, True),
+        ({"TERM": "vt100", "LANG": "en_US.UTF-8"}, True),
+        ({"TERM": "linux-16color"}, True),
+    ],
+)
+def test_a_terminal_that_shows_only_ascii_is_known_by_its_name_or_its_locale(environment, ascii):
+    assert draws_only_ascii(environment) is ascii
+
+
+@pytest.mark.parametrize("env", [{"TERM": "linux", "LANG": "C.UTF-8"}, {"TERM": "xterm-256color", "LC_ALL": "POSIX"}])
+def test_a_console_on_an_old_terminal_draws_ascii_by_itself(tmp_path, env):
+    with OnTerminal([sys.executable, "-m", "interlock", "demo", "--scripted"], cwd=tmp_path, env=env) as terminal:
+        screen = terminal.wait_for("Passes", 60)
+        assert screen.text.isascii()
+        terminal.press("q")
+
+
+def test_nothing_of_the_picture_is_left_where_a_terminal_has_no_other_screen(tmp_path):
+    """The screen of these tests knows no alternate one."""
+    words = [sys.executable, "-m", "interlock", "demo", "--scripted"]
+    with OnTerminal(words, cwd=tmp_path) as terminal:
+        terminal.wait_for("Passes", 60)
+        terminal.press("qA")
+        assert terminal.wait() == 130
+        left = terminal.wait_for("aborted", 20)
+    assert left.lines[0].startswith("aborted")
+    assert "Passes" not in left.text

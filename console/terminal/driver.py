@@ -20,6 +20,8 @@ from interlock.console.terminal import tty as terminal
 from interlock.console.terminal.output_thread import Wire
 from interlock.console.terminal.screen_diff import RESET, Thrift
 
+CLEAR = "\x1b[2J\x1b[H"
+"""Leaves nothing behind where there is no other screen to go back to, as in GNU screen."""
 PATIENCE = 1.0
 """Seconds that a terminal which stands still gets to take what gives it back to the shell."""
 
@@ -110,7 +112,7 @@ class HangupSafeDriver(LinuxDriver):
         self._taken = False
         if self._wire:
             self._wire.leave()
-            self._wire.write(RESET)
+            self._wire.write(RESET + CLEAR)
         super().stop_application_mode()
 
     def close(self) -> None:
