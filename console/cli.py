@@ -22,7 +22,8 @@ COMMANDS = {
     "run": "embed a directory of chunk files",
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
-    "watch": "follow a running run, or replay a finished one",
+    "watch": "follow and steer a running run, or replay a finished one",
+    "ctl": "steer a running run from another terminal: pause, resume, stop, status",
     "view": "show a run's summary as a tree and tables, or compare two",
     "search": "search a store that a run wrote",
     "models": "list models and their cache status, or fetch them",
@@ -30,11 +31,15 @@ COMMANDS = {
     "doctor": "check this machine; --gpu tries its GPUs out",
     "schema": "print the JSON Schema of summary.json",
 }
+ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
 EXAMPLES = {
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
+    "ctl": "examples:\n  interlock ctl runs/20261121-120000 pause\n"
+    "  interlock ctl runs/20261121-120000 exclusive off\n\n"
+    "exit codes: 0 the run acknowledged it; 1 it was refused, or nobody answered; 2 there is no such run",
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
 RAW = argparse.RawDescriptionHelpFormatter
@@ -75,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
     root.set_defaults(command="setup", config=None)
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
-    adders = (_run, _plan, _demo, _watch, _view, _search, _models, _config, _doctor, _schema)
+    adders = (_run, _plan, _demo, _watch, _ctl, _view, _search, _models, _config, _doctor, _schema)
     for (name, text), add in zip(COMMANDS.items(), adders, strict=True):
         about = fill(" ".join((add.__doc__ or "").split()), 79)  # its docstring is its help
         example = EXAMPLES.get(name)
@@ -125,13 +130,25 @@ def _demo(command: argparse.ArgumentParser) -> None:
 
 
 def _watch(command: argparse.ArgumentParser) -> None:
-    """Show the console of a run, read-only: follow one that is running in another process, or show or replay one
-    that ended. Locks nothing.
+    """Show the console of a run: follow and steer one that is running in another process (--readonly: only follow), or
+    show or replay one that ended. Locks nothing.
     """
     command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
     text = "replay at N times the speed; 0 (default): show its current state"
     command.add_argument("--speed", type=float, default=0.0, metavar="N", help=text)
     _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
+
+
+def _ctl(command: argparse.ArgumentParser) -> None:
+    """Ask something of a run that is running in another process of yours, over the control socket in its directory, and
+    wait until it is acknowledged, which is at the next batch. `status` says how a run stands, running or not.
+    """
+    command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
+    command.add_argument("action", choices=ASKED, help="what to ask for")
+    command.add_argument("value", nargs="?", choices=["on", "off"], help="for exclusive and fallback")
+    command.add_argument("--no-wait", action="store_true", help="do not wait until it is acknowledged")
+    command.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (default 60)")
+    command.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _view(command: argparse.ArgumentParser) -> None:

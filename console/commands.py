@@ -89,6 +89,23 @@ def watch(options: argparse.Namespace) -> int:
     return watch_journal(options.run, options.speed, configuration(options))
 
 
+def ctl(options: argparse.Namespace) -> int:
+    """Ask something of a run of another process, or say how a run stands."""
+    from interlock.console import ctl as control
+    from interlock.console.sources.tail import journal_at
+
+    directory = journal_at(options.run).parent
+    if (options.action in control.SWITCHES) != (options.value is not None):
+        takes = "on or off" if options.action in control.SWITCHES else "no value"
+        raise UsageError(f"ctl {options.action} takes {takes}")
+    if options.action == "status":
+        print(control.status(directory, as_json=options.json))
+        return ExitCode.COMPLETED
+    outcome = control.steer(directory, options.action, options.value, 0 if options.no_wait else options.timeout)
+    print(control.outcome_text(outcome, as_json=options.json))
+    return outcome.code
+
+
 def view(options: argparse.Namespace) -> int:
     """Show a summary, or two of them compared."""
     from interlock.console.summary.document import load, plain

@@ -25,8 +25,10 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.state import RunState
 from interlock.progress import follow
-from tests.builders import ROOT, corpus, environment, sentences
+from tests.builders import ROOT, corpus, environment, scratch, sentences
 from tests.builders import interlock as command
 
 TEXTS = sentences(30)
@@ -333,12 +335,18 @@ def test_an_interrupt_stops_after_the_batch_and_the_same_cell_resumes(tmp_path, 
     assert resumed == "completed 2"
 
 
+def work(go):
+    """What a session does, where only that counts."""
+    recorder = types.SimpleNamespace(look=lambda read: read(RunState()), first=0, drain=lambda after: ([], 0))
+    return types.SimpleNamespace(go=go, directory=RunDirectory(scratch()), recorder=recorder)
+
+
 class Patient(Session):
     """A session whose work ends when it is told to, and whose caller is interrupted whenever it waits."""
 
     def __init__(self):
         self.goes_on, self.waits = threading.Event(), 0
-        super().__init__(lambda controls: types.SimpleNamespace(go=self.goes_on.wait))
+        super().__init__(lambda controls: work(self.goes_on.wait))
 
     def wait(self, seconds):
         self.waits += 1
@@ -355,7 +363,7 @@ def test_a_second_interrupt_returns_while_the_batch_is_computed():
 
 
 def test_an_interrupt_before_anything_is_shown_stops_the_session_too(monkeypatch):
-    session = Session(lambda controls: types.SimpleNamespace(go=lambda: while_not_asked(controls)))
+    session = Session(lambda controls: work(lambda: while_not_asked(controls)))
     monkeypatch.setattr(progress, "Headless", interrupting := Once(progress.Headless))
     try:
         follow(session, "lines")

@@ -11,16 +11,16 @@ import time
 import pytest
 
 from interlock.console.sources import journal as follow
-from interlock.console.sources import tail
 from interlock.console.sources.journal import GONE, Replayed, Watched
 from interlock.console.sources.live import Source
-from interlock.console.sources.tail import held, journal_at
+from interlock.console.sources.tail import journal_at
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
+from interlock.engine.record import journal, occupant
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold
 from interlock.engine.record.journal import Journal, encode
+from interlock.engine.record.occupant import held
 from interlock.engine.record.ring import LATEST
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
@@ -153,7 +153,7 @@ def test_a_silent_live_writer_is_not_taken_for_gone(tmp_path, closing):
 
 
 def test_the_lock_itself_tells_of_a_writer_where_there_is_no_list_of_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "LOCKS", tmp_path / "nowhere")
+    monkeypatch.setattr(occupant, "LOCKS", tmp_path / "nowhere")
     kept = Journal(tmp_path / "journal.jsonl")
     assert held(kept.path)
     kept.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
+from interlock.engine.record import journal, occupant
 from interlock.engine.record.events import Entry
 from interlock.engine.record.journal import Journal, decode, encode
 from interlock.engine.record.recorder import Recorder
@@ -140,7 +140,7 @@ def test_an_open_journal_is_refused_to_another_process_and_loses_nothing(path):
     kept.append(entry(0))
     done = subprocess.run([sys.executable, "-c", OPENER, path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "UsageError" in done.stderr and "is in use by another session" in done.stderr
+    assert "UsageError" in done.stderr and f"in use by {occupant.occupant(path.parent)}" in done.stderr
     kept.append(entry(1))
     kept.close()
     assert seqs(path) == [0, 1]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
 from interlock.engine.passes.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
@@ -33,6 +34,7 @@ class Recorded:
 
     kind = "live"
     note = ""
+    unsteered = "--readonly: controls are off"
 
     def __init__(
         self,
@@ -82,6 +84,14 @@ class Recorded:
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """Those with a `seq` above `after`, and how many before them were dropped."""
         return self.recorder.drain(max(after, self.recorder.first - 1))
+
+    def foresee(self, schedule: Schedule) -> Foreseen:
+        """What another schedule would lease next."""
+        return foreseen(self._box.preview(schedule), unaffected=False)
+
+    def told(self) -> str:
+        """Nothing: what is asked here is answered at once."""
+        return ""
 
     def go(self) -> ExitCode:
         """Let it happen at its speed; how it ended."""

@@ -64,9 +64,12 @@ class Console(Frame[Leave]):
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
         snapshot = self.seen()
-        if self._session and self._session.controls.code is not None:
-            self.main.stopping = True  # a signal asked for it, or a key
+        if (box := self._session.controls if self._session else self.source.controls) and box.stop_requested:
+            self.main.stopping = True  # a signal asked for it, a key, or somebody at the control socket
         self.main.update(snapshot)
+        self.main.foresee()
+        if told := self.source.told():
+            self.main.say(told)
         self.seen_seq = self.main.seen
         if self.source.over and not self._over:
             self._over = True
@@ -78,8 +81,8 @@ class Console(Frame[Leave]):
             self.main.finish()
 
     def stop_run(self) -> None:
-        if self._session:
-            self._session.stop(ExitCode.STOPPED)
+        if box := self.source.controls:
+            box.stop(ExitCode.STOPPED, self.who)
 
     def show_summary(self) -> None:
         """Open the summary as it is on disk now."""
@@ -119,7 +122,7 @@ class Console(Frame[Leave]):
     def seen(self) -> Snapshot:
         """Take the source's snapshot at this second, without curves on a slow link."""
         now = self.source.snapshot()
-        ages = self.source.kind != "replay" and not self.source.note
+        ages = self.source.kind == "live" or (self.source.kind == "watch" and not self.source.note)
         if ages and now.latest_at and not now.over:
             now = replace(now, elapsed=now.elapsed + max(0.0, time.time() - now.latest_at))
         if self.look.slow_link:

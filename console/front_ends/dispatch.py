@@ -151,15 +151,16 @@ def _console(session: Session, configuration: Configuration) -> int:
 
 
 def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
-    """Show a run by its journal until the console is left; nothing of the run is changed."""
+    """Show a run by its journal until the console is left; only what an operator asks of it changes the run."""
     if reason := why_headless():
         raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
 
-    source = Replayed(run, speed) if speed else Watched(run)
-    app = Console(source, look_of(configuration), summary=source.path.with_name(SUMMARY))
+    look = look_of(configuration)
+    source = Replayed(run, speed) if speed else Watched(run, steered=not look.readonly)
+    app = Console(source, look, summary=source.path.with_name(SUMMARY))
     try:
         with quiet_descriptors():
             app.run()

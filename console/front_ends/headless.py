@@ -43,6 +43,7 @@ class Headless:
         self._in_place = None if quiet or events or not sys.stderr.isatty() else InPlace()
         self._folded = Folded()
         self._failures: list[str] = []
+        self._noted = False
         self.unwritten: DiskError | None = None
         """Why the stream of events broke off before the run did."""
 
@@ -61,6 +62,9 @@ class Headless:
         work = self._session.work
         if work is None:
             return
+        if self._session.note and not self._noted:
+            self._noted = True
+            self._say(self._session.note)
         recorder = work.recorder
         self._seen = max(self._seen, recorder.first - 1)
         entries, dropped = recorder.drain(self._seen)

@@ -98,9 +98,10 @@ class Main(Steering):
 
     def finish(self) -> None:
         """Leave where the run was to be stopped; else stay, and show who waited for it what became of it."""
-        if self.stopping:
+        if self.stopping and self.source.kind == "live":
             self.host.exit(Leave.STOP)
             return
+        self.stopping = False
         self._notice = ""
         self._draw()
         self.summary_due = self.source.kind == "live"

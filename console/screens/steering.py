@@ -10,14 +10,13 @@ from interlock.console.look import Leave
 from interlock.console.screens.ask import Ask, Choice
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.host import Host
-from interlock.console.sources.live import Reel, Source
+from interlock.console.sources.live import ControlBox, Reel, Source
 from interlock.console.text import dialog_text as wording
-from interlock.engine.passes.controls import NO, YES, Controls
+from interlock.engine.passes.controls import NO, STOP, YES
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets.formats import yes_no
 
-STOP = "stop"
 CONTROLS = {"exclusive": "schedule", "fallback": "cpu_fallback", "pause": "pause"}
 """The control that an action changes."""
 
@@ -29,6 +28,8 @@ class Steering(Keyed):
     host: Host
     snapshot: Snapshot
     stopping = False
+    _wanted: Schedule | None = None
+    """The schedule that was asked about, until it is known what it would do."""
     summary_due = False
     """Whether the run has ended and its summary was not shown yet."""
 
@@ -50,28 +51,34 @@ class Steering(Keyed):
         """Say why a key does nothing now; empty where it does something."""
         if not action.changes or (action.name == "pause" and isinstance(self.source, Reel)):
             return ""
-        if self.readonly:
-            live = self.source.kind == "live"
-            return "--readonly: controls are off" if live else "another process's run can only be watched"
         if self.snapshot.over or self.source.over:
             return "the run is over"
+        if self.readonly:
+            return self.source.unsteered
         controls, control = self.source.controls, CONTROLS.get(action.name, "")
         refusal = controls.refusal(control) if controls else ""
         return f"cannot change {action.label}: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
         """Ask for one model at a time, or models side by side; what that does to the cells left is shown first."""
-        if not (controls := self._controls("exclusive")):
+        if not self._controls("exclusive"):
             return
         if why := wording.no_other(self.snapshot):
             self.app.push_screen(Ask("Nothing to change", [why], []))
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
-        wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
-        then = controls.preview(wanted)
-        unaffected_by = then is not None and controls.unaffected_by(wanted)
-        lines = wording.staying(self.snapshot) if unaffected_by else wording.foreseen(wanted, then, self.snapshot)
-        title = "Keep models resident side by side?" if exclusive else "Run one model at a time?"
+        self._wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
+        self.foresee()
+
+    def foresee(self) -> None:
+        """Ask about the schedule that is wanted once it is known what it would do; a run of another process is asked
+        for that first."""
+        if not (wanted := self._wanted) or not (then := self.source.foresee(wanted)):
+            return
+        self._wanted = None
+        lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
+        shared = wanted is Schedule.SHARED
+        title = "Keep models resident side by side?" if shared else "Run one model at a time?"
         self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch", wanted), "schedule")
 
     def action_fallback(self) -> None:
@@ -126,7 +133,7 @@ class Steering(Keyed):
         elif how:
             self.host.exit(Leave(how))
 
-    def _controls(self, name: str) -> Controls | None:
+    def _controls(self, name: str) -> ControlBox | None:
         """The box of controls, where this action may use it now; else the operator is told why not."""
         if reason := self.why_not(named(name)):
             self.say(reason)

@@ -1,6 +1,7 @@
 """A run that is read from its journal: `Watched` while another process writes it, `Replayed` at any speed.
 
-Both are sources for a screen and change nothing: no lock is kept, nothing is written. A thread of their own reads and
+Both are sources for a screen and change nothing themselves: no lock is kept, nothing is written; what an operator asks
+of a run that is watched goes to its own process. A thread of their own reads and
 folds a few hundred entries at a time, so that a screen never waits for a long journal. What is wrong with the journal
 while it is read is left in `failure`; `note` says what an operator must know of it, and mostly nothing.
 """
@@ -14,12 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from interlock.console.sources.tail import Tail, held, journal_at
+from interlock.console.control.client import Remote
+from interlock.console.control.protocol import Foreseen
+from interlock.console.sources.tail import Tail, journal_at
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import journal
-from interlock.engine.record.events import Entry
+from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.occupant import held
 from interlock.engine.record.ring import Ring
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
@@ -36,7 +40,7 @@ class _Folding(ABC):
     """Folds entries one after the other in a thread that `close` ends, and keeps the latest of them."""
 
     kind = ""
-    controls: Controls | None = None
+    unsteered = "a replay cannot be steered"
 
     def __init__(self) -> None:
         self.failure: InterlockError | None = None
@@ -53,6 +57,16 @@ class _Folding(ABC):
     def entries(self, after: int) -> tuple[list[Entry], int]:
         with self._lock:
             return self._ring.after(after)
+
+    @property
+    def controls(self) -> Remote | None:
+        return None
+
+    def foresee(self, schedule: Schedule) -> Foreseen | None:
+        return Foreseen(unknown=self.unsteered)
+
+    def told(self) -> str:
+        return ""
 
     def close(self) -> None:
         self._ended.set()
@@ -91,16 +105,41 @@ class Watched(_Folding):
 
     kind = "watch"
 
-    def __init__(self, path: Path) -> None:
-        """Follow the run at `path`. Raises UsageError or InterlockError for what is no journal of this version."""
+    def __init__(self, path: Path, *, steered: bool = False) -> None:
+        """Follow the run at `path`, and ask things of it where it is `steered`.
+
+        Raises UsageError or InterlockError for what is no journal of this version.
+        """
         super().__init__()
         self.path = journal_at(path)
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
         self._tail = Tail(self.path)
         self._grew = -math.inf
+        self._remote: Remote | None = None
         self._look() or self._look()
+        if steered:
+            self._remote = Remote(self.path.parent)
         self._thread.start()
+
+    @property
+    def controls(self) -> Remote | None:
+        return self._remote if self._remote and not self._remote.unreached else None
+
+    @property
+    def unsteered(self) -> str:  # type: ignore[override]
+        return f"cannot steer: {self._remote.unreached}" if self._remote else "--readonly: controls are off"
+
+    def foresee(self, schedule: Schedule) -> Foreseen | None:
+        return self._remote.foresee(schedule) if self._remote else super().foresee(schedule)
+
+    def told(self) -> str:
+        return self._remote.told() if self._remote else ""
+
+    def close(self) -> None:
+        if self._remote:
+            self._remote.close()
+        super().close()
 
     @property
     def over(self) -> bool:
@@ -127,6 +166,9 @@ class Watched(_Folding):
         if entries:
             self._grew, self.gone = time.monotonic(), False
             self._take(entries)
+            for body in (entry.body for entry in entries):
+                if self._remote and isinstance(body, ControlApplied | ControlRefused):
+                    self._remote.answered(body)
             return True
         if self._seq >= 0 and not self.gone and time.monotonic() - self._grew > QUIET_SECONDS:
             self._grew = time.monotonic()

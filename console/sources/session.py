@@ -7,9 +7,11 @@ heavy is imported.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from interlock.console.control.server import steerable
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import NO, Controls
 from interlock.engine.record.recorder import Recorder
@@ -35,6 +37,8 @@ class Session:
         self.work: Work | None = None
         self.failure: BaseException | None = None
         self.code = ExitCode.FAILED
+        self.note = ""
+        """What whoever watches must know of the session; mostly nothing."""
         self._make = make
         self._thread = threading.Thread(target=self._go, name="engine")
         self._done = threading.Event()  # a join that is interrupted takes the thread for ended
@@ -46,8 +50,7 @@ class Session:
 
     def stop(self, code: ExitCode) -> None:
         """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
-        if self.controls.code is None:
-            self.controls.code = code
+        self.controls.stop(code)
 
     def detach(self) -> None:
         """Lift a pause that nobody is left to lift."""
@@ -87,9 +90,13 @@ class Session:
 
     def _go(self) -> None:
         try:
-            self.work = self._make(self.controls)
-            self.code = self.work.go()
+            self.work = work = self._make(self.controls)
+            answers = partial(work.recorder.look, lambda state: list(state.controls))
+            with steerable(work.directory.path, self.controls, answers) as self.note:
+                self.code = work.go()
         except BaseException as error:
             self.failure = error
+            if self.work:
+                self.work.directory.unmake()  # what of it waited for the socket to go
         finally:
             self._done.set()

@@ -3,8 +3,6 @@
 A line that is torn is waited for; one that was cut off again is forgotten; damage before the end is an error.
 """
 
-import fcntl
-import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +16,6 @@ from interlock.engine.record.rundir import JOURNAL, LISTED, beside, runs_in
 CHUNK_BYTES = 256 << 10
 MARK = 64
 """So much of the last line tells whether what was read before still stands."""
-LOCKS = Path("/proc/locks")
 
 
 def journal_at(path: Path) -> Path:
@@ -93,29 +90,3 @@ class Tail:
             return
         wrong = "is damaged" if entry is None else "is out of order"
         raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}, so nothing after it can be trusted")
-
-
-def held(path: Path) -> bool:
-    """Tell whether a process has the journal open for writing.
-
-    The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
-    """
-    try:
-        with path.open("rb") as handle:
-            if not _listed(os.fstat(handle.fileno()).st_ino):
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _listed(inode: int) -> bool:
-    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`."""
-    try:
-        locks = [line.split() for line in LOCKS.read_text().splitlines()]
-    except OSError:
-        return False
-    return any(lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)

@@ -1,7 +1,8 @@
 """What the console says when it asks, labels or exports something, as pure text from plain state."""
 
 from interlock.console.actions import Action
-from interlock.engine.passes.schedule import Placement, Schedule
+from interlock.console.control.protocol import Foreseen
+from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.counting import several
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot
@@ -15,20 +16,22 @@ def label(action: Action, snapshot: Snapshot) -> str:
     return "Resume" if action.name == "pause" and snapshot.paused else action.label
 
 
-def foreseen(wanted: Schedule, then: Placement | None, snapshot: Snapshot) -> list[str]:
+def foreseen(wanted: Schedule, then: Foreseen, snapshot: Snapshot) -> list[str]:
     """Tell what another schedule would do to the cells that are left, as the engine foresees it."""
     if not snapshot.passes:
         return ["Batches are not planned yet; the change takes effect with the first lease."]
-    if then is None or not then.assignments:
+    if then.unknown:
+        return [f"What would move is not known: {then.unknown}."]
+    if not then.leases:
         return ["Nothing is left to compute, so nothing would move."]
     names = {each.model_pass: each.model for each in snapshot.passes}
     lines = ["Current leases end after their batches, then:"]
-    for assignment in then.assignments:
-        model = names.get(assignment.model_pass, f"pass {assignment.model_pass + 1}")
-        streamed = ", layers streamed" if assignment.streamed else ""
-        batches = several(len(assignment.batches), "batch", "batches")
-        lines.append(f"  {model}: {batches} on {', '.join(assignment.devices)}{streamed}")
-    if wanted is Schedule.SHARED and len(then.assignments) == 1:
+    for lease in then.leases:
+        model = names.get(lease.model_pass, f"pass {lease.model_pass + 1}")
+        streamed = ", layers streamed" if lease.streamed else ""
+        batches = several(lease.batches, "batch", "batches")
+        lines.append(f"  {model}: {batches} on {', '.join(lease.devices)}{streamed}")
+    if wanted is Schedule.SHARED and len(then.leases) == 1:
         lines.append("No other model fits beside it now.")
     lines.append("Models that move are attached again; no committed batch is recomputed.")
     return lines

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from interlock.console.text.columns import render
+from interlock.console.text.next_step import command, resume_words
 from interlock.engine.record.counting import percent, several
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import attention, health
@@ -26,8 +27,7 @@ def next_commands(snapshot: Snapshot, run: Path, store: str = "") -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = []
     if snapshot.phase in RESUMABLE:
-        where = ["--out", str(run.parent), "--run-id", run.name]
-        commands.append(shlex.join(["interlock", "run", snapshot.chunks, *where, "--resume"]))
+        commands.append(command(resume_words(snapshot.chunks, run)))
     elif store:
         commands.append(shlex.join(["interlock", "search", store]) + ' "your question"')
     return [*commands, shlex.join(["interlock", "view", str(run)])]

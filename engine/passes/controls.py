@@ -13,6 +13,7 @@ from interlock.engine.record.events import ControlApplied, ControlRefused, Emit
 
 PAUSE_SECONDS = 0.1
 YES, NO = "yes", "no"
+STOP = "stop"
 VALUES: dict[str, tuple[str, ...]] = {
     "schedule": tuple(schedule.value for schedule in Schedule),
     "cpu_fallback": (YES, NO),
@@ -54,6 +55,15 @@ class Controls:
     def stop_requested(self) -> bool:
         """Whether the run is to stop at the next batch."""
         return self.code is not None
+
+    def stop(self, code: ExitCode, who: str = "") -> None:
+        """Have the run stop after its batch; one that stops already keeps its code. `who` asked is told, if anybody."""
+        with self._lock:
+            emit, stopping = self._emit, self.stop_requested
+            self.code = self.code or code
+        with suppress(InterlockError, ValueError):
+            if emit and who and not stopping:
+                emit(ControlApplied(control=STOP, value=YES, who=who))
 
     def rearrange(self) -> None:
         """Have what is leased given back at the next batch, and what is left placed anew."""

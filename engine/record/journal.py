@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from interlock.engine.errors import DiskError, InterlockError, UsageError
-from interlock.engine.record import atomic
+from interlock.engine.record import atomic, occupant
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import DELETE, unarmed
 
@@ -76,7 +76,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open or create `path` and lock it; a link in its place is not followed.
 
-        Raises UsageError while another session holds it, InterlockError when it cannot be written.
+        Raises UsageError that says who holds it already, InterlockError when it cannot be written.
         """
         self.path = path
         self._begin = self._end = 0
@@ -86,9 +86,13 @@ class Journal:
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                self._handle.close()
+                who = occupant.occupant(path.parent) or "another session"
                 raise UsageError(
-                    f"{path.parent} is in use by another session: wait for its end, or choose another --run-id"
+                    f"{path.parent} is in use by {who}: wait for its end, follow it (interlock watch {path.parent}), "
+                    f"steer it (interlock ctl {path.parent} status), or choose another --run-id"
                 ) from None
+        occupant.enter(path.parent)
 
     def replay(self) -> Iterator[Entry]:
         """Yield the entries written by earlier sessions; a torn tail behind them is cut off. Raises InterlockError."""
@@ -141,4 +145,5 @@ class Journal:
     def close(self) -> None:
         with contextlib.suppress(InterlockError):
             self.sync()
+        occupant.leave(self.path.parent)  # before the lock goes: the next session says who it is
         self._handle.close()

@@ -40,6 +40,7 @@ from interlock.engine.record.facts import (
 )
 from interlock.engine.record.fold import uncollected
 from interlock.engine.record.safe import unarmed
+from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import CollectionState, LeaseState, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
@@ -173,6 +174,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     environment: dict[str, str]
     warnings: list[str]
+    share_done: Annotated[
+        float | None,
+        says("share of the predicted cost of all passes that was done, 0 to 1; null in older summaries"),
+    ] = None
 
 
 @uncollected()
@@ -207,6 +212,7 @@ def summarise(state: RunState) -> Summary:
         versions=state.versions,
         environment=started.environment,
         warnings=list(state.warnings),
+        share_done=round(snapshot(state, 0).share_done, 4),
     )
 
 

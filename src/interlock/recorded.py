@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
-from interlock.console.sources.tail import Tail, held, journal_at
+from interlock.console.sources.tail import Tail, journal_at
 from interlock.engine.config import load
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.occupant import held
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.wording import path_of, telling

@@ -1,0 +1,119 @@
+"""What is said over the control socket of a run: a request a line, a reply a line, both JSON.
+
+Pure: bytes and values. Whatever is no whole request of these is none; nobody tries to understand it.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from interlock.engine.passes.controls import VALUES
+from interlock.engine.passes.schedule import Placement
+from interlock.engine.record.events import ControlApplied
+from interlock.engine.record.state import Control
+
+SOCKET = "control.sock"
+"""Its name in a run's directory."""
+CONTROLS = tuple(VALUES)
+LONGEST = 1024
+"""Bytes of a request."""
+
+
+class Inquiry(Struct, frozen=True, tag="inquire", tag_field="do", forbid_unknown_fields=True):
+    """What is pending, what can be asked, and every answer after the first `since`."""
+
+    since: int = 0
+
+
+class Change(Struct, frozen=True, tag="change", tag_field="do", forbid_unknown_fields=True):
+    """Have `control` become `value`."""
+
+    control: str
+    value: str
+
+
+class Halt(Struct, frozen=True, tag="halt", tag_field="do", forbid_unknown_fields=True):
+    """Stop after the current batch."""
+
+
+class Foresee(Struct, frozen=True, tag="foresee", tag_field="do", forbid_unknown_fields=True):
+    """What another schedule would lease next."""
+
+    schedule: Literal["exclusive", "rotating", "shared"]
+
+
+Request = Inquiry | Change | Halt | Foresee
+
+
+class Answered(Struct, frozen=True, tag=True, tag_field="is"):
+    """Whether it is asked now: why not, or the count of all answers that were given before."""
+
+    refused: str = ""
+    answers: int = 0
+    who: str = ""
+
+
+class Standing(Struct, frozen=True, tag=True, tag_field="is"):
+    """How the controls of a run stand."""
+
+    pending: list[ControlApplied] = []
+    refusals: dict[str, str] = {}
+    """What cannot be changed, and why."""
+    stopping: bool = False
+    answers: list[Control] = []
+
+
+class NextLease(Struct, frozen=True):
+    """What a model would have: its pass, the batches that are left to it, and where."""
+
+    model_pass: int
+    batches: int
+    devices: tuple[str, ...]
+    streamed: bool = False
+
+
+class Foreseen(Struct, frozen=True, tag=True, tag_field="is"):
+    """What another schedule would lease next; without leases nothing is left, or it is not known yet."""
+
+    leases: list[NextLease] = []
+    unaffected: bool = False
+    """Whether what is leased now would stay just as it is."""
+    unknown: str = ""
+    """Why nobody can tell; empty where somebody could."""
+
+
+Reply = Answered | Standing | Foreseen
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+_encode = msgspec.json.Encoder().encode
+
+
+def request_in(line: bytes) -> Request | None:
+    """Read a request; None for what is none."""
+    try:
+        return _requests.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def reply_in(line: bytes) -> Reply | None:
+    """Read a reply; None for what is none."""
+    try:
+        return _replies.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def line_of(said: Request | Reply) -> bytes:
+    """Write a request or a reply as a line."""
+    return _encode(said) + b"\n"
+
+
+def foreseen(then: Placement | None, *, unaffected: bool) -> Foreseen:
+    """Tell of a placement what an operator is shown before the schedule is changed."""
+    leases = [
+        NextLease(each.model_pass, len(each.batches), tuple(each.devices), each.streamed)
+        for each in (then.assignments if then else ())
+    ]
+    return Foreseen(leases, unaffected)

@@ -1,0 +1,165 @@
+"""`interlock ctl`: asks one thing of a run and waits for the answer, and says how a run stands."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from interlock.console.control import protocol as said
+from interlock.console.control.client import Link, UnreachableError
+from interlock.console.text.next_step import command, resume_words
+from interlock.engine.errors import ExitCode
+from interlock.engine.passes.controls import NO, STOP, YES
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record.counting import percent
+from interlock.engine.record.outlook import of_run
+from interlock.engine.record.runs import Overview, overview, state_of
+from interlock.engine.record.safe import safe
+from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.state import Control
+from interlock.engine.record.units import duration
+
+POLL_SECONDS = 0.1
+SWITCHES = {
+    "exclusive": {"on": ("schedule", Schedule.EXCLUSIVE.value), "off": ("schedule", Schedule.SHARED.value)},
+    "fallback": {"on": ("cpu_fallback", YES), "off": ("cpu_fallback", NO)},
+}
+"""What each switch asks of the engine."""
+PLAIN = {"pause": ("pause", YES), "resume": ("pause", NO), "stop": (STOP, YES)}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a request; `at` is empty where it has no answer yet."""
+
+    run: str
+    action: str
+    state: Literal["acknowledged", "refused", "pending"]
+    who: str
+    at: str = ""
+    reason: str = ""
+
+    @property
+    def code(self) -> ExitCode:
+        """What the command ends with; one that nobody waited for is no failure."""
+        return ExitCode.FAILED if self.state == "refused" or self.reason else ExitCode.COMPLETED
+
+
+def steer(directory: Path, action: str, value: str | None, patience: float) -> Outcome:
+    """Ask for `action`, and wait so many seconds for what becomes of it; 0: not at all. Raises UnreachableError."""
+    control, wanted = SWITCHES[action][value] if value else PLAIN[action]
+    called = f"{action} {value}" if value else action
+    request = said.Halt() if control == STOP else said.Change(control, wanted)
+    try:
+        with Link(directory) as link:
+            asked = link.ask(request, said.Answered)
+            if asked.refused:
+                return Outcome(str(directory), called, "refused", asked.who, _now(), asked.refused)
+            answer = _answer(link, directory, asked, control, wanted, patience)
+    except UnreachableError as error:
+        raise UnreachableError(f"{directory}: {_instead(directory, str(error))}") from error
+    if answer is None:
+        waited = f"no answer within {patience:g} s: it counts from the next batch" if patience else ""
+        return Outcome(str(directory), called, "pending", asked.who, "", waited)
+    state: Literal["refused", "acknowledged"] = "refused" if answer.refused else "acknowledged"
+    return Outcome(str(directory), called, state, answer.who, _iso(answer.at), answer.refused)
+
+
+def outcome_text(outcome: Outcome, *, as_json: bool) -> str:
+    """Write what became of a request."""
+    if as_json:
+        return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
+    when = f" at {outcome.at}" if outcome.at else ""
+    why = f": {outcome.reason}" if outcome.reason else ""
+    return safe(f"{outcome.action} {outcome.state}{when}, asked by {outcome.who}{why}", 1000)
+
+
+def status(directory: Path, *, as_json: bool) -> str:
+    """Write how a run stands, who has it in use, and what was asked of it."""
+    folded = state_of(directory)
+    seen = overview(directory, time.time(), lambda _: folded)
+    now = snapshot(folded, 0)
+    foretold = of_run(now)
+    pending: list[str] = []
+    steered = ""
+    try:
+        with Link(directory) as link:
+            standing = link.ask(said.Inquiry(), said.Standing)
+            pending = [f"{each.control}={each.value} ({each.who})" for each in standing.pending]
+            pending += ["stop"] * standing.stopping
+    except UnreachableError as error:
+        steered = _instead(directory, str(error))
+    facts: dict[str, object] = {
+        "run": str(directory),
+        "state": seen.health.word,
+        "detail": seen.health.detail,
+        "done": round(now.share_done, 4),
+        "seconds_left": foretold.seconds if foretold and seen.held else None,
+        "schedule": now.schedule,
+        "cpu_fallback": now.cpu_fallback,
+        "paused": now.paused,
+        "in_use_by": str(seen.occupant) if seen.held and seen.occupant else None,
+        "pending": pending,
+        "answered": [_told(each) for each in now.controls[-5:]],
+        "cannot_steer": steered,
+    }
+    if as_json:
+        return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
+    return "\n".join(safe(line, 1000) for line in _lines(seen, now, pending, steered))
+
+
+def _lines(seen: Overview, now: Snapshot, pending: list[str], steered: str) -> list[str]:
+    head = f"{seen.health.word}  {percent(now.share_done).strip()}"
+    foretold = of_run(now)
+    head += f"  {duration(foretold.seconds)} left" if foretold and seen.held else ""
+    yes = {True: "on", False: "off"}
+    lines = [f"{seen.path}: {head}"]
+    lines += [f"  {seen.health.detail}"] if seen.health.detail else []
+    lines += [f"  {'  '.join(seen.attention.words)}"] if seen.attention.total else []
+    lines += [f"  in use by {seen.occupant}"] if seen.held and seen.occupant else []
+    lines.append(f"  schedule {now.schedule}, CPU fallback {yes[now.cpu_fallback]}, paused {yes[now.paused]}")
+    lines += [f"  pending: {', '.join(pending)}"] if pending else []
+    lines += [f"  {_told(each)}" for each in now.controls[-5:]]
+    return lines + ([f"  {steered}"] if steered else [])
+
+
+def _answer(
+    link: Link, directory: Path, asked: said.Answered, control: str, value: str, patience: float
+) -> Control | None:
+    """Wait for the answer to what was asked; None where there is none so long."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            answers = link.ask(said.Inquiry(since=asked.answers), said.Standing).answers
+        except UnreachableError:  # it has ended; its journal has the answer, or it has none
+            answers = state_of(directory).controls[asked.answers :]
+            until = 0.0
+        for each in answers:
+            if (each.control, each.value, each.who) == (control, value, asked.who):
+                return each
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL_SECONDS)
+
+
+def _instead(directory: Path, why: str) -> str:
+    """Say why a run cannot be asked, and what can be done with it."""
+    seen = overview(directory, time.time())
+    if seen.held:
+        return f"cannot steer it: {why}"
+    how = f"the run is over ({seen.health.word})" if seen.exit_code is not None else "the run's process died"
+    return f"{how}: continue it with {command(resume_words(seen.chunks, seen.path))}" if seen.resumable else how
+
+
+def _told(answer: Control) -> str:
+    what = f"{answer.control}={answer.value} asked by {answer.who}, {_iso(answer.at)}"
+    return f"{what}: refused, {answer.refused}" if answer.refused else f"{what}: acknowledged"
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _now() -> str:
+    return _iso(time.time())

@@ -1,0 +1,19 @@
+"""The command lines that go on from a run, exactly as they are typed."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+REHEARSED = "rehearsal-chunks"
+"""The chunks of a rehearsal, which writes them itself."""
+
+
+def resume_words(chunks: str, run: Path) -> list[str]:
+    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`."""
+    begun = ["demo", "--scripted"] if Path(chunks).name == REHEARSED else ["run", chunks]
+    return [*begun, "--out", str(run.parent), "--run-id", run.name, "--resume"]
+
+
+def command(words: Sequence[str]) -> str:
+    """Write arguments of `interlock` as a shell takes them."""
+    return shlex.join(["interlock", *words])

@@ -1,0 +1,222 @@
+"""The runs in a directory, each as a list shows it: how it stands, what it is of, how far it is, what it takes on disk.
+
+A run that was closed is read from its summary, which takes no time; only one that was not is folded from its journal.
+Nothing is locked and nothing is written, but by `delete`.
+"""
+
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import atomic, journal
+from interlock.engine.record.events import RunClosed
+from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.health import ENDED, Attention, Health, attention, health
+from interlock.engine.record.occupant import Occupant, held, occupant
+from interlock.engine.record.rundir import JOURNAL, SUMMARY, RunDirectory, runs_in
+from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
+from interlock.engine.record.state import RunState
+
+TAIL_BYTES = 64 << 10
+"""So much of a journal's end is looked at for the entry that closes a run."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run as a list shows it; times are seconds since the epoch."""
+
+    path: Path
+    health: Health
+    attention: Attention = field(default_factory=Attention)
+    began_at: float = 0.0
+    latest_at: float = 0.0
+    models: tuple[str, ...] = ()
+    rows: int = 0
+    """Chunks of all its collections."""
+    share_done: float | None = None
+    """Of its predicted cost, 0 to 1; None where nobody wrote it down."""
+    device_kind: str = ""
+    chunks: str = ""
+    exit_code: int | None = None
+    bytes: int = 0
+    held: bool = False
+    """Whether a process has it in use."""
+    occupant: Occupant | None = None
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def resumable(self) -> bool:
+        """Whether `--resume` would go on with it."""
+        return not self.held and self.exit_code != 0 and bool(self.chunks)
+
+
+def overviews(out: Path, now: float) -> list[Overview]:
+    """Look at every run in `out`, the one that began last first."""
+    found = [overview(path, now) for path in runs_in(out)]
+    return sorted(found, key=lambda each: each.began_at, reverse=True)
+
+
+def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | None = None) -> Overview:
+    """Look at one run as it stands at `now`; `folded` gives the state of one that is not closed, for who has it.
+
+    One that cannot be read says so in its health.
+    """
+    in_use = held(directory / JOURNAL)
+    try:
+        seen = None if in_use else _closed(directory)
+        seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
+    except (InterlockError, OSError) as error:
+        seen = Overview(directory, Health("UNREADABLE", "error", str(error)))
+    return replace(seen, bytes=size_of(directory), held=in_use, occupant=occupant(directory), chunks=_chunks(seen))
+
+
+def state_of(directory: Path) -> RunState:
+    """Fold the journal of a run. Raises InterlockError where it is damaged, OSError where it cannot be read."""
+    state = RunState()
+    with uncollected():
+        for entry in journal.read(directory / JOURNAL):
+            fold(state, entry)
+    return state
+
+
+def size_of(directory: Path) -> int:
+    """Add up the bytes that a directory takes on disk."""
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += Path(place, name).lstat().st_blocks * 512
+            except OSError:  # it went meanwhile
+                continue
+    return total
+
+
+def delete(directory: Path) -> None:
+    """Remove a run for good. Raises UsageError for what is no run and for one in use, InterlockError where a part of it
+    stays."""
+    path = directory / JOURNAL
+    if directory.is_symlink() or not path.is_file():
+        raise UsageError(f"{directory} is no run, so it is not deleted")
+    with atomic.explaining(path), atomic.opened(path) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who would resume it meanwhile is refused
+        except BlockingIOError:
+            raise UsageError(f"{directory} is in use by {occupant(directory) or 'another session'}") from None
+        atomic.remove(directory)
+    if directory.exists():
+        raise InterlockError(f"{directory} could not be deleted whole: check the permissions of what is left")
+
+
+def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Overview:
+    """A run that is not closed, or whose summary cannot be read."""
+    seen = snapshot(state, 0)
+    if not in_use and not seen.over:
+        seen = replace(seen, phase=GONE)
+    return _shown(directory, seen, now)
+
+
+def _shown(directory: Path, seen: Snapshot, now: float) -> Overview:
+    return Overview(
+        directory,
+        health(seen, now),
+        attention(seen),
+        seen.began_at,
+        seen.latest_at,
+        tuple(each.model for each in seen.passes) or tuple(each.model for each in seen.models),
+        sum(each.chunks for each in seen.collections),
+        seen.share_done,
+        seen.device_kind,
+        seen.chunks,
+        seen.exit_code,
+    )
+
+
+class _Pass(msgspec.Struct):
+    model_pass: int
+    model: str
+
+
+class _Collection(msgspec.Struct):
+    chunks: int
+    refused: int
+    passes: list[_Pass]
+    mitigations: list[msgspec.Raw]
+    parked: list[msgspec.Raw]
+    warnings: list[msgspec.Raw]
+
+
+class _Summary(msgspec.Struct):
+    """What a list needs of a summary; the rest, which may be many megabytes, is not looked at."""
+
+    status: str
+    reason: str
+    exit_code: int | None
+    started_at: datetime
+    finished_at: datetime
+    device_kind: str
+    chunks: str
+    collections: list[_Collection]
+    warnings: list[msgspec.Raw]
+    share_done: float | None = None
+
+
+def _closed(directory: Path) -> Overview | None:
+    """A run whose journal ends with its close, from its summary; None for any other."""
+    if not _is_closed(directory / JOURNAL):
+        return None
+    try:
+        said = msgspec.json.decode((directory / SUMMARY).read_bytes(), type=_Summary)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    word, level = ENDED.get(said.status, (said.status.upper(), "error"))
+    models = {each.model_pass: each.model for place in said.collections for each in place.passes}
+    # A step of a whole lease stands in every collection of its pass.
+    steps: Counter[bytes] = Counter()
+    for place in said.collections:
+        steps |= Counter(bytes(each) for each in place.mitigations)
+    told = Attention(
+        parked=sum(len(place.parked) for place in said.collections),
+        warnings=len(said.warnings) + sum(len(place.warnings) for place in said.collections),
+        mitigations=steps.total(),
+        refused=sum(place.refused for place in said.collections),
+    )
+    return Overview(
+        directory,
+        Health(word, level, said.reason),
+        told,
+        said.started_at.timestamp(),
+        said.finished_at.timestamp(),
+        tuple(models[number] for number in sorted(models)),
+        sum(place.chunks for place in said.collections),
+        1.0 if said.status == "completed" else said.share_done,
+        said.device_kind,
+        said.chunks,
+        said.exit_code,
+    )
+
+
+def _is_closed(path: Path) -> bool:
+    with atomic.opened(path) as handle:
+        end = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, end - TAIL_BYTES))
+        lines = handle.read().splitlines(keepends=True)
+    entry = journal.decode(lines[-1]) if lines else None
+    return entry is not None and isinstance(entry.body, RunClosed)
+
+
+def _chunks(seen: Overview) -> str:
+    """Where its chunks lie, from any directory; `run.json` says so."""
+    try:
+        return str(RunDirectory(seen.path).inputs().get("chunks", seen.chunks))
+    except InterlockError:
+        return seen.chunks

@@ -1,0 +1,386 @@
+"""A run is steered from other processes over the socket in its directory, and nobody else is heard there."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from interlock.console.apps.run import Console
+from interlock.console.control import protocol as said
+from interlock.console.control.client import Link, Remote, UnreachableError
+from interlock.console.control.place import short
+from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
+from interlock.console.sources.journal import Watched
+from interlock.console.sources.session import Session
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import rundir
+from interlock.engine.record.events import ControlApplied
+from interlock.engine.record.journal import Journal
+from interlock.engine.record.occupant import occupant
+from tests.builders import ROOT, interlock, start, summary_of
+from tests.pty_harness import on_terminal
+from tools.recorded import Recorded
+
+PATIENCE = 60.0
+WRITER = """
+import interlock.engine.models.weightless  # takes seconds, which no reply should
+import sys
+from pathlib import Path
+from interlock.console.sources.session import Session
+from interlock.engine.record.rundir import RunDirectory
+from tools.recorded import Recorded
+session = Session(lambda controls: Recorded(RunDirectory(Path(sys.argv[1])), controls, speed=float(sys.argv[2])))
+session.start()
+sys.exit(session.result())
+"""
+FOREIGN = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+try:
+    connection.sendall(b'{"do":"halt"}' + bytes([10]))
+except BrokenPipeError:
+    pass
+print(connection.recv(1000).decode())
+"""
+
+
+def until(there: Callable[[], object]) -> None:
+    limit = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+class Served:
+    """A directory with a socket and the controls behind it."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.directory, self.controls = directory, Controls()
+        self.server = Server(directory, self.controls, list)
+
+    def connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(PATIENCE)
+        with short(self.directory) as name:
+            connection.connect(name)
+        return connection
+
+    def answers(self) -> bool:
+        with Link(self.directory) as link:
+            return link.ask(said.Inquiry(), said.Standing).stopping == self.controls.stop_requested
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path / ("run" * 60))  # a path that no socket could have
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a run of another process, which takes half a minute."""
+    directory = tmp_path / "r"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, directory, "1.5"], cwd=ROOT)
+    until(lambda: (directory / said.SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
+    yield directory
+    process.kill()
+    process.wait()
+
+
+def test_the_socket_is_its_users_alone_and_goes_with_the_run(served):
+    assert (served.directory / said.SOCKET).stat().st_mode & 0o777 == 0o600
+    assert served.answers()
+    served.server.close()
+    assert list(served.directory.iterdir()) == []
+    with pytest.raises(UnreachableError, match="no control socket"):
+        Link(served.directory)
+
+
+def test_what_is_asked_waits_for_the_engine_with_the_name_of_who_asked(served):
+    with Link(served.directory) as link:
+        asked = link.ask(said.Change("pause", "yes"), said.Answered)
+        assert not asked.refused
+        assert link.ask(said.Inquiry(), said.Standing).pending == [ControlApplied("pause", "yes", asked.who)]
+    assert served.controls.pending() == [ControlApplied("pause", "yes", asked.who)]
+
+
+def test_what_can_never_be_changed_is_refused_with_the_reason(served):
+    served.controls.end(lambda event: None)
+    with Link(served.directory) as link:
+        assert link.ask(said.Change("pause", "yes"), said.Answered).refused == "nothing is left to compute"
+        assert "pause" in link.ask(said.Inquiry(), said.Standing).refusals
+        assert "cannot be 'perhaps'" in link.ask(said.Change("pause", "perhaps"), said.Answered).refused
+
+
+def test_ten_thousand_random_bytes_only_cut_off_who_sent_them(served):
+    with served.connected() as connection:
+        with suppress(OSError):
+            connection.sendall(os.urandom(10_000))
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert served.answers() and served.controls.pending() == [] and not served.controls.stop_requested
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}", b"[]", b"null", b'{"do":"halt","more":1}', b'{"do":"change","control":1,"value":"yes"}', b"[" * 900,
+        b'{"do":"foresee","schedule":"other"}', b"x" * (said.LONGEST + 1), b"\xff\xfe",
+    ],
+)  # fmt: skip
+def test_what_is_no_request_cuts_off_who_said_it_and_changes_nothing(served, line):
+    with served.connected() as connection:
+        with suppress(OSError):
+            connection.sendall(line + b"\n")
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert served.answers() and not served.controls.stop_requested
+
+
+def test_a_request_that_comes_in_pieces_is_answered_once_it_is_whole(served):
+    with served.connected() as connection:
+        for piece in (b'{"do":', b'"halt"', b"}\n"):
+            connection.sendall(piece)
+        assert b'"refused":""' in connection.recv(1000)
+    assert served.controls.code == ExitCode.STOPPED
+
+
+def test_who_does_not_listen_is_cut_off_and_keeps_nobody_waiting(served):
+    with served.connected() as connection:
+        connection.settimeout(0.5)
+        many = said.line_of(said.Inquiry()) * 1000
+        sent = 0
+        with suppress(OSError):  # the pipe is full, or closed
+            while sent < 100 * UNREAD:
+                sent += connection.send(many)
+        assert served.answers()
+
+
+def test_one_more_than_may_be_connected_is_told_so_and_one_who_leaves_makes_room(served):
+    connections = [served.connected() for _ in range(CLIENTS)]
+    for each in connections:
+        each.sendall(said.line_of(said.Inquiry()))
+        assert each.recv(1000)
+    with pytest.raises(UnreachableError, match=f"{CLIENTS} processes are connected already"):
+        served.answers()
+    for each in connections:
+        each.close()
+
+    def room() -> bool:
+        with suppress(UnreachableError):
+            return served.answers()
+        return False
+
+    until(room)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_refused_even_where_the_files_let_him_in(served):
+    served.directory.chmod(0o755)
+    (served.directory / said.SOCKET).chmod(0o666)
+    program = [sys.executable, "-c", FOREIGN, said.SOCKET]
+    done = subprocess.run(program, cwd=served.directory, capture_output=True, text=True)
+    assert "the run belongs to" in done.stdout, done.stderr
+    assert not served.controls.stop_requested
+
+
+def test_a_socket_that_a_killed_session_left_is_no_obstacle(tmp_path):
+    left = socket.socket(socket.AF_UNIX)
+    with short(tmp_path) as name:
+        left.bind(name)
+    left.close()
+    with pytest.raises(UnreachableError, match="gone"):
+        Link(tmp_path)
+    with steerable(tmp_path, Controls(), list) as note, Link(tmp_path) as link:
+        assert note == "" and not link.ask(said.Inquiry(), said.Standing).stopping
+    assert not (tmp_path / said.SOCKET).exists()
+
+
+def test_a_place_without_sockets_leaves_a_run_that_says_so_once(tmp_path, monkeypatch, capsys):
+    def refused(directory: Path) -> socket.socket:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("interlock.console.control.server._bound", refused)
+    from interlock.console.front_ends.headless import Headless
+
+    session = Session(lambda controls: Recorded(rundir.choose(tmp_path, "r", tmp_path, resume=False), controls))
+    session.start()
+    assert Headless(session, events=False, quiet=False).watch() in (ExitCode.COMPLETED, ExitCode.FAILED)
+    assert capsys.readouterr().err.count("no control socket") == 1
+
+
+def test_a_run_that_is_refused_leaves_no_directory_and_no_socket(tmp_path):
+    def refused(controls: Controls) -> Recorded:
+        run = Recorded(rundir.choose(tmp_path / "runs", "", tmp_path, resume=False), controls)
+
+        def go() -> ExitCode:
+            run.close()
+            for file in ("journal.jsonl", ".session.json"):
+                (run.directory.path / file).unlink(missing_ok=True)
+            run.directory.unmake()
+            raise UsageError("no such model")
+
+        run.go = go
+        return run
+
+    session = Session(refused)
+    session.start()
+    with pytest.raises(UsageError):
+        session.result()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
+    told = json.loads(interlock("ctl", running, "pause", "--json").stdout)
+    assert (told["state"], told["action"]) == ("acknowledged", "pause") and told["at"] and told["who"]
+    status = json.loads(interlock("ctl", running, "status", "--json").stdout)
+    assert status["state"] == "PAUSED" and f"pid {occupant(running).pid}" in status["in_use_by"]
+    assert "resume acknowledged" in interlock("ctl", running, "resume").stdout
+    assert "stop acknowledged" in interlock("ctl", running, "stop").stdout
+    until(lambda: summary_of(running)["status"] == "stopped" if (running / "summary.json").exists() else False)
+    controls = [(each["control"], each["value"]) for each in summary_of(running)["controls"]]
+    assert controls == [("pause", "yes"), ("pause", "no"), ("stop", "yes")]
+    until(lambda: occupant(running) is None)
+    over = interlock("ctl", running, "pause", check=1)
+    assert "the run is over (STOPPED)" in over.stderr and "--resume" in over.stderr
+    assert "STOPPED" in interlock("ctl", running, "status").stdout
+
+
+@pytest.mark.parametrize("args", [("pause", "on"), ("exclusive",), ("fallback", "perhaps"), ("sing",)])
+def test_ctl_refuses_what_it_cannot_ask_for_with_2(running, args):
+    interlock("ctl", running, *args, check=2)
+
+
+def test_ctl_names_the_runs_there_are_where_there_is_no_such_run(running):
+    said = interlock("ctl", running.with_name("s"), "pause", check=2).stderr
+    assert "runs in" in said and ": r" in said
+
+
+def test_a_killed_run_says_how_it_is_resumed_and_its_socket_goes_with_the_next_session(running):
+    os.kill(occupant(running).pid, signal.SIGKILL)
+    until(lambda: "process died" in interlock("ctl", running, "pause", check=1).stderr)
+    assert (running / said.SOCKET).exists()
+    session = Session(lambda controls: Recorded(rundir.RunDirectory(running), controls))
+    session.start()
+    session.result()
+    assert not (running / said.SOCKET).exists()
+
+
+def test_a_directory_in_use_is_refused_with_who_has_it_and_how_to_follow_it(running):
+    with pytest.raises(UsageError) as refused:
+        Journal(running / "journal.jsonl")
+    assert f"pid {occupant(running).pid}" in str(refused.value)
+    assert f"interlock watch {running}" in str(refused.value) and f"interlock ctl {running}" in str(refused.value)
+
+
+def test_two_watchers_see_what_the_other_asked_until_the_journal_has_the_answer(running):
+    watchers = [Watched(running, steered=True) for _ in range(2)]
+    try:
+        until(lambda: all(each.controls for each in watchers))
+        first, second = watchers
+        assert first.controls.ask("pause", "yes", "me") == ""
+        assert [each.value for each in first.controls.pending()] == ["yes"]
+        until(lambda: first.snapshot().paused and second.snapshot().paused)
+        until(lambda: not first.controls.pending() and not second.controls.pending())
+        assert interlock("ctl", running, "resume").returncode == 0
+        until(lambda: not second.snapshot().paused)
+        second.controls.stop(ExitCode.STOPPED, "me")
+        until(lambda: first.snapshot().over)
+        assert first.snapshot().phase == "stopped"
+        until(lambda: first.controls is None and "no control socket" in first.unsteered)
+    finally:
+        for each in watchers:
+            each.close()
+
+
+def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(running):
+    watcher = Watched(running, steered=True)
+    try:
+        until(lambda: watcher.controls and watcher.snapshot().passes)
+        found = []
+        until(lambda: found.append(watcher.foresee(Schedule.SHARED)) or found[-1])
+        assert found[0] is None and not found[-1].unknown
+        assert all(lease.batches and lease.devices for lease in found[-1].leases)
+    finally:
+        watcher.close()
+
+
+def test_asking_a_run_that_cannot_be_reached_never_waits_and_says_so(tmp_path):
+    remote = Remote(tmp_path)
+    try:
+        until(lambda: "no control socket" in remote.unreached)
+        began = time.monotonic()
+        remote.ask("pause", "yes", "me")
+        assert remote.foresee(Schedule.SHARED) is None
+        assert time.monotonic() - began < 0.1
+        until(lambda: remote.told().startswith("no answer"))
+        assert remote.pending() == [] and remote.foresee(Schedule.SHARED).unknown
+    finally:
+        remote.close()
+
+
+async def test_a_watched_run_is_steered_from_the_screen(running):
+    watcher = Watched(running, steered=True)
+    app = Console(watcher, driver=None)
+    try:
+        async with app.run_test(size=(120, 40)) as pilot:
+
+            async def shows(there: Callable[[], bool]) -> None:
+                limit = time.monotonic() + PATIENCE
+                while not there():
+                    assert time.monotonic() < limit
+                    await pilot.pause(0.05)
+
+            await shows(lambda: bool(watcher.controls and app.main.snapshot.passes))
+            await pilot.press("x")
+            await shows(lambda: len(app.screen_stack) > 2)
+            await pilot.press("escape", "P")
+            assert app.main.pending == {"pause": "yes"}
+            await shows(lambda: app.main.snapshot.paused and not app.main.pending)
+            await pilot.press("S", "y")
+            await shows(lambda: app.main.snapshot.over)
+            assert app.main.snapshot.phase == "stopped" and app.is_running
+    finally:
+        watcher.close()
+
+
+def test_watch_steers_a_headless_run_on_a_terminal_and_only_looks_with_readonly(tmp_path):
+    run = start("demo", "--scripted", "--no-ui", "--run-id", "r", cwd=tmp_path)
+    directory = tmp_path / "runs" / "r"
+    try:
+        until(lambda: directory.exists() and (directory / said.SOCKET).exists())
+        with (
+            on_terminal("watch", "runs/r", "--readonly", cwd=tmp_path, columns=100, rows=30) as looking,
+            on_terminal("watch", "runs/r", cwd=tmp_path, columns=100, rows=30) as steering,
+        ):
+            for terminal in (looking, steering):
+                terminal.wait_for("HELD", PATIENCE)
+            looking.press("P")
+            looking.wait_for("--readonly", PATIENCE)
+            steering.press("P")
+            for terminal in (looking, steering):
+                terminal.wait_for(lambda screen: "PAUSED" in screen.lines[0], PATIENCE)
+            assert "resume acknowledged" in interlock("ctl", "runs/r", "resume", cwd=tmp_path).stdout
+            steering.wait_for(lambda screen: "PAUSED" not in screen.lines[0], PATIENCE)
+            steering.press("S")
+            steering.wait_for("Stop the run?", PATIENCE)
+            steering.press("y")
+            for terminal in (looking, steering):
+                terminal.wait_for(lambda screen: "STOPPED" in screen.lines[0], PATIENCE)
+        assert run.wait(PATIENCE) == ExitCode.STOPPED
+    finally:
+        run.kill()
