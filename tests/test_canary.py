@@ -338,6 +338,7 @@ def test_layers_are_copied_one_after_the_other_where_copies_beside_computing_com
     assert (first.outcome, first.action) == ("failed", "copying its layers one after the other")
     assert (second.outcome, second.streamed) == ("passed", True)
     assert least_cosine(vectors_of(run), wanted) > 0.99999
+    assert ("replan", "copying its layers one after the other") in steps(run)
 
 
 def test_one_batch_that_comes_out_wrong_is_computed_again_in_the_same_precision(desk, monkeypatch):
