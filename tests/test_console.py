@@ -277,6 +277,31 @@ async def test_panes_come_and_go_with_help_zoom_and_tab(recorded):
         assert "2 Passes" in "\n".join(await seen(app, pilot))
 
 
+async def test_a_zoomed_pane_tells_of_the_pass_or_lease_that_is_chosen_with_up_and_down(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        await pilot.press("2", "z")
+        assert "pass 2 sim-bge-large-en: 13 of 47 batches" in "\n".join(await seen(app, pilot))
+        await pilot.press("up")
+        assert "pass 1 sim-bge-m3: 60 of 60 batches" in "\n".join(text_of(app))
+        await pilot.press("3")
+        assert "no receipt before it is released" in "\n".join(await seen(app, pilot))
+        await pilot.press("j")
+        assert "allocated" in "\n".join(text_of(app))
+        await pilot.press("1")
+        text = await seen(app, pilot)
+        assert sum("\u2588" in line for line in text) > 12 and "now" in "\n".join(text)
+
+
+async def test_the_pane_with_the_focus_says_which_keys_do_more(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        lines = await seen(app, pilot)
+        assert [line for line in lines if "z zoom" in line] == [next(line for line in lines if "4 Events" in line)]
+        await pilot.press("3", "z")
+        assert "3 Leases  up/down choose  esc all panes" in (await seen(app, pilot))[1]
+
+
 async def test_escape_shows_all_panes_again_and_zooms_none(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):

@@ -12,10 +12,12 @@ from msgspec.structs import replace as amended
 from textual.app import App, ComposeResult
 
 from interlock.engine.record import events as ev
+from interlock.engine.record.cells import PassCells, cells_of
+from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.state import RunState
+from interlock.engine.record.state import Course, RunState
 from interlock.widgets import cache, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
@@ -41,6 +43,18 @@ def _line(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -
     return header.one_line(snapshot, width, _now(snapshot), ascii=ascii)
 
 
+def some_cells() -> PassCells:
+    """Five batches that are committed, the second after a mitigation, the third with a parked row."""
+    batches = {
+        index: ev.BatchCommitted(
+            model_pass=1, batch_index=index, device=f"cuda:{index % 2}", rows=24, tokens=2000, padding=0,
+            seconds=0.25 * index, crc=0,
+        )
+        for index in range(1, 6)
+    }  # fmt: skip
+    return PassCells(batches, {2: 3}, {3: 1})
+
+
 PANES: dict[str, Draw] = {
     "header": lambda snapshot, width, height, ascii=False: _head(snapshot, width, ascii=ascii),
     "one line": _line,
@@ -51,9 +65,16 @@ PANES: dict[str, Draw] = {
     ),
     "leases": leases.rows,
     "cache": cache.rows,
+    "vram in detail": vram.detail,
+    "passes in detail": lambda snapshot, width, height, ascii=False: passes.detail(
+        snapshot, len(snapshot.passes) // 2, some_cells(), width, height, ascii=ascii
+    ),
+    "leases in detail": lambda snapshot, width, height, ascii=False: leases.detail(
+        snapshot, len(snapshot.leases) - 1, width, height, ascii=ascii
+    ),
     "cache line": lambda snapshot, width, height, ascii=False: cache.line(snapshot, width, ascii=ascii),
 }
-SCROLLS = ("leases",)
+SCROLLS = ("leases", "passes in detail", "leases in detail")
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", "completed", "incomplete", "failed")
 HOSTILE = (
     "[/]",
@@ -332,6 +353,66 @@ def test_the_pass_at_work_is_shown_and_the_others_are_counted() -> None:
 def test_collections_without_a_line_are_counted_by_state() -> None:
     made = plain(passes.rows(sample(collections=6), 78, 5))
     assert made[3].startswith("Python-Stdlib") and made[4].startswith("and 5 more collections: 5 planned")
+
+
+def test_a_pass_in_detail_tells_state_and_seconds_of_each_batch() -> None:
+    snapshot = sample(passes=3, batches=7, names=("one", "two", "three"))
+    made = plain(passes.detail(snapshot, 1, some_cells(), 90, 20))
+    assert [line[0] for line in made[:3]] == [" ", "▸", " "]
+    assert made[3].startswith("pass 2 two: 5 of 7 batches, median 0.75 s, longest 1.25 s; cuda:0 2, cuda:1 3")
+    grid = " ".join(made[5:]).split()
+    assert grid == ["1", "▁", "2", "▇", "0.25", "3", "▲", "0.50", "4", "✖", "0.75", "5", "▇", "1.00", "6", "▇", "1.25",
+                    "7", "▁"]  # fmt: skip
+
+
+def test_the_cells_of_a_pass_are_its_batches_with_what_befell_them() -> None:
+    state = RunState()
+    found = cells_of(state, 0)
+    assert (found.committed, found.mitigated, found.parked) == ({}, {}, {})
+    batch = some_cells().committed[1]
+    state.committed[1] = {1: batch}
+    state.parked[1] = {"Docs": {7: ev.RowParked(
+        model_pass=1, batch_index=1, collection="Docs", row=7, model="two", reason="not finite"
+    )}}  # fmt: skip
+    found = cells_of(state, 1)
+    assert found.committed == {1: batch} and found.parked == {1: 1}
+    state.committed[1].clear()
+    assert found.committed == {1: batch}
+
+
+def test_a_lease_in_detail_tells_its_receipt_in_full() -> None:
+    found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, lost=["cuda:1"]))
+    snapshot = replace(sample(), leases=found)
+    text = _text(leases.detail(snapshot, 1, 78, 20))
+    for words_of in ("▸L001", "RELEASED, pass 1", "cuda:0 11.7 GiB, cuda:1 11.7 GiB", "attached in 1.2 s"):
+        assert words_of in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("cuda:")]
+    assert [row[1] for row in rows] == ["before", "peak", "after"] * 2
+    assert rows[2][2:] == ["334.0", "MiB", "34.0", "MiB", "34.0", "MiB", "34.0", "MiB", "0"]
+    assert "cuda:1  lost" in _text(leases.detail(snapshot, 0, 78, 20))
+
+
+def test_the_course_of_a_device_is_kept_whole_and_its_highest_moment_never_lost() -> None:
+    course = Course()
+    for second in range(5000):
+        course.add(9 if second == 1234 else second % 3)
+    assert len(course.values) < 600 and course.count == 5000
+    assert course.step * len(course.values) >= 5000 > course.step * (len(course.values) - 1)
+    assert course.values.index(9) == 1234 // course.step
+
+
+def test_a_sample_that_was_late_leaves_no_gap_in_time() -> None:
+    state, device = RunState(), one_device(0)
+    moments = {0.2: 1, 1.3: 2, 4.9: 3, 4.95: 4}
+    bodies = [(0.1, ev.DevicesFound(devices=[device.facts])), *(
+        (at, ev.DeviceSampled(device="cuda:0", memory=Memory(allocated=0, occupied=size), readings=None))
+        for at, size in moments.items()
+    )]  # fmt: skip
+    for seq, (at, body) in enumerate(bodies):
+        fold(state, ev.Entry(seq=seq, at=at, session=0, elapsed=at, device_kind="cuda", body=body))
+    gauge = state.devices["cuda:0"]
+    assert list(gauge.history) == gauge.course.values == [1, 2, 3, 3, 3]
+    assert gauge.memory and gauge.memory.occupied == 4
 
 
 def test_a_held_lease_is_first_with_its_time_and_memory_now() -> None:

@@ -18,6 +18,7 @@ from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
 from interlock.engine.passes.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
+from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import Entry
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
@@ -80,6 +81,10 @@ class Recorded:
     def snapshot(self) -> Snapshot:
         """The run at this moment."""
         return self.recorder.snapshot()
+
+    def cells(self, model_pass: int) -> PassCells:
+        """What is known of the batches of a pass."""
+        return self.recorder.look(lambda state: cells_of(state, model_pass))
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """Those with a `seq` above `after`, and how many before them were dropped."""

@@ -7,12 +7,14 @@ GiB.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from interlock.engine.record.facts import Receipt
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
-from interlock.engine.record.units import duration
-from interlock.widgets.formats import MIB, devices_of, gib
-from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.engine.record.units import duration, human_bytes
+from interlock.widgets import table
+from interlock.widgets.formats import MIB, clock, devices_of, gib
+from interlock.widgets.pane import Chooser
+from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, width_of
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
@@ -27,16 +29,32 @@ class LeaseColumn(NamedTuple):
     right: bool = False
 
 
-class Leases(Pane):
+class Leases(Chooser):
     _drawn: object = None
+    _chosen = ""
+    """The lease that an operator chose; before that, the first is told of."""
 
     def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
         """Show this moment of the run; times are told by the second, so nothing is drawn up more often than that."""
+        self._again = None
         size = (self.inner_width, self.inner_height, ascii)
         key = (size, int(snapshot.latest_at), snapshot.phase, snapshot.leases_in_all, snapshot.leases)
         if key != self._drawn:
             self._drawn = key
             self.show(rows(snapshot, *size[:2], ascii=ascii))
+
+    def detail(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+        """Show all that is known of one lease."""
+
+        def draw(places: int) -> None:
+            names = [lease.lease for lease in _ordered(snapshot)]
+            place = names.index(self._chosen) if self._chosen in names else 0
+            place = max(0, min(place + places, len(names) - 1))
+            self._chosen = names[place] if places else self._chosen
+            self.show(detail(snapshot, place, self.inner_width, self.inner_height, ascii=ascii))
+
+        self._drawn, self._again = None, draw
+        draw(0)
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
@@ -45,9 +63,71 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
     return ascii_only(shown) if ascii else shown
 
 
-def _rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+def detail(snapshot: Snapshot, chosen: int, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    """Draw the leases around one of them, and below them all that is known of that one; as many rows as it takes."""
+    leases = _ordered(snapshot)
+    if not leases:
+        return rows(snapshot, width, height, ascii=ascii)
+    heads, *lines = _rows(snapshot, width - 1, 2)
+    count = max(1, min(len(leases), height // 3))
+    first = max(0, min(chosen - count // 2, len(leases) - count))
+    shown = [fitted([Span(" "), *heads], width)]
+    for place in range(first, first + count):
+        shown.append(fitted([Span(CURSOR if place == chosen else " ", "accent"), *lines[place]], width))
+    shown += [(Span(" " * width),), *_receipt(leases[chosen], snapshot, width, ascii)]
+    return ascii_only(shown) if ascii else shown
+
+
+def _receipt(lease: LeaseState, snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
+    """What it was granted, what that took, and what every device measured before it, at its peak and after it."""
+    on = ", ".join(f"{name} {human_bytes(size)}" for name, size in lease.weights_on.items())
+    facts = [
+        (lease.lease, f"{lease.model}, {_state(lease, snapshot)}, pass {lease.model_pass + 1}, {lease.schedule}"),
+        ("granted", f"{clock(lease.granted_at)}, held {_time(lease, snapshot)}"),
+        ("budget", ", ".join(f"{name} {human_bytes(size)}" for name, size in _budgets(lease).items())),
+        ("predicted", f"{human_bytes(lease.predicted_bytes)} at most"),
+        ("weights", f"{on or human_bytes(lease.weights_bytes)}, attached in {lease.attach_seconds:.1f} s"),
+        ("notes", _notes(lease, snapshot)),
+    ]
+    shown = [fitted([Span(f"{name:<10}", "dim"), Span(text)], width) for name, text in facts if text]
+    if not lease.receipts:
+        return [*shown, fitted([Span("no receipt before it is released", "dim")], width)]
+    heads = ["device", "moment", "occupied", "reserved", "allocated", "residue", "retries"]
+    cells = [line for receipt in lease.receipts for line in _moments(receipt)]
+    return [*shown, (Span(" " * width),), *table.rows(heads, cells, width, ascii=ascii)]
+
+
+def _budgets(lease: LeaseState) -> Mapping[str, int]:
+    return lease.budgets or dict.fromkeys(lease.devices, lease.budget_bytes)
+
+
+def _moments(receipt: Receipt) -> list[list[str]]:
+    """A device's part of a receipt, a line for each moment."""
+    if receipt.lost:
+        return [[receipt.device, "lost", *["?"] * 5]]
+    moments = {"before": receipt.before, "peak": receipt.peak, "after": receipt.after}
+    lines = [
+        [
+            receipt.device,
+            moment,
+            *(human_bytes(size) for size in (each.occupied, each.reserved, each.allocated)),
+            "",
+            "",
+        ]
+        for moment, each in moments.items()
+    ]
+    lines[-1][-2:] = [human_bytes(receipt.residue_bytes), str(receipt.retries)]
+    return lines
+
+
+def _ordered(snapshot: Snapshot) -> list[LeaseState]:
+    """The held ones, then the latest."""
     newest = list(reversed(snapshot.leases))
-    leases = sorted(newest, key=lambda lease: not _held(lease, snapshot))
+    return sorted(newest, key=lambda lease: not _held(lease, snapshot))
+
+
+def _rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    leases = _ordered(snapshot)
     if not leases:
         return [fitted([Span("no lease yet", "dim")], width)]
     texts = [[column.text(lease, snapshot) for column in COLUMNS] for lease in leases]

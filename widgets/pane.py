@@ -3,11 +3,12 @@
 The line API costs about 85 bytes for a changed row, where a widget that is updated whole costs thousands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
@@ -51,7 +52,7 @@ class Pane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or None
         self._rows: list[Row] = []
-        self._above = title
+        self._above, self._hint = title, ""
         self._below = Content("")
 
     @property
@@ -68,11 +69,22 @@ class Pane(ScrollView, can_focus=True):
         """Write on the border, and paint nothing else: to set `border_title` would paint every line with it."""
         drawn = self._styled(below) if isinstance(below, tuple) else Content(below or "")
         if above is not None and above != self._above:
-            self._above, self._border_title = above, Content(above)
-            self.refresh(Region(0, -1, self.inner_width, 1))
+            self._above = above
+            self._head()
         if below is not None and not drawn.is_same(self._below):
             self._below = self._border_subtitle = drawn
             self.refresh(Region(0, self.inner_height, self.inner_width, 1))
+
+    def hint(self, keys: str) -> None:
+        """Say behind the title what keys do here now."""
+        if keys != self._hint:
+            self._hint = keys
+            self._head()
+
+    def _head(self) -> None:
+        hint = (f"  {self._hint}", self.get_visual_style("pane--dim")) if self._hint else ""
+        self._border_title = Content.assemble(self._above, hint)
+        self.refresh(Region(0, -1, self.inner_width, 1))
 
     def _styled(self, row: Row) -> Content:
         """A row for the border, in the colours that the theme has now."""
@@ -103,6 +115,27 @@ class Pane(ScrollView, can_focus=True):
             style = self.get_component_rich_style(f"pane--{name}") if name else Style.null()
             segments.append(Segment(safe(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
+
+
+class Chooser(Pane):
+    """A pane that, while it is shown in detail, tells of one thing among several: up and down choose it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "choose(-1)", "Up", show=False),
+        Binding("down,j", "choose(1)", "Down", show=False),
+    ]
+
+    def __init__(self, title: str = "", *, id: str | None = None) -> None:
+        super().__init__(title, id=id)
+        self._again: Callable[[int], None] | None = None
+        """Draws the detail anew, so many places further; None while it is not shown."""
+
+    def action_choose(self, places: int) -> None:
+        """Choose the next one, or the one before; scroll where nothing is chosen."""
+        if self._again:
+            self._again(places)
+        else:
+            self.scroll_relative(y=places, animate=False)
 
 
 class Key(NamedTuple):

@@ -3,24 +3,34 @@
 Below them stand the collections, as far as there are lines; before anything is planned, what is being read.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
+from interlock.engine.record.cells import PassCells
 from interlock.engine.record.counting import percent, several
 from interlock.engine.record.outlook import of_pass
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import devices_of, tally, trouble
-from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.widgets.pane import Chooser
+from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
+
+
+CELLS = {
+    "queued": (("▁", "."), "rest"), "committed": (("▇", "#"), "fill"), "mitigated": (("▲", "!"), "warn"),
+    "parked rows": (("✖", "X"), "error"),
+}  # fmt: skip
+SECONDS, CELL_GAP = 6, 2
 
 
 class PassColumn(NamedTuple):
@@ -32,10 +42,37 @@ class PassColumn(NamedTuple):
     style: str = ""
 
 
-class Passes(Pane):
+class Passes(Chooser):
+    _chosen: int | None = None
+    """The pass that an operator chose; before that, the one at work is told of."""
+    _of: object = None
+    _cells = PassCells()
+
     def draw(self, snapshot: Snapshot, *, with_cache: bool = False, ascii: bool = False) -> None:
         """Show this moment of the run; `with_cache` where the pane of the cache is not on the screen."""
+        self._again = None
         self.show(rows(snapshot, self.inner_width, self.inner_height, with_cache=with_cache, ascii=ascii))
+
+    def detail(self, snapshot: Snapshot, cells: Callable[[int], PassCells], *, ascii: bool = False) -> None:
+        """Show all batches of one pass, which `cells` tells of."""
+
+        def draw(places: int) -> None:
+            chosen = snapshot.current_pass or 0 if self._chosen is None else self._chosen
+            chosen = max(0, min(chosen + places, len(snapshot.passes) - 1))
+            self._chosen = chosen if places else self._chosen
+            width, height = self.inner_width, self.inner_height
+            self.show(detail(snapshot, chosen, self._known(snapshot, chosen, cells), width, height, ascii=ascii))
+
+        self._again = draw
+        draw(0)
+
+    def _known(self, snapshot: Snapshot, chosen: int, cells: Callable[[int], PassCells]) -> PassCells:
+        """Ask only for what has changed."""
+        now = snapshot.passes[chosen] if snapshot.passes else None
+        of = (chosen, now.batches_done, now.mitigations, now.parked) if now else None
+        if of != self._of:
+            self._of, self._cells = of, cells(chosen)
+        return self._cells
 
 
 def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = False, ascii: bool = False) -> list[Row]:
@@ -51,6 +88,77 @@ def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = Fals
         shown = [_before(snapshot, width)]
     shown += _collections(snapshot, width, height - len(shown))
     return ascii_only(shown) if ascii else shown
+
+
+def detail(
+    snapshot: Snapshot, chosen: int, cells: PassCells, width: int, height: int, *, ascii: bool = False
+) -> list[Row]:
+    """Draw the passes with one of them chosen, and its whole grid: each batch with its number, its state and its
+    seconds. As many rows as that takes, for a pane that scrolls."""
+    if not snapshot.passes:
+        return rows(snapshot, width, height, ascii=ascii)
+    lines = max(1, min(len(snapshot.passes), height // 3))
+    first = max(0, min(chosen - lines // 2, len(snapshot.passes) - lines))
+    table = _table(snapshot.passes[first : first + lines], snapshot, width - 1, ascii)
+    marks = (Span(CURSOR if place == chosen else " ", "accent") for place in range(first, first + lines))
+    now = snapshot.passes[chosen]
+    shown = [fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)]
+    shown += [
+        fitted([Span(_summed(now, cells))], width),
+        _signs(width, ascii),
+        *_board(now.batches, cells, width, ascii),
+    ]
+    return ascii_only(shown) if ascii else shown
+
+
+def _summed(each: PassView, cells: PassCells) -> str:
+    """How its batches went, in a line."""
+    seconds = sorted(batch.seconds for batch in cells.committed.values())
+    text = f"pass {each.model_pass + 1} {each.model}: {len(seconds)} of {several(each.batches, 'batch', 'batches')}"
+    if seconds:
+        text += f", median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.2f} s; "
+        text += ", ".join(f"{name} {number}" for name, number in sorted(_counted(cells).items()))
+    return text
+
+
+def _counted(cells: PassCells) -> Counter[str]:
+    return Counter(batch.device for batch in cells.committed.values())
+
+
+def _signs(width: int, ascii: bool) -> Row:
+    """What the signs of the grid mean."""
+    texts = [
+        piece
+        for name, (sign, style) in CELLS.items()
+        for piece in (Span(sign[ascii], style), Span(f" {name}  ", "dim"))
+    ]
+    return fitted([*texts, Span("seconds of each", "dim")], width)
+
+
+@lru_cache(maxsize=2)
+def _board(batches: int, cells: PassCells, width: int, ascii: bool) -> list[Row]:
+    """Batches in their order, as many on a line as it has room for; kept, because there may be ten thousand."""
+    digits = len(str(batches))
+    size = digits + 2 + SECONDS
+    across = max(1, (width + CELL_GAP) // (size + CELL_GAP))
+    lines = []
+    for begin in range(0, batches, across):
+        spans: list[Span] = []
+        for index in range(begin, min(begin + across, batches)):
+            spans += [Span(" " * CELL_GAP), *_cell(index, cells, digits, ascii)]
+        lines.append(fitted(spans[1:], width))
+    return lines
+
+
+def _cell(index: int, cells: PassCells, digits: int, ascii: bool) -> list[Span]:
+    """A batch: its number from 1, its state, its seconds; the worst that is to be said of it is its state."""
+    batch = cells.committed.get(index)
+    word = "committed" if batch else "queued"
+    word = "parked rows" if cells.parked.get(index) else "mitigated" if cells.mitigated.get(index) else word
+    sign, style = CELLS[word]
+    seconds = f"{batch.seconds:.2f}"[:SECONDS] if batch else ""
+    number = Span(f"{index + 1:>{digits}} ", "" if batch else "dim")
+    return [number, Span(sign[ascii], style), Span(f"{seconds:>{SECONDS}}")]
 
 
 def _before(snapshot: Snapshot, width: int) -> Row:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
+from interlock.console.actions import MAIN, actions_of, bindings_of, first_key, named
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.event import EventScreen
@@ -27,7 +27,7 @@ from interlock.widgets import header
 from interlock.widgets.cache import Cache
 from interlock.widgets.events import EventsPane
 from interlock.widgets.leases import Leases
-from interlock.widgets.pane import Bar, Key, Pane, keys
+from interlock.widgets.pane import Bar, Chooser, Key, Pane, keys
 from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
 from interlock.widgets.vram import Vram
@@ -134,9 +134,22 @@ class Main(Steering):
         ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
             if pane.display:
-                pane.draw(self.snapshot, ascii=ascii)
-        if self._passes.display:
+                (pane.detail if self._zoomed else pane.draw)(self.snapshot, ascii=ascii)
+        if self._passes.display and self._zoomed:
+            self._passes.detail(self.snapshot, self.source.cells, ascii=ascii)
+        elif self._passes.display:
             self._passes.draw(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
+        self._draw_hints()
+
+    def _draw_hints(self) -> None:
+        """Say above the pane that has the focus what keys do in it."""
+        keys = {name: first_key(named(name), self._look.keys) for name in ("zoom", "unzoom", "detail")}
+        for name in PANES:
+            pane = self._pane(name)
+            hints = [f"{keys['unzoom']} all panes" if self._zoomed else f"{keys['zoom']} zoom"]
+            hints[:0] = ["up/down choose"] * (self._zoomed and isinstance(pane, Chooser))
+            hints += [f"{keys['detail']} detail"] * (pane is self._events)
+            pane.hint("  ".join(hints) if pane.has_focus else "")
 
     def _draw_header(self) -> None:
         width, ascii = self.size.width, self._look.ascii

@@ -21,6 +21,7 @@ from interlock.console.sources.tail import Tail, journal_at
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import journal
+from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold, uncollected
 from interlock.engine.record.occupant import held
@@ -53,6 +54,10 @@ class _Folding(ABC):
         """Copy the state of the run as far as it was folded."""
         with self._lock:
             return snapshot(self._state, self._seq)
+
+    def cells(self, model_pass: int) -> PassCells:
+        with self._lock:
+            return cells_of(self._state, model_pass)
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         with self._lock:

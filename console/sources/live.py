@@ -9,6 +9,7 @@ from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, Entry
 from interlock.engine.record.snapshot import Snapshot
 
@@ -64,6 +65,9 @@ class Source(Protocol):
     def snapshot(self) -> Snapshot:
         """Copy the state of the run."""
 
+    def cells(self, model_pass: int) -> PassCells:
+        """Copy what is known of the batches of a pass."""
+
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """List entries with a `seq` above `after`, and count those before them that were dropped."""
 
@@ -104,6 +108,10 @@ class Live:
     def snapshot(self) -> Snapshot:
         work = self._session.work
         return work.recorder.snapshot() if work else Snapshot()
+
+    def cells(self, model_pass: int) -> PassCells:
+        work = self._session.work
+        return work.recorder.look(lambda state: cells_of(state, model_pass)) if work else PassCells()
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         work = self._session.work
