@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings
 
-from interlock.console.summary.document import in_a_line
+from interlock.console.summary.document import Document, in_a_line, plain, top
 from interlock.widgets.nodes import Node, differences, find, inside
 from interlock.widgets.outline import Outline
 from tests.summaries import a_summary, changed, documents, values
@@ -64,7 +64,7 @@ def test_named_things_in_lists_are_compared_by_name():
         "+ $.collections[0].passes[0]",
         "- $.collections[0].mitigations[0]",
     ]
-    assert in_a_line(found[1]) == "~ $.collections[0].passes[1].batches: 512 -> 511"
+    assert in_a_line(found[1]) == "~ $.collections[0].passes[1].batches: 512 -> 511 (-0.2%)"
     assert in_a_line(found[2]).startswith("+ $.collections[0].passes[0]: {12} bge-m3")
     assert inside(found)[("collections", 0)] == 3
 
@@ -93,3 +93,31 @@ def test_five_thousand_levels_are_walked_found_and_compared():
 
     assert len(find(Node((), deep("x")), "x")) == 1
     assert len(differences(Node((), deep(1), deep(2)))) == 1
+
+
+def found(first: dict[str, object], second: dict[str, object]) -> list[str]:
+    return [in_a_line(node) for node in differences(top(Document(first), Document(second)))]
+
+
+def test_a_difference_is_told_in_units_of_people_with_its_share() -> None:
+    first = {"seconds": 444.2, "devices": [{"name": "cpu", "peak_occupied_bytes": 1 << 30}]}
+    second = {"seconds": 222.1, "devices": [{"name": "cpu", "peak_occupied_bytes": 3 << 29}]}
+    assert found(first, second) == [
+        "~ $.seconds: 7:24 -> 3:42 (-50.0%)",
+        "~ $.devices[0].peak_occupied_bytes: 1.0 GiB -> 1.5 GiB (+50.0%)",
+    ]
+
+
+def test_what_people_read_as_the_same_is_told_exactly() -> None:
+    assert found({"seconds": 65.1}, {"seconds": 65.2}) == ["~ $.seconds: 65.1 -> 65.2 (+0.2%)"]
+
+
+def test_places_in_a_list_are_no_amounts() -> None:
+    assert found({"model_pass": 2}, {"model_pass": 1}) == ["~ $.model_pass: 2 -> 1"]
+
+
+def test_what_differs_in_any_two_runs_is_named_once_and_not_listed() -> None:
+    first, second = ({"run_id": name, "started_at": name, "exit_code": name} for name in "ab")
+    text = plain(Document(first), Document(second))
+    assert "1 difference:" in text and '~ $.exit_code: "a" -> "b"\n' in text
+    assert text.rstrip().splitlines()[-1] == "not listed, always different: run_id; started_at"

@@ -16,7 +16,7 @@ from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
-from interlock.console.summary.document import Document, header, load, top
+from interlock.console.summary.document import Document, header, load, told, top
 from interlock.engine.errors import UsageError
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
@@ -100,7 +100,8 @@ class SummaryScreen(Keyed):
         """Show the document beside another one, or alone again."""
         self._other = other
         node = top(self._document, other)
-        self._found = differences(node) if other else []
+        self._every = differences(node) if other else []
+        self._found, _ = told(self._every)
         self._outline = Outline(node, opened=_first_opened(node))
 
     @property
@@ -135,7 +136,7 @@ class SummaryScreen(Keyed):
 
     def _draw_detail(self) -> None:
         node, pane = self._outline.node, self._detail
-        shown = detail.rows(self._document, node, self._siblings(), self._found, pane.inner_width, ascii=self._ascii)
+        shown = detail.rows(self._document, node, self._siblings(), self._every, pane.inner_width, ascii=self._ascii)
         # The end of a path says more than its beginning.
         path, width, cut = node.path, pane.inner_width - 4, CUT if self._ascii else ELLIPSIS
         pane.entitle(above=path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])

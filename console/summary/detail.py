@@ -5,9 +5,10 @@ Pure: rows of exactly `width` cells.
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 
-from interlock.console.summary.document import Document, in_a_line, legend, meaning
+from interlock.console.summary.document import Document, change, in_a_line, legend, meaning, told
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.safe import safe
 from interlock.widgets import table
@@ -71,11 +72,14 @@ def _difference(node: Node, found: Sequence[Node], width: int) -> Iterator[Row]:
         yield from _wrapped(f"second  {written(node.there, LONGEST)}{_by(node)}", width, "ok")
     else:
         below = [each for each in found if each.steps[: len(node.steps)] == node.steps]
+        below, others = told(below)
         yield from _wrapped(legend(len(below)) if below else "same in both", width, "bold")
         for each in below[:MOST_LINES]:
             yield row((in_a_line(each), STYLES[each.mark]))
         if len(below) > MOST_LINES:
             yield row((f"and {len(below) - MOST_LINES:,} more: n steps through all of them", "dim"))
+        if others:
+            yield from _wrapped(others, width, "dim")
     yield ()
 
 
@@ -83,11 +87,10 @@ def _by(node: Node) -> str:
     one, other = node.here, node.there
     if not (isinstance(one, int | float) and isinstance(other, int | float)) or isinstance(one, bool):
         return ""
-    try:
-        percent = f", {(other - one) / abs(one):+.1%}" if one else ""
-        return f"  ({other - one:+,.6g}{percent})"
-    except OverflowError:
-        return ""
+    with suppress(OverflowError):
+        share = change(one, other)
+        return f"  ({other - one:+,.6g}{f', {share}' if share else ''})"
+    return ""
 
 
 def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[Row]:

@@ -6,7 +6,8 @@ to do; fields that a later writer adds are shown like the others.
 
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,14 +17,19 @@ from typing import Any, NoReturn
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
+from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
-from interlock.widgets.nodes import No, Node, Step, differences, title, written
+from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 
 VERSION = "1"
 FILE = "summary.json"
+ALWAYS = {"run_id", "started_at", "finished_at", "at", "lease"}
+"""Fields that are different in any two runs, and say nothing of either."""
+FEW = 100
+"""Whole numbers below it are compared by themselves: many are no amounts."""
 OWN = ("run_id", "status", "collections")
 LARGEST = 256 * 2**20
 ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
@@ -167,11 +173,33 @@ def plain(document: Document, other: Document | None = None) -> str:
 
 
 def in_a_line(node: Node) -> str:
-    """Write a difference in one line: `~ $.seconds: 5.1 -> 6.2`."""
+    """Write a difference in one line: `~ $.seconds: 1:05 -> 1:18 (+20.0%)`."""
     if node.mark == "~":
-        return f"~ {node.path}: {written(node.here, 120)} -> {written(node.there, 120)}"
+        one, other = (human(node.steps, value) or written(value, 120) for value in (node.here, node.there))
+        if one == other:  # people read both as the same
+            one, other = written(node.here, 120), written(node.there, 120)
+        share = change(node.here, node.there)
+        return f"~ {node.path}: {one} -> {other}" + (f" ({share})" if share else "")
     called = title(node.value) if node.branch else ""
     return f"{node.mark} {node.path}: {written(node.value, 120)}" + (f" {called}" if called else "")
+
+
+def change(here: object, there: object) -> str:
+    """Write by what share a number has changed: `+20.0%`; empty for few of a thing, for 0, and for what is none."""
+    numbers = [value for value in (here, there) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < 2 or not numbers[0] or all(isinstance(each, int) and abs(each) < FEW for each in numbers):
+        return ""
+    with suppress(OverflowError):
+        return f"{(numbers[1] - numbers[0]) / abs(numbers[0]):+.1%}"
+    return ""
+
+
+def told(found: Iterable[Node]) -> tuple[list[Node], str]:
+    """Split differences into those that say something, and a line that names those that any two runs have."""
+    found = list(found)
+    telling = [node for node in found if not set(node.steps) & ALWAYS]
+    others = list(dict.fromkeys(str(step) for node in found for step in node.steps if step in ALWAYS))
+    return telling, f"not listed, always different: {few(others)}" if others else ""
 
 
 def legend(count: int) -> str:
@@ -184,9 +212,11 @@ def legend(count: int) -> str:
 def _compared(document: Document, other: Document) -> Iterator[str]:
     for number, each in enumerate((document, other), 1):
         yield f"{number}  " + "  ".join(fact.text for fact in header(each)) + f"  {safe(each.name)}"
-    nodes = differences(top(document, other))
+    nodes, others = told(differences(top(document, other)))
     yield "\n" + legend(len(nodes))
     yield from (safe(in_a_line(node), 1000) for node in nodes)
+    if others:
+        yield others
 
 
 def meaning(steps: tuple[Step, ...]) -> str:
