@@ -16,6 +16,7 @@ from tools import generate
 
 SCRIPTS = {
     "encode": ["--quick"],
+    "eta": ["--quick"],
     "kernels": ["--quick"],
     "law": ["--quick"],
     "memory": ["--quick"],
