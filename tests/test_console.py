@@ -18,7 +18,7 @@ from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
-from interlock.console.screens.ask import Ask, Find
+from interlock.console.screens.ask import Ask, Find, Recap
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
@@ -213,11 +213,16 @@ async def test_detaching_ends_the_console_and_asks_nothing_of_the_run(recorded):
     assert recorded.controls.code is None
 
 
-async def test_the_end_of_a_run_opens_its_summary_and_quitting_asks_nothing(recorded):
+async def test_the_end_of_a_run_is_summed_up_opens_its_summary_and_quitting_asks_nothing(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         recorded.play_to(1)
         await seen(app, pilot)
+        assert isinstance(app.screen, Recap)
+        said = "\n".join(text_of(app))
+        assert "The run has ended" in said and "memory: cuda:0 peak" in said and "next: interlock" in said
+        await pilot.press("s")
+        await pilot.pause()
         assert isinstance(app.screen, SummaryScreen)
         await pilot.press("escape")
         assert "FAILED" in text_of(app)[0] or "INCOMPLETE" in text_of(app)[0]
@@ -225,7 +230,7 @@ async def test_the_end_of_a_run_opens_its_summary_and_quitting_asks_nothing(reco
     assert app.return_value is Leave.OVER
 
 
-async def test_what_lies_over_the_screen_when_the_run_ends_is_answered_before_the_summary_opens(recorded):
+async def test_what_lies_over_the_screen_when_the_run_ends_is_answered_before_it_is_summed_up(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         await pilot.press("slash", "l")
@@ -234,7 +239,7 @@ async def test_what_lies_over_the_screen_when_the_run_ends_is_answered_before_th
         assert isinstance(app.screen, Find)
         await pilot.press("escape")
         await pilot.pause()
-        assert isinstance(app.screen, SummaryScreen)
+        assert isinstance(app.screen, Recap)
 
 
 async def test_abort_chosen_after_the_run_ended_only_leaves(recorded):

@@ -15,11 +15,13 @@ from textual.timer import Timer
 
 from interlock.console.apps.base import Frame
 from interlock.console.look import Leave, Look
+from interlock.console.screens.ask import Choice, Recap
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Source
 from interlock.console.sources.session import Session
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.terminal.notify import ended
+from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
@@ -34,11 +36,11 @@ class Console(Frame[Leave]):
 
     def __init__(
         self, source: Source, look: Look | None = None,
-        *, session: Session | None = None, summary: Path | None = None,
+        *, session: Session | None = None, summary: Path | None = None, store: str = "",
         painted: Callable[[], object] = lambda: None, driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
-        """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
-        when there is something on the screen."""
+        """`session` is that of a run of this process; `summary` is where that of another run is, `store` where its
+        points are written; `painted` is called when there is something on the screen."""
         super().__init__(look, driver=driver)
         self.source = source
         try:
@@ -47,6 +49,7 @@ class Console(Frame[Leave]):
             self.who = "operator"
         self._session = session
         self._summary = summary
+        self._store = store
         self._painted = painted
         self._rate = self.look.rate
         self._timer: Timer | None = None
@@ -83,6 +86,21 @@ class Console(Frame[Leave]):
     def stop_run(self) -> None:
         if box := self.source.controls:
             box.stop(ExitCode.STOPPED, self.who)
+
+    def show_recap(self) -> None:
+        """Say what became of the run, and offer its summary."""
+        path = self._summary_path
+        if path is None:
+            return
+        lines = recap(self.seen(), path.parent, self._store)
+        choices = [Choice("s,enter", "show the summary", "summary"), Choice("q", "quit", Leave.OVER)]
+        self.push_screen(Recap("The run has ended", lines, choices), self._after_recap)
+
+    def _after_recap(self, chosen: str | None) -> None:
+        if chosen == "summary":
+            self.show_summary()
+        elif chosen:
+            self.exit(Leave(chosen))
 
     def show_summary(self) -> None:
         """Open the summary as it is on disk now."""

@@ -125,7 +125,8 @@ def _console(session: Session, configuration: Configuration) -> int:
     from interlock.console.sources.live import Live
 
     look = look_of(configuration)
-    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
+    store = str(configuration.settings.qdrant or "")
+    app = Console(Live(session, readonly=look.readonly), look, session=session, store=store, painted=session.start)
     left, failure = None, "it exited"
     stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
         signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),

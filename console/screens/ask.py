@@ -56,6 +56,14 @@ class Ask(ModalScreen[str]):
         self.dismiss(value)
 
 
+class Recap(Ask):
+    """What became of a run; gives what comes next."""
+
+    DEFAULT_CSS = """
+    Recap > Vertical { width: 108; }
+    """
+
+
 class Find(ModalScreen[str | None]):
     """Gives what was typed; None when it was left with escape."""
 

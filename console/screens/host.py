@@ -29,6 +29,9 @@ class Host(Themed, Protocol):
     def stop_run(self) -> None:
         """Ask the run for an end after the batch in flight."""
 
+    def show_recap(self) -> None:
+        """Say what became of the run that has ended."""
+
     def show_summary(self) -> None:
         """Show the summary as it is on disk now."""
 

@@ -97,22 +97,22 @@ class Main(Steering):
             self._draw()
 
     def finish(self) -> None:
-        """Leave where the run was to be stopped; else stay, and show who waited for it what became of it."""
+        """Leave where the run was to be stopped; else stay, and say to who waited for it what became of it."""
         if self.stopping and self.source.kind == "live":
             self.host.exit(Leave.STOP)
             return
         self.stopping = False
         self._notice = ""
         self._draw()
-        self.summary_due = self.source.kind == "live"
+        self.recap_due = self.source.kind == "live"
         if self.is_active:
             self.on_screen_resume()
 
     def on_screen_resume(self) -> None:
-        """Show the summary that is due: what lay over this screen when the run ended was answered first."""
-        if self.summary_due:
-            self.summary_due = False
-            self.host.show_summary()
+        """Show the recap that is due: what lay over this screen when the run ended was answered first."""
+        if self.recap_due:
+            self.recap_due = False
+            self.host.show_recap()
 
     def say(self, text: str) -> None:
         """Write in the footer, until the next key."""

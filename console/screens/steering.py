@@ -30,8 +30,8 @@ class Steering(Keyed):
     stopping = False
     _wanted: Schedule | None = None
     """The schedule that was asked about, until it is known what it would do."""
-    summary_due = False
-    """Whether the run has ended and its summary was not shown yet."""
+    recap_due = False
+    """Whether the run has ended and nothing was said of that yet."""
 
     def asked(self) -> None:
         """Show that something is pending now."""
@@ -123,7 +123,7 @@ class Steering(Keyed):
 
     def _leave(self, how: str | None) -> None:
         if how and self.source.over:  # it ended while the question stood: nothing is left to stop or to lose
-            self.summary_due = False
+            self.recap_due = False
             self.host.exit(Leave.OVER)
         elif how == STOP:
             self.stopping = True
