@@ -115,7 +115,7 @@ class PassExecutor:
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
         window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
         needs = [self._planner.of(cells.layout) for cells in self._grid]
-        wait = set().union(*(others for first, others in self._paused.items() if left[first]))
+        wait = set().union(*(others for first, others in [*self._paused.items()] if left[first]))
         left = [[] if number in wait else batches for number, batches in enumerate(left)]
         return next_placement(schedule, left, needs, self._free, window, self._last, cpu_fallback=fallback)
 
@@ -254,7 +254,7 @@ class PassExecutor:
             others = {*beside[1:]} - self._paused.setdefault(beside[0], set()) if beside else set()
             if not others:
                 return False
-            self._paused[beside[0]] |= others
+            self._paused[beside[0]] = self._paused[beside[0]] | others  # a front end may walk the old set
         primary, pressed = self._grid[beside[0]].card.key, self._grid[model_pass].card.key
         for companion in sorted(others):
             cause = f"memory is short for a text of {pressed} on {device.name}, which both use"
