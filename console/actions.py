@@ -24,11 +24,17 @@ class Action:
     footer: bool = False
     changes: bool = False
     """Whether it changes the run, so that a read-only screen refuses it."""
+    wide: int = 0
+    """Columns from which on it stands in the footer too; 0 for never."""
 
     @property
     def id(self) -> str:
         """What a configuration file calls it: `find-next`, `pane-vram`."""
         return self.name.translate({ord("_"): "-", ord("("): "-", ord(")"): None, ord("'"): None})
+
+    def stands(self, width: int) -> bool:
+        """Tell whether it stands in a footer of so many columns."""
+        return self.footer or 0 < self.wide <= width
 
     def binding(self) -> Binding:
         return Binding(self.key, self.name, self.label, id=self.id, tooltip=self.help, show=self.footer)
@@ -42,19 +48,19 @@ ACTIONS = (
     Action("exclusive", "x", "Excl", "one model at a time, or models side by side", footer=True, changes=True),
     Action("fallback", "c", "CPU-FB", "allow or forbid CPU fallback", footer=True, changes=True),
     Action("pause", "P", "Pause", "pause the run at the next batch, or resume it", footer=True, changes=True),
-    Action("stop", "S", "Stop", "stop the run after the current batch (resumable)", changes=True),
+    Action("stop", "S", "Stop", "stop the run after the current batch (resumable)", changes=True, wide=120),
     Action("find", "slash", "Find", "search the events or the summary", (MAIN, VIEW), footer=True),
-    Action("find_next", "n", "Next", "go to the next match", (MAIN, VIEW)),
+    Action("find_next", "n", "Next", "go to the next match", (MAIN, VIEW), wide=200),
     Action("find_previous", "N", "Previous", "go to the previous match", (MAIN, VIEW)),
-    Action("filter", "f", "Filter", "cycle severity: all, notice+, warning+"),
-    Action("attend", "a", "Attend", "show what went wrong, and count anew what comes after it"),
+    Action("filter", "f", "Filter", "cycle severity: all, notice+, warning+", wide=120),
+    Action("attend", "a", "Attend", "show what went wrong, and count anew what comes after it", wide=120),
     Action("follow", "G,end", "Follow", "follow the latest event"),
-    Action("detail", "enter", "Detail", "show every field of the selected event"),
-    Action("export", "e", "Export", "save the listed events to a file"),
+    Action("detail", "enter", "Detail", "show every field of the selected event", wide=160),
+    Action("export", "e", "Export", "save the listed events to a file", wide=200),
     Action("summary", "s", "Summary", "show the summary as a tree and tables", footer=True),
     *(Action(f"pane('{name.lower()}')", str(number), name, f"go to the {name} pane")
       for number, name in enumerate(("VRAM", "Passes", "Leases", "Events", "Cache"), 1)),
-    Action("zoom", "z", "Zoom", "zoom the focused pane, or show all"),
+    Action("zoom", "z", "Zoom", "zoom the focused pane, or show all", wide=120),
     Action("unzoom", "escape", "Unzoom", "show all panes again"),
     Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),
     Action("slower", "minus", "Slower", "refresh slower (a replay: halve its speed)"),
@@ -66,13 +72,14 @@ ACTIONS = (
         ("in", "right,l", "expand, or go to the first child"), ("out", "left,h", "collapse, or go to the parent"),
         ("page_down", "pagedown", "page down"), ("page_up", "pageup", "page up"),
         ("first", "home,g", "go to the first line"), ("last", "end,G", "go to the last line"))),
-    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW)),
+    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW), wide=200),
     Action("redraw", "ctrl+l", "Redraw", "redraw the screen"),
-    Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT)),
+    Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT), wide=200),
     Action("copy_value", "Y", "Value", "copy the value", (VIEW,)),
     Action("open", "o", "Open", "compare with another summary", (VIEW,), footer=True),
     Action("back", "escape", "Back", "go back", (VIEW, EVENT, HELP), footer=True),
-    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW)),
+    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW), wide=160),
+    Action("suspend", "ctrl+z", "Suspend", "stop for the shell until fg; no run stops with it", (MAIN, VIEW)),
     Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, SETUP), footer=True),
 )  # fmt: skip
 

@@ -182,6 +182,11 @@ class OnTerminal:
             if at >= began:
                 yield at, screen
 
+    @property
+    def canonical(self) -> bool:
+        """Whether the terminal is as a shell has it: lines, not keys."""
+        return bool(termios.tcgetattr(self._master)[3] & termios.ICANON)
+
     def cpu_seconds(self) -> float:
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)

@@ -18,7 +18,7 @@ from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
-from interlock.console.screens.ask import Ask, Find, Recap
+from interlock.console.screens.ask import Answer, Ask, Find, Recap
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
@@ -434,3 +434,95 @@ async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
         assert "mitigations" not in lines[0]
         assert "mitigations" in lines[-1]
         assert any("4 Events  warnings" in line for line in lines)
+
+
+@pytest.mark.parametrize(("key", "question"), [("x", "side by side?"), ("c", "Forbid CPU"), ("S", "Stop the run?")])
+async def test_the_key_that_opens_a_question_does_not_answer_it(recorded, key, question):
+    recorded.play_to(0.35)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press(key)
+        assert question in "\n".join(text_of(app))
+        await pilot.press(key, key)
+        assert isinstance(app.screen, Ask)
+        assert recorded.controls.pending() == [] and recorded.controls.code is None
+        await pilot.press("y")
+        assert not isinstance(app.screen, Ask)
+
+
+async def test_control_c_asks_and_pressed_again_chooses_nothing(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("ctrl+c", "ctrl+c", "ctrl+c")
+        assert len(app.screen_stack) == 3 and isinstance(app.screen, Ask)
+        assert app.return_value is None and recorded.controls.code is None
+
+
+async def test_a_run_that_stops_is_aborted_only_when_that_is_chosen(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        app.main.stopping = True
+        await pilot.press("q", "q")
+        assert "The run stops after its batch" in "\n".join(text_of(app))
+        assert app.return_value is None
+        await pilot.press("A")
+    assert app.return_value is Leave.ABORT
+
+
+async def test_keys_of_the_footer_and_answers_can_be_clicked(recorded):
+    recorded.play_to(0.35)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        footer = text_of(app)[-1]
+        await pilot.click("#footer", offset=(footer.index("x Excl") + 2, 0))
+        assert isinstance(app.screen, Ask)
+        await pilot.click(list(app.screen.query(Answer))[-1])
+        assert isinstance(app.screen, Main) and recorded.controls.pending() == []
+        await pilot.click("#footer", offset=(footer.index("x Excl"), 0))
+        await pilot.click(app.screen.query(Answer).first())
+        assert [(each.control, each.value) for each in recorded.controls.pending()] == [("schedule", "shared")]
+        await pilot.click("#footer", offset=(footer.index("  S Stop"), 0))
+        assert isinstance(app.screen, Main)
+
+
+async def test_the_wider_the_footer_the_more_keys_stand_in_it(recorded):
+    recorded.play_to(FAR)
+    shown_keys = []
+    for size in ((60, 15), (80, 24), (120, 40), (200, 60)):
+        async with shown(recorded, size) as (app, _):
+            shown_keys.append(text_of(app)[-1].rstrip())
+    assert all(keys.endswith("q Quit") for keys in shown_keys)
+    assert "S Stop" in shown_keys[2] and "z Zoom" in shown_keys[2] and "S Stop" not in shown_keys[1]
+    assert [len(keys) for keys in shown_keys] == sorted({len(keys) for keys in shown_keys})
+    assert len(shown_keys[3]) > 160
+
+
+async def test_help_begins_with_the_pane_and_is_searched_while_one_types(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 60)) as (app, pilot):
+        await pilot.press("3", "question_mark")
+        text = "\n".join(text_of(app))
+        assert text.index("│ Leases ") < text.index("│ Run ") < text.index("│ Events ")
+        await pilot.press(*"resumable")
+        text = "\n".join(text_of(app))
+        assert "stop the run after the current batch" in text and "CPU fallback" not in text
+        await pilot.press("x")
+        assert "nothing like that" in "\n".join(text_of(app)) and recorded.controls.pending() == []
+        await pilot.press("escape")
+        assert isinstance(app.screen, Main)
+
+
+async def test_the_palette_names_keys_and_offers_no_movements(recorded):
+    recorded.play_to(1)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        await pilot.press("s", "colon")
+        await pilot.pause(0.6)
+        options = list(app.screen.query_one(CommandList).options)
+        labels = {option.hit.text for option in options}
+        assert "Find" in labels and not labels & {"Down", "Up", "In", "Out", "Page_down"}
+        assert all(option.hit.display.plain.startswith(f"{option.hit.text}  ") for option in options)
+
+
+async def test_a_console_beside_a_run_of_its_process_is_not_suspended_and_says_how_to_leave(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("ctrl+z")
+        assert "^z would stop the run too, its GPUs held: q d detaches" in text_of(app)[-1]

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from interlock.engine.record import events as ev
@@ -92,6 +93,34 @@ def test_a_run_stopped_on_a_terminal_exits_4_and_resumes_headless_to_the_same(pl
     with run(place, "--resume", "--no-ui") as terminal:
         assert terminal.wait(PATIENCE) == 0
     assert summary_of(place / "runs" / "r")["status"] == "completed"
+
+
+def test_control_z_beside_a_run_stops_nothing_and_says_how_to_leave(place):
+    with run(place) as terminal:
+        terminal.wait_for("running", PATIENCE)
+        terminal.press("\x1a")
+        terminal.wait_for("q d detaches and lets it go on", PATIENCE)
+        assert psutil.Process(terminal.process.pid).status() != psutil.STATUS_STOPPED
+        assert settled(place, "completed")
+
+
+def test_control_z_gives_the_shell_its_terminal_and_the_console_comes_back(place):
+    with run(place, "--no-ui") as terminal:
+        assert terminal.wait(PATIENCE) == 0
+    with console(place, "watch", "runs/r") as terminal:
+        terminal.wait_for("DONE", PATIENCE)
+        began = len(terminal.output)
+        terminal.press("\x1a")
+        process = psutil.Process(terminal.process.pid)
+        terminal.wait_for(lambda _: process.status() == psutil.STATUS_STOPPED, PATIENCE)
+        assert b"\x1b[?1049l" in terminal.output[began:]
+        assert terminal.canonical
+        began = len(terminal.output)
+        terminal.signal(signal.SIGCONT)
+        terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.output[began:], PATIENCE)
+        assert not terminal.canonical
+        terminal.press("q")
+        assert terminal.wait(PATIENCE) == 0
 
 
 def test_hangup_stop_ends_the_run_resumably_with_129_when_the_link_dies(place):

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region, Size
@@ -139,11 +140,12 @@ class Chooser(Pane):
 
 
 class Key(NamedTuple):
-    """A key of the footer, and what it does now; `off` is why it does nothing."""
+    """A key of the footer, and what it does now; `off` is why it does nothing, `action` what a click on it calls."""
 
     key: str
     label: str
     off: str = ""
+    action: str = ""
 
 
 class Bar(Pane, can_focus=False):
@@ -152,22 +154,52 @@ class Bar(Pane, can_focus=False):
     DEFAULT_CSS = """
     Bar { border: none; height: 1; background: $surface; }
     """
+    _offered: Sequence[tuple[range, str]] = ()
+    """The cells of each key that is shown, and its action."""
+
+    def show(self, rows: Sequence[Row]) -> None:
+        self._offered = ()
+        super().show(rows)
+
+    def offer(self, shown: Sequence[Key], width: int) -> None:
+        """Show keys, as `keys` draws them; a click on one is as good as the key."""
+        self.show([keys(shown, width)])
+        begin, places = 0, []
+        for key in _fitting(shown, width):
+            end = begin + _size(key)
+            places.append((range(begin, end), key.action))
+            begin = end + len(GAP)
+        self._offered = places
+
+    async def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        for cells, action in self._offered:
+            if action and offset and offset.x in cells:
+                event.stop()
+                await self.screen.run_action(action)
+                return
 
 
 def keys(shown: Sequence[Key], width: int) -> Row:
     """Draw keys with their labels as far as they go, in the order of what matters; the last is never left out."""
-    if not shown:
-        return ()
-    last = _key(shown[-1])
-    left = width - sum(width_of(span.text) for span in last)
-    spans: list[Span] = []
+    spans = [piece for key in _fitting(shown, width) for piece in (Span(GAP), *_key(key))]
+    return fitted(spans[1:], width) if spans else ()
+
+
+def _fitting(shown: Sequence[Key], width: int) -> list[Key]:
+    """Those that have room."""
+    left = width - (_size(shown[-1]) if shown else 0)
+    fitting: list[Key] = []
     for key in shown[:-1]:
-        piece = [*_key(key), Span(GAP)]
-        left -= sum(width_of(span.text) for span in piece)
+        left -= _size(key) + len(GAP)
         if left < 0:
             break
-        spans += piece
-    return fitted([*spans, *last], width)
+        fitting.append(key)
+    return [*fitting, *shown[-1:]]
+
+
+def _size(key: Key) -> int:
+    return sum(width_of(span.text) for span in _key(key))
 
 
 def _key(key: Key) -> list[Span]:

@@ -6,10 +6,11 @@ from typing import Any, ClassVar, TypeVar
 
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 from textual.driver import Driver
 from textual.screen import Screen
 
-from interlock.console.actions import Action, actions_of
+from interlock.console.actions import Action, actions_of, shown_keys
 from interlock.console.look import GAUGE, OWN, THEMES, Look
 from interlock.console.terminal.driver import HangupSafeDriver
 
@@ -22,14 +23,20 @@ class Palette(Provider):
 
     async def discover(self) -> Hits:
         for action in offered(self.screen):
-            yield DiscoveryHit(action.label, self._call(action), help=action.help)
+            shown = self._with_key(Content(action.label), action)
+            yield DiscoveryHit(shown, self._call(action), text=action.label, help=action.help)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for action in offered(self.screen):
             if (score := matcher.match(action.label)) > 0:
                 rank = score * UNRANKED if action.changes else score
-                yield Hit(rank, matcher.highlight(action.label), self._call(action), help=action.help)
+                shown = self._with_key(matcher.highlight(action.label), action)
+                yield Hit(rank, shown, self._call(action), text=action.label, help=action.help)
+
+    def _with_key(self, label: Content, action: Action) -> Content:
+        look: Look = getattr(self.app, "look", Look())
+        return Content.assemble(label, (f"  {shown_keys(action, look.keys)}", "dim"))
 
     def _call(self, action: Action) -> partial[bool]:
         return partial(self.app.call_later, self.screen.run_action, action.name)
@@ -41,7 +48,8 @@ UNRANKED = 1e-6
 
 def offered(screen: Screen[Any]) -> Sequence[Action]:
     """List the actions of the screen under the palette, in the order in which it offers them."""
-    return sorted(actions_of(getattr(screen, "ACTIONS", "")), key=lambda action: action.changes)
+    found = (each for each in actions_of(getattr(screen, "ACTIONS", "")) if not each.name.startswith("move("))
+    return sorted(found, key=lambda action: action.changes)
 
 
 class Frame(App[T]):
@@ -81,6 +89,11 @@ class Frame(App[T]):
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""
+
+    @property
+    def why_not_suspend(self) -> str:
+        """Nothing: what only looks may be stopped."""
+        return ""
 
     def next_theme(self) -> str:
         place = THEMES.index(self.theme) if self.theme in THEMES else -1

@@ -15,7 +15,7 @@ from textual.timer import Timer
 
 from interlock.console.apps.base import Frame
 from interlock.console.look import Leave, Look
-from interlock.console.screens.ask import Choice, Recap
+from interlock.console.screens.ask import Ask, Choice, Recap
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Source
 from interlock.console.sources.session import Session
@@ -160,10 +160,19 @@ class Console(Frame[Leave]):
 
     async def action_quit(self) -> None:
         """Leave as the main screen does, where Textual would end the app."""
-        self.main.action_quit()
+        self.action_help_quit()
 
     def action_help_quit(self) -> None:
-        self.main.action_quit()
+        """Ask as `q` does; a question that stands while the run goes on is answered by its own keys."""
+        if self.source.over or not isinstance(self.screen, Ask):
+            self.main.action_quit()
+
+    @property
+    def why_not_suspend(self) -> str:
+        """That the run of this process would stand still as well, with what it holds of the GPUs."""
+        if not self._session or self.source.over:
+            return ""
+        return "^z would stop the run too, its GPUs held: q d detaches and lets it go on"
 
     def _begin(self) -> None:
         """There is something on the screen: from here on it is kept up to date."""

@@ -22,6 +22,21 @@ class Choice:
     value: str
 
 
+class Answer(Static):
+    """One of the answers of a question: a click on it gives it, as its key does."""
+
+    DEFAULT_CSS = """
+    Answer:hover { background: $accent 20%; }
+    """
+
+    def __init__(self, key: str, label: str, value: str) -> None:
+        super().__init__(Text().append(f" {key} ", "bold reverse").append(f" {label}"))
+        self._value = value
+
+    async def on_click(self) -> None:
+        await self.screen.run_action(f"choose({self._value!r})")
+
+
 class Ask(ModalScreen[str]):
     """Gives the value of what was chosen, or an empty text."""
 
@@ -46,11 +61,10 @@ class Ask(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = self._title
-            yield Static(Text("\n".join(safe(line) for line in self._lines)))
-            text = Text("\n")
+            yield Static(Text("\n".join(safe(line) for line in self._lines) + "\n"))
             for choice in self._choices:
-                text.append(f" {choice.keys.partition(',')[0]} ", "bold reverse").append(f" {choice.label}\n")
-            yield Static(text.append(" esc ", "bold reverse").append(" cancel"))
+                yield Answer(choice.keys.partition(",")[0], choice.label, str(choice.value))
+            yield Answer("esc", "cancel", "")
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)

@@ -27,5 +27,12 @@ class Keyed(Screen[None]):
     def action_theme(self) -> None:
         self.say(f"theme {cast(Themed, self.app).next_theme()}")
 
+    def action_suspend(self) -> None:
+        """Give the shell its terminal until `fg`, where that stops no run."""
+        if why := cast(Themed, self.app).why_not_suspend:
+            self.say(why)
+        else:
+            self.app.action_suspend_process()
+
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -1,16 +1,43 @@
-"""Every key and what it does, made from the registry of actions; and what the signs on the main screen mean."""
+"""Every key and what it does, made from the registry of actions, and what the signs on the main screen mean.
+
+What concerns the pane that has the focus comes first, and what is typed leaves only the lines that say it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.text import Text
+from textual import on
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, shown_keys
 from interlock.console.look import Look
 
+AREAS = {
+    "Run": ("exclusive", "fallback", "pause", "stop", "quit"),
+    "Panes": ("pane(", "zoom", "unzoom"),
+    "Events": ("find", "find_next", "find_previous", "filter", "attend", "follow", "detail", "export", "copy"),
+}
+"""What the actions of the main screen concern, by the beginning of their names; the rest is the screen itself."""
+IN_PANES = {
+    "vram": [
+        ("z", "the whole course of each device"),
+        ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),
+    ],
+    "passes": [
+        ("z", "the whole grid of a pass, with the state and seconds of each batch"),
+        ("up down", "choose the pass, once zoomed"),
+    ],
+    "leases": [("z", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
+    "events": [("up down", "move; the end follows again"), ("click", "choose an event")],
+    "cache": [("z", "graphs of paces, memory and heat")],
+}
+"""What keys do in the panes of the main screen."""
 LEGEND = (
-    ("VRAM", "weights, activations, free; a mark: ceiling, ^: peak so far"),
+    ("VRAM", "weights, activations, context, others; the tick is the ceiling, ^ the peak so far"),
     ("Passes", "the bar fills as batches are committed"),
     ("Leases", "GiB before > peak > after, and the residue left behind"),
     ("Events", "note, notice, warning, error"),
@@ -23,31 +50,94 @@ LEGEND = (
 """What the signs of the main screen mean."""
 
 
+class Entry(NamedTuple):
+    """A line of the help, and under which heading it stands."""
+
+    area: str
+    keys: str
+    text: str
+
+
+def entries(screen: str, look: Look, pane: str = "") -> list[Entry]:
+    """List what can be done on a screen; what concerns `pane`, which has the focus, comes first."""
+    actions = [(action.name, shown_keys(action, look.keys), action.help) for action in actions_of(screen)]
+    if screen != MAIN:
+        return [Entry("Keys", keys, text) for _, keys, text in actions]
+    made = [Entry(_area(name), keys, text) for name, keys, text in actions]
+    made += [Entry(name.capitalize(), *line) for name, lines in IN_PANES.items() for line in lines]
+    made += [Entry("Signs", *line) for line in LEGEND]
+    order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]
+    areas = list(dict.fromkeys([*order, *(entry.area for entry in made)]))
+    return sorted(made, key=lambda entry: areas.index(entry.area))
+
+
+def _area(name: str) -> str:
+    return next((area for area, names in AREAS.items() if any(_is(name, each) for each in names)), "Screen")
+
+
+def _is(name: str, wanted: str) -> bool:
+    return name == wanted or (wanted.endswith("(") and name.startswith(wanted))
+
+
+def found(listed: Sequence[Entry], typed: str) -> list[Entry]:
+    """Choose the lines that have every word that was typed, in either case."""
+    words = typed.casefold().split()
+    return [entry for entry in listed if all(word in " ".join(entry).casefold() for word in words)]
+
+
+def written(listed: Sequence[Entry]) -> Text:
+    """Write lines under their headings."""
+    text, area = Text(), ""
+    for entry in listed:
+        if entry.area != area:
+            area = entry.area
+            text.append("\n" if text else "").append(f"{area}\n", "bold")
+        text.append(f"  {entry.keys:<12} {entry.text}\n")
+    return text or Text("nothing like that; esc closes")
+
+
 class Help(ModalScreen[None]):
     """The keys of the screen it is laid over."""
 
     BINDINGS = bindings_of(HELP)
     DEFAULT_CSS = """
     Help { align: center middle; background: $background 60%; }
-    Help > VerticalScroll {
+    Help > Vertical {
         width: 90; max-width: 100%; height: auto; max-height: 100%;
         border: round $accent; background: $surface; padding: 0 1;
     }
+    Help Input { height: 1; border: none; padding: 0; background: $surface; }
+    Help VerticalScroll { height: auto; max-height: 100%; }
     Help Static { width: 100%; height: auto; }
     """
 
-    def __init__(self, screen: str, look: Look) -> None:
+    def __init__(self, screen: str, look: Look, pane: str = "") -> None:
         super().__init__()
-        self._of = screen
-        self._look = look
+        self._entries = entries(screen, look, pane)
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll() as box:
+        with Vertical() as box:
             box.border_title = "Keys"
-            box.border_subtitle = "esc closes"
-            lines = [(shown_keys(action, self._look.keys), action.help) for action in actions_of(self._of)]
-            lines += [("", ""), *LEGEND] if self._of == MAIN else []
-            yield Static(Text("\n".join(f"{name:<12} {text}" for name, text in lines)))
+            box.border_subtitle = "up/down scroll, esc closes"
+            yield Input(placeholder="type to search", compact=True)
+            with VerticalScroll(can_focus=False):
+                yield Static(written(self._entries))
+
+    @on(Input.Changed)
+    def search(self, event: Input.Changed) -> None:
+        self.query_one(Static).update(written(found(self._entries, event.value)))
+
+    def key_up(self) -> None:
+        self.query_one(VerticalScroll).scroll_up(animate=False)
+
+    def key_down(self) -> None:
+        self.query_one(VerticalScroll).scroll_down(animate=False)
+
+    def key_pageup(self) -> None:
+        self.query_one(VerticalScroll).scroll_page_up(animate=False)
+
+    def key_pagedown(self) -> None:
+        self.query_one(VerticalScroll).scroll_page_down(animate=False)
 
     def action_back(self) -> None:
         self.dismiss()

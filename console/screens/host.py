@@ -9,6 +9,10 @@ from interlock.console.look import Leave
 class Themed(Protocol):
     """An application whose look can be changed."""
 
+    @property
+    def why_not_suspend(self) -> str:
+        """Why this process must not be stopped for a while; empty where it may be."""
+
     def next_theme(self) -> str:
         """Use the next theme; return its name."""
 

@@ -13,6 +13,7 @@ from interlock.console.actions import MAIN, actions_of, bindings_of, first_key, 
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.event import EventScreen
+from interlock.console.screens.help import Help
 from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
 from interlock.console.screens.steering import Steering
@@ -27,7 +28,7 @@ from interlock.widgets import header
 from interlock.widgets.cache import Cache
 from interlock.widgets.events import EventsPane
 from interlock.widgets.leases import Leases
-from interlock.widgets.pane import Bar, Chooser, Key, Pane, keys
+from interlock.widgets.pane import Bar, Chooser, Key, Pane
 from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
 from interlock.widgets.vram import Vram
@@ -172,11 +173,14 @@ class Main(Steering):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
             shown = [
-                Key(first_key(action, self._look.keys), wording.label(action, self.snapshot), self.why_not(action))
+                Key(
+                    first_key(action, self._look.keys), wording.label(action, self.snapshot), self.why_not(action),
+                    action.name,
+                )
                 for action in actions_of(MAIN)
-                if action.footer
-            ]
-            self._footer.show([keys(shown, self.size.width)])
+                if action.stands(self.size.width)
+            ]  # fmt: skip
+            self._footer.offer(shown, self.size.width)
 
     def _stale(self) -> float | None:
         """Seconds since anything was heard of a run that is expected to say something."""
@@ -286,6 +290,9 @@ class Main(Steering):
 
     def action_redraw(self) -> None:
         self.host.redraw()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(MAIN, self._look, self._chosen))
 
     def on_key(self, event: events.Key) -> None:
         if self._notice and not self.stopping:

@@ -79,7 +79,7 @@ class Steering(Keyed):
         lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
         shared = wanted is Schedule.SHARED
         title = "Keep models resident side by side?" if shared else "Run one model at a time?"
-        self._confirm(title, lines, Choice("y,enter,x", "yes, from the next batch", wanted), "schedule")
+        self._confirm(title, lines, Choice("y,enter", "yes, from the next batch", wanted), "schedule")
 
     def action_fallback(self) -> None:
         """Allow or forbid the CPU to models and batches: allowed it costs time, forbidden it may cost rows."""
@@ -87,10 +87,10 @@ class Steering(Keyed):
             return
         if self.pending.get("cpu_fallback", yes_no(self.snapshot.cpu_fallback)) == YES:
             title, lines = "Forbid CPU fallback?", wording.no_fallback(self.snapshot)
-            choice = Choice("y,enter,c", "yes, forbid it", NO)
+            choice = Choice("y,enter", "yes, forbid it", NO)
         else:
             title, lines = "Allow CPU fallback?", wording.fallback(self.snapshot)
-            choice = Choice("y,enter,c", "yes, allow it", YES)
+            choice = Choice("y,enter", "yes, allow it", YES)
         self._confirm(title, lines, choice, "cpu_fallback")
 
     def action_pause(self) -> None:
@@ -104,22 +104,21 @@ class Steering(Keyed):
 
     def action_stop(self) -> None:
         if self._controls(STOP):
-            choices = [Choice("S,y,enter", "stop after the current batch (resumable)", STOP)]
+            choices = [Choice("y,enter", "stop after the current batch (resumable)", STOP)]
             self.app.push_screen(Ask("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
 
     def action_quit(self) -> None:
-        """Leave at once what is over or only watched; a live run is asked about, and one that stops is aborted."""
+        """Leave at once what is over or only watched; a live run is asked about, and one that stops once more."""
         if self.source.kind != "live" or self.source.over:
             self.host.exit(Leave.OVER)
-        elif self.stopping:
-            self.host.exit(Leave.ABORT)
         else:
+            title = "The run stops after its batch" if self.stopping else "The run is still running"
             choices = [Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)]
+            if not self.readonly and not self.stopping:
+                choices.append(Choice("S,s", "stop after the current batch (resumable)", STOP))
             if not self.readonly:
-                choices.append(Choice("S,s,ctrl+c", "stop after the current batch (resumable)", STOP))
                 choices.append(Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT))
-            question = Ask("The run is still running", wording.stopping(self.snapshot), choices)
-            self.app.push_screen(question, self._leave)
+            self.app.push_screen(Ask(title, wording.stopping(self.snapshot), choices), self._leave)
 
     def _leave(self, how: str | None) -> None:
         if how and self.source.over:  # it ended while the question stood: nothing is left to stop or to lose
@@ -128,7 +127,7 @@ class Steering(Keyed):
         elif how == STOP:
             self.stopping = True
             self.host.stop_run()
-            self.say("stopping after the current batch; press q or ^c again to abort")
+            self.say("stopping after the current batch; q asks whether to abort now")
             self.asked()
         elif how:
             self.host.exit(Leave(how))

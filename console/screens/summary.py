@@ -22,7 +22,7 @@ from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
 from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
 from interlock.widgets.outline import Outline
-from interlock.widgets.pane import Bar, Key, Pane, keys
+from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
 from interlock.widgets.tree import TreePane
 
@@ -127,11 +127,11 @@ class SummaryScreen(Keyed):
         bar.styles.height = len(headers)
         bar.show(ascii_only(headers) if self._ascii else headers)
         shown = [
-            Key(first_key(action, self._look.keys), action.label)
+            Key(first_key(action, self._look.keys), action.label, action=action.name)
             for action in actions_of(VIEW)
-            if action.footer or action.name in ("find_next", "copy", "copy_value")
+            if action.stands(self.size.width) or action.name in ("find_next", "copy", "copy_value")
         ]
-        self.query_one("#keys", Bar).show([] if too_small(*self.size) else [keys(shown, self.size.width)])
+        self.query_one("#keys", Bar).offer([] if too_small(*self.size) else shown, self.size.width)
         self._redraw()
 
     def _draw_detail(self) -> None:
