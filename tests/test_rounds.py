@@ -92,7 +92,7 @@ def test_an_exclusive_lease_holds_both_gpus_and_both_compute(desk):
 
 
 def test_a_lost_device_is_told_before_the_others_have_ended_its_pass(desk):
-    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:260")
+    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:200")
     assert code == ExitCode.COMPLETED
     told = events_of(run, ev.DeviceLost, ev.BatchCommitted)
     lost = next(number for number, event in enumerate(told) if isinstance(event, ev.DeviceLost))
