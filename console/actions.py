@@ -64,8 +64,11 @@ ACTIONS = (
     Action("unzoom", "escape", "Unzoom", "show all panes again"),
     Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),
     Action("slower", "minus", "Slower", "refresh slower (a replay: halve its speed)"),
-    Action("plan", "ctrl+p", "Plan", "show the plan: batches, tokens, memory, time", (SETUP,), footer=True),
     Action("run", "ctrl+r", "Run", "start the run", (SETUP,), footer=True),
+    Action("plan", "ctrl+p", "Plan", "show the plan alone, or beside the form: batches, tokens, memory, time", (SETUP,),
+           footer=True),
+    Action("browse", "ctrl+o,f2", "Tree", "choose the directory of the field in a tree", (SETUP,), footer=True),
+    Action("earlier", "ctrl+g,f3", "Earlier runs", "fill the form as an earlier run was begun", (SETUP,), footer=True),
     Action("fold", "enter,space", "Fold", "expand or collapse the selected part", (VIEW,), footer=True),
     *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW,)) for name, keys, text in (
         ("down", "down,j", "move down"), ("up", "up,k", "move up"),

@@ -73,13 +73,32 @@ def setup(options: argparse.Namespace) -> int:
 
     if why_headless():
         parser().error("name a command: without one the set-up form opens, and it needs a terminal")
+    from interlock.console.form.filled import command_of
     from interlock.console.front_ends.dispatch import set_up
+    from interlock.engine.record.rundir import runs_in
 
-    words = set_up(configuration(options))
-    if not words:
-        return ExitCode.COMPLETED
-    print(f"interlock {shlex.join(words)}", file=sys.stderr)
-    return run(parse(words))
+    settings = configuration(options)
+    filled, failed = set_up(settings), ""
+    while filled:
+        words = command_of(filled, settings.settings)
+        print(f"interlock {shlex.join(words)}", file=sys.stderr)
+        chosen = parse(words)
+        out, signals = configuration(chosen).settings.out, [(each, signal.getsignal(each)) for each in _RUNS_SIGNALS]
+        before = runs_in(out)
+        try:
+            return run(chosen)
+        except (UsageError, UnavailableError) as error:
+            if set(runs_in(out)) - set(before):  # it did begin
+                raise
+            failed = f"the run did not begin: {error}"
+        for number, handler in signals:
+            signal.signal(number, handler)
+        filled = set_up(settings, filled, failed)
+    return ExitCode.COMPLETED
+
+
+_RUNS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a run answers itself, to the end of the process that it is in."""
 
 
 def watch(options: argparse.Namespace) -> int:

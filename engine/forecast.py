@@ -1,7 +1,7 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -151,11 +151,11 @@ def _surveyed(
     return ModelForecast(spec.key, found.source, dtype, longest, law, tokens, batch, most)
 
 
-def forecast(chunks: Path, configuration: Configuration) -> Forecast:
+def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
     """Plan a run of `chunks` by its files, models and devices; the run's directory and store are not looked at.
 
-    Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
-    there; a pass that fits nowhere says why itself.
+    Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
+    a model or device that is not there; a pass that fits nowhere says why itself.
     """
     settings = configuration.settings
     check(settings, chunks)
@@ -166,9 +166,7 @@ def forecast(chunks: Path, configuration: Configuration) -> Forecast:
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
-        corpus, stores = read_and_tokenise(
-            collections, tokenisings(cards), Path(scratch), lambda _: None, lambda: False
-        )
+        corpus, stores = read_and_tokenise(collections, tokenisings(cards), Path(scratch), lambda _: None, stopped)
         layouts = [
             lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(source, card, corpus))
             for number, card in enumerate(cards)

@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from interlock.console.apps.setup import plan_of
 from interlock.console.cli import COMMANDS
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
@@ -291,15 +290,6 @@ def test_a_plan_says_what_a_run_would_do_and_writes_nothing(call, tmp_path, root
     ]
     assert "fused vectors: 80" in out
     assert files_below(tmp_path) == before
-
-
-def test_the_plan_of_the_form_is_the_commands_in_80_columns_and_says_what_does_not_fit(root, tiny_a, tiny_b):
-    lines = plan_of(["run", str(root), "--roster", f"{tiny_a},{tiny_b}"])
-    rows = [line.split() for line in lines]
-    assert ["Docs", "1", "12", "12", "0", "0", "docs"] in rows
-    assert [row[0] for row in rows if row[-1:] == ["cpu"]] == ["tiny-a", "tiny-b"]
-    assert max(map(len, lines)) <= 78
-    assert "raise --ceiling" in plan_of(["run", str(root), "--roster", str(tiny_a), "--ceiling", "1KiB"])[-1]
 
 
 def test_a_plan_says_why_a_model_is_padded(call, tmp_path):

@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 
 from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
+from interlock.console.form.found import Machine
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
 from interlock.console.screens.ask import Answer, Ask, Find, Recap
@@ -118,7 +119,7 @@ async def test_ascii_mode_shows_no_other_character(recorded, size):
 
 
 async def test_the_form_draws_its_plan_in_ascii_where_the_settings_ask_for_it():
-    app = Form(Look(ascii=True), load({}, {}))
+    app = Form(Look(ascii=True), Machine(load({}, {})), driver=None)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert app.screen.query_one("#plan").styles.border_top[0] == "ascii"

@@ -1,5 +1,6 @@
 """As an operator would: a run on a real terminal is steered, left by a dead link, followed again and looked at."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from interlock.engine.record import events as ev
 from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
 from tests.pty_harness import OnTerminal, on_terminal
 
-PATIENCE = 90
+PATIENCE = 25
 
 
 @pytest.fixture
@@ -155,3 +156,86 @@ def test_a_mistake_on_a_terminal_is_told_in_plain_lines_with_its_exit_code(place
         assert terminal.wait(PATIENCE) == 2
         assert "nobody" in terminal.screen().text
         assert b"\x1b" not in terminal.output.rpartition(b"\x1b[?1049l")[2].partition(b"interlock: ")[2]
+
+
+def past_devices(terminal: OnTerminal, key: str) -> None:
+    """Leave the field of the devices, which says what is here while the cursor is in it."""
+    terminal.wait_for("here: ", PATIENCE)
+    terminal.press(key)
+    terminal.wait_for(lambda screen: "here: " not in screen.text, PATIENCE)
+
+
+def retype(terminal: OnTerminal, text: str, empty: str) -> None:
+    """Clear the field with the cursor, which then says this, and fill it anew."""
+    terminal.press("\x15")
+    terminal.wait_for(empty, PATIENCE)
+    terminal.press(text)
+    terminal.wait_for(f" {text} ", PATIENCE)
+
+
+def untick_both(terminal: OnTerminal) -> None:
+    """From the chunks, untick the models that are ticked at first, and go to the field below."""
+    for keys, seen in (
+        ("\t", "▸[1]"), (" ", "▸[ ]"), ("\x1b[B", "▸[1]"), (" ", "X models"), ("\t", "X models"),
+    ):  # fmt: skip
+        terminal.press(keys)
+        terminal.wait_for(seen, PATIENCE)
+    terminal.wait_for(lambda screen: "▸" not in screen.text, PATIENCE)
+
+
+def test_the_form_takes_its_mistakes_back_shows_the_plan_and_runs_what_its_command_says(place, tiny_a):
+    shutil.copytree(tiny_a, place / "one")
+    with console(place) as terminal:
+        terminal.wait_for("A NEW RUN", PATIENCE)
+        terminal.press("i")
+        terminal.wait_for("in/", PATIENCE)  # what tab completes
+        terminal.press("\t")
+        terminal.wait_for("1 collection", PATIENCE)
+        untick_both(terminal)
+        for keys, seen in (
+            ("nobody", "unknown model 'nobody'"),
+            ("\t", "here: "),
+            ("\x1b[B\x1b[B", "devices   sim:2xT4"),
+        ):
+            terminal.press(keys)
+            terminal.wait_for(seen, PATIENCE)
+        past_devices(terminal, "\t")
+        retype(terminal, "twelve", "memory of each device")
+        terminal.wait_for("X to mend: others, ceiling", PATIENCE)
+        assert "interlock run" not in "\n".join(terminal.screen().lines[-4:])
+        terminal.press("\x1b[Z")
+        past_devices(terminal, "\x1b[Z")
+        retype(terminal, "./one", "hf:org/name, pkg:dist or a directory, each")
+        terminal.wait_for("X to mend: ceiling", PATIENCE)
+        terminal.press("\t")
+        past_devices(terminal, "\t")
+        retype(terminal, "2GiB", "memory of each device")
+        terminal.wait_for("1 pass, ", PATIENCE)
+        terminal.wait_for("--devices sim:2xT4 --ceiling 2GiB", PATIENCE)
+        terminal.press("\x12")
+        terminal.wait_for("SIMULATED", PATIENCE)
+        terminal.wait_for("completed", PATIENCE)
+        terminal.press("q")
+        assert terminal.wait(PATIENCE) == 0
+    (run,) = (place / "runs").iterdir()
+    said = summary_of(run)
+    assert (said["status"], said["configuration"]["ceiling"]["value"]) == ("completed", 2 << 30)
+
+
+def test_an_error_at_the_start_of_a_run_comes_back_into_the_form_with_what_was_typed(place, tiny_a):
+    shutil.copytree(tiny_a, place / "one")
+    corpus(place / "bad", {"Docs": {"a_chunks.json": [{"text": 1}]}})
+    with console(place) as terminal:
+        terminal.wait_for("A NEW RUN", PATIENCE)
+        terminal.press("bad/")
+        terminal.wait_for("1 collection", PATIENCE)
+        untick_both(terminal)
+        terminal.press("./one")
+        terminal.wait_for("--roster ./one", PATIENCE)
+        terminal.press("\x12")
+        screen = terminal.wait_for("the run did not begin", PATIENCE)
+        assert "nothing to embed" in screen.text
+        assert "bad/" in screen.lines[1]
+        terminal.press("\x11")
+        assert terminal.wait(PATIENCE) == 0
+    assert not list(place.glob("runs/*"))

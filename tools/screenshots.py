@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # textual reads its environment when it is imported, and that
     from textual.pilot import Pilot
 
     from interlock.console.look import Look
+    from interlock.widgets.ticks import ModelRow
 
 SIZES = ((80, 24), (120, 40))
 RUN, EARLIER = "20260901-080000", "20260831-174500"
@@ -68,8 +69,9 @@ def comparison(run: Recorded, look: "Look") -> "App[Any]":
 def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
     from interlock.console.apps.setup import Form
+    from interlock.console.form.found import Machine
 
-    return Form(look, load({}, {}))
+    return Form(look, Machine(load({}, {})), driver=None)
 
 
 @dataclass(frozen=True)
@@ -205,15 +207,20 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
 def _scene(run: Recorded) -> Iterator[None]:
     """For the screens it is the moment of the run's latest entry, on a machine with the demo's models."""
     import interlock.console.apps.run
-    import interlock.console.apps.setup
     import interlock.console.screens.main
+    from interlock.console.form.found import Machine
 
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
-    models = [name for name, _ in load({}, {}).settings.roster]
+    here = {name for name, _ in load({}, {}).settings.roster}
+
+    def known(machine: Machine) -> list[ModelRow]:
+        return [replace(each, here=each.key in here) for each in machine.known()]
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(interlock.console.apps.run, "time", now))
         stack.enter_context(patch.object(interlock.console.screens.main, "time", now))
-        stack.enter_context(patch.object(interlock.console.apps.setup, "models_here", lambda _: models))
+        stack.enter_context(patch.object(Machine, "looked_at", known))
+        stack.enter_context(patch.object(Machine, "gpus", lambda _: []))
         yield
 
 

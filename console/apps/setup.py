@@ -1,42 +1,32 @@
-"""The application around the set-up form: which models are here, what a plan says, and the command that comes of it."""
+"""The application around the set-up form: it ends with what was filled in, which is a command line."""
 
-from collections.abc import Sequence
+from textual.driver import Driver
 
 from interlock.console.apps.base import Frame
+from interlock.console.form.filled import Filled
+from interlock.console.form.found import Machine
 from interlock.console.look import Look
 from interlock.console.screens.setup import Setup
-from interlock.console.text.plan_text import NARROW, plan_text
-from interlock.engine.config import Configuration
+from interlock.console.terminal.driver import HangupSafeDriver
 
 
-class Form(Frame[list[str]]):
-    """Gives the arguments of `interlock` that were filled in; nothing when it was left."""
+class Form(Frame[Filled]):
+    """Gives what was filled in and can begin; nothing when it was left."""
 
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, look: Look, configuration: Configuration) -> None:
-        super().__init__(look)
-        self._configuration = configuration
+    def __init__(
+        self, look: Look, machine: Machine, filled: Filled | None = None, failed: str = "",
+        *, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
+        """`filled` is what stands in the form at first, `failed` why a run of it did not begin."""
+        super().__init__(look, driver=driver)
+        self._setup = Setup(machine, look, filled or machine.empty(), failed)
 
     def open(self) -> None:
-        weights = self._configuration.settings.roster
-        roster = ",".join(name if weight == 1 else f"{name}={weight:g}" for name, weight in weights)
-        self.push_screen(Setup(models_here(self._configuration), plan_of, roster, self.look))
+        self.push_screen(self._setup)
 
-
-def models_here(configuration: Configuration) -> list[str]:
-    """List the models of the registry whose files are on this machine."""
-    from interlock.engine.models import assets
-    from interlock.engine.models.registry import extended
-
-    return [spec.key for spec in extended(configuration.models).values() if assets.cached(spec)]
-
-
-def plan_of(words: Sequence[str]) -> list[str]:
-    """Tell in lines what a run of these arguments would do. Raises what `interlock plan` would raise."""
-    from interlock.console.cli import configuration, parse
-    from interlock.engine.forecast import forecast
-
-    options = parse(["plan", *words[1:]])
-    seen = forecast(options.chunks, configuration(options))
-    return [*plan_text(seen, NARROW).splitlines(), *(each.refused for each in seen.passes if each.refused)]
+    async def action_quit(self) -> None:
+        """Leave as the form does, which asks where something would be lost."""
+        if self.screen is self._setup:
+            self._setup.action_quit()

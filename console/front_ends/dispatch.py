@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from interlock.console.crash import reportable
 from interlock.console.front_ends.headless import (
@@ -29,6 +30,9 @@ from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.safe import safe
+
+if TYPE_CHECKING:
+    from interlock.console.form.filled import Filled
 
 
 @dataclass(frozen=True)
@@ -174,10 +178,12 @@ def _instead(summary: Path) -> str:
     return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
-def set_up(configuration: Configuration) -> list[str] | None:
-    """Show the set-up form; return the command line that it leads to, None when it was left."""
+def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":
+    """Show the set-up form, as it was `filled` where a run of that `failed` to begin; return what was filled in, None
+    when it was left."""
     from interlock.console.apps.setup import Form
+    from interlock.console.form.found import Machine
     from interlock.console.look import look_of
 
     with quiet_descriptors():
-        return Form(look_of(configuration), configuration).run()
+        return Form(look_of(configuration), Machine(configuration), filled, failed).run()

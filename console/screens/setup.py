@@ -1,132 +1,461 @@
 """The set-up of a run for who starts `interlock` without a word: a form, the plan it leads to, and the command it is.
 
-Nothing here that flags cannot do: the result is a command line, and it is shown while it is made.
+Nothing here that flags cannot do: the result is a command line, and it is shown while it is made. What may wait (disk,
+driver, plan) is asked in a thread; an answer to what is no longer asked is dropped.
 """
 
+import asyncio
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
-from textual.containers import Horizontal
-from textual.suggester import SuggestFromList
-from textual.widgets import Input, Label, Select, Static
+from textual.containers import Container, VerticalScroll
+from textual.geometry import Region
+from textual.widgets import Input, Static
 
 from interlock.console.actions import SETUP, bindings_of
+from interlock.console.form.aside import aside
+from interlock.console.form.filled import FIELDS, Filled, command_of, directory, problems
+from interlock.console.form.found import Machine
 from interlock.console.look import Look
+from interlock.console.screens.ask import Ask, Choice
 from interlock.console.screens.base import Keyed
+from interlock.console.screens.entry import Entry, Field, Paths
+from interlock.console.screens.layout import WIDE
+from interlock.console.screens.pick import Begin, Browse
+from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.errors import InterlockError
+from interlock.engine.intake.glance import Glance, glance
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
 from interlock.widgets.pane import Bar, Key, Pane, keys
-from interlock.widgets.text import row
+from interlock.widgets.text import Row, row, wrapped
+from interlock.widgets.ticks import ModelList
 
-DEVICES = ("auto", "cpu", "cuda", "sim:2xT4")
-FUSIONS = ("concat", "named", "mean")
-Plan = Callable[[Sequence[str]], Sequence[str]]
-"""What a run of these arguments would do, in lines."""
+if TYPE_CHECKING:
+    from interlock.engine.forecast import Forecast
+
+PAUSE = 0.4
+"""Seconds without a key after which what was typed is looked at."""
+UNASKED = 64 << 20
+"""Bytes of chunks up to which a plan is made without being asked for: a plan reads and tokenises all of them."""
+LABELS = {
+    "chunks": "chunks", "models": "models", "other": "others", "devices": "devices", "ceiling": "ceiling",
+    "fusion": "fusion", "qdrant": "store", "out": "runs", "run_id": "run id", "flags": "flags",
+}  # fmt: skip
+PATHS = ("chunks", "qdrant", "out")
 
 
-def command_of(form: Mapping[str, str]) -> list[str]:
-    """Write the arguments that a filled-in form stands for, without those that are as by default."""
-    words = ["run", form.get("chunks", "").strip() or "."]
-    for flag, default in (("roster", ""), ("devices", "auto"), ("fusion", "concat"), ("qdrant", ""), ("ceiling", "")):
-        value = form.get(flag, "").strip()
-        if value and value != default:
-            words += [f"--{flag}", value]
-    return words
+@dataclass(frozen=True)
+class Shelf:
+    """What the directory of chunks `of` this name holds, as far as it was looked at; or why that is nothing."""
+
+    of: str
+    found: Sequence[Glance] = ()
+    whole: bool = True
+    problem: str = ""
 
 
 class Setup(Keyed):
-    """A form over a plan."""
+    """A form beside a plan."""
 
     ACTIONS = SETUP
     BINDINGS: ClassVar = bindings_of(SETUP)
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012
     DEFAULT_CSS = """
-    Setup { layout: vertical; }
-    Setup > #title { dock: top; }
-    Setup > #footer { dock: bottom; }
-    Setup Horizontal { height: 1; }
-    Setup Label { width: 12; color: $text-muted; padding-left: 1; }
-    Setup Input, Setup Select { width: 1fr; }
-    Setup #command { height: auto; margin: 1 1 0 1; color: $accent; }
-    Setup #plan { height: 1fr; }
+    Setup {
+        layout: vertical;
+        & > #title { dock: top; }
+        & > #footer { dock: bottom; }
+        & > #body { height: 1fr; layout: vertical; }
+        & #form { height: 1fr; scrollbar-size: 1 1; }
+        & #plan { height: 4; }
+        &.-known #plan { height: 11; }
+        & > #command { height: auto; max-height: 3; padding: 0 1; color: $accent; }
+        & > #command.bad { color: $error; text-style: bold; }
+        &.-low #plan { display: none; }
+        &.-wide > #body { layout: horizontal; }
+        &.-wide #form { width: 3fr; height: 100%; }
+        &.-wide #plan { display: block; width: 2fr; height: 100%; }
+        &.planned #form { display: none; }
+        &.planned #plan { display: block; width: 100%; height: 100%; }
+    }
     """
 
-    def __init__(self, models: Sequence[str], plan: Plan, roster: str, look: Look) -> None:
-        """`models` are those whose files are here; `plan` may take seconds and raise InterlockError."""
+    def __init__(self, machine: Machine, look: Look, filled: Filled, failed: str = "") -> None:
+        """`filled` is what stands in it at first, `failed` why a run of it did not begin."""
         super().__init__()
-        self._models = models
-        self._plan = plan
-        self._roster = roster
+        self._machine = machine
         self._look = look
+        self._first = filled
+        self._failed = failed
+        self._gpus: Sequence[str] | None = None
+        self._shelf = Shelf("")
+        self._told: dict[str, str] = {}  # what was found wrong when it was to run, until that field changes
+        self._known = dict(filled.texts)
+        self._touched: set[str] = set()
+        self._plan: Forecast | None = None
+        self._planned: Sequence[str] = ()
+        self._stop = threading.Event()
+        self._note = ""
 
     def compose(self) -> ComposeResult:
+        first, paths = self._first.text, Paths
         yield Bar(id="title")
-        here = ", ".join(self._models) or "none yet"
-        suggester = SuggestFromList(self._models, case_sensitive=False)
-        fields: dict[str, Input | Select[str] | Static] = {
-            "chunks": Input(placeholder="directory of collections of chunk files", id="chunks", compact=True),
-            "roster": Input(self._roster, suggester=suggester, id="roster", compact=True),
-            "": Static(Text(f"here: {safe(here)}", "dim", no_wrap=True, overflow="ellipsis")),
-            "devices": Select.from_values(DEVICES, value="auto", id="devices", compact=True),
-            "ceiling": Input("12GiB", id="ceiling", compact=True),
-            "fusion": Select.from_values(FUSIONS, value="concat", id="fusion", compact=True),
-            "store": Input(placeholder="Qdrant store directory (optional)", id="qdrant", compact=True),
-        }
-        for label, field in fields.items():
-            yield Horizontal(Label(label), field)
+        with Container(id="body"):
+            with VerticalScroll(id="form", can_focus=False):
+                yield Field("chunks", Entry(first("chunks"), id="chunks", suggester=paths(),
+                                            placeholder="folder that contains your collections"))  # fmt: skip
+                yield Field("models", ModelList(id="models", ascii=self._look.ascii))
+                more = "hf:org/name, pkg:dist or a directory, each with =WEIGHT (optional)"
+                yield Field(LABELS["other"], Entry(first("other"), id="other", placeholder=more))
+                yield Field("devices", Entry(first("devices"), id="devices", choices=self._choices()))
+                yield Field(
+                    "ceiling", Entry(first("ceiling"), id="ceiling", placeholder="memory of each device, as 12GiB")
+                )
+                fusions = ("concat", "named", "mean")
+                yield Field("fusion", Entry(first("fusion"), id="fusion", choices=fusions))
+                store = "Qdrant store directory (optional)"
+                yield Field(LABELS["qdrant"], Entry(first("qdrant"), id="qdrant", suggester=paths(), placeholder=store))
+                yield Field(LABELS["out"], Entry(first("out"), id="out", suggester=paths()))
+                yield Field(LABELS["run_id"], Entry(first("run_id"), id="run_id", placeholder="its start time"))
+                flags = "any other flag of `interlock run`, as --dim 256 --shared"
+                yield Field(LABELS["flags"], Entry(first("flags"), id="flags", placeholder=flags))
+            yield Pane("plan", id="plan")
         yield Static(id="command")
-        yield Pane("plan", id="plan")
         yield Bar(id="footer")
 
     def on_mount(self) -> None:
-        self.query_one("#chunks", Input).focus()
-        self._show_command()
+        super().on_mount()
+        models = self.query_one(ModelList)
+        models.take(self._machine.known())
+        models.tick(self._first.ticked)
+        self.query_one("#chunks", Entry).focus()
+        self._draw()
+        self._look_around()
+        if self._first.text("chunks"):
+            self._look_at_chunks()
 
-    def on_resize(self) -> None:
-        shown = [Key("^p", "Plan"), Key("^r", "Run"), Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]
-        about = "use the command below to set anything else"
-        self.query_one("#title", Bar).show([row((" A NEW RUN  ", "bold"), (about, "dim"))])
-        self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
+    def on_unmount(self) -> None:
+        self._stop.set()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
 
     @property
-    def form(self) -> dict[str, str]:
-        """What is filled in, by the name of the flag."""
-        texts = {field.id: field.value for field in self.query(Input)}
-        chosen = {field.id: str(field.value) for field in self.query(Select)}
-        return {name: value for name, value in {**texts, **chosen}.items() if name}
+    def filled(self) -> Filled:
+        """What is filled in."""
+        texts = {str(entry.id): entry.value for entry in self.query(Entry)}
+        return Filled(texts, self.query_one(ModelList).ticked)
+
+    def _choices(self) -> list[str]:
+        """What devices may be: those that are here, and simulated ones; what is set stays among them."""
+        gpus = [f"cuda:{number}" for number in range(len(self._gpus or ()))]
+        own = self._first.text("devices")
+        listed = ["auto", "cpu", *gpus, *(["cuda"] if len(gpus) > 1 else []), "sim:2xT4"]
+        return listed if own in listed else [*listed, own]
+
+    # What is wrong, and what is said of it
+
+    def _problems(self) -> dict[str, str]:
+        """What is wrong with each field as far as it is known, in their order."""
+        filled = self.filled
+        found = problems(filled, self._machine.models, self._gpus)
+        if self._shelf.of == filled.text("chunks") and self._shelf.problem:
+            found.setdefault("chunks", self._shelf.problem)
+        found |= {name: reason for name, reason in self._told.items() if name not in found}
+        return {name: found[name] for name in FIELDS if name in found}
+
+    def _draw(self) -> None:
+        wrong = self._problems()
+        for field in self.query(Field):
+            name = str(field.entry.id)
+            unasked = name == "chunks" and name not in self._touched
+            field.tell("" if unasked else wrong.get(name, ""), self._hint(name))
+        self._draw_command(wrong)
+        self._draw_plan()
+        if self._plan and (wrong or self._command != self._planned):
+            self.query_one("#plan", Pane).entitle(above="plan before these changes")
+        title = (" A NEW RUN  ", "bold"), ("the command below is this form; any flag can be added", "dim")
+        self.query_one("#title", Bar).show([row(*title)])
+        shown = [Key("^r", "Run"), Key("^p", "Plan"), Key("^o", "Tree"), Key("^g", "Earlier runs"),
+                 Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]  # fmt: skip
+        self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
+        self.call_after_refresh(self._reveal)
+
+    def _draw_command(self, wrong: dict[str, str]) -> None:
+        """The command that the form is; where it is none yet, what to mend. A reason that was told stays in sight."""
+        said = self.query_one("#command", Static)
+        fresh = list(wrong) == ["chunks"] and "chunks" not in self._touched
+        said.set_class(bool((wrong and not fresh) or self._failed), "bad")
+        if fresh and not self._failed:
+            said.update(Text("fill in the chunks, and the command stands here", "dim"))
+        elif wrong and not fresh:
+            first = next(iter(wrong))
+            names = ", ".join(LABELS[name] for name in wrong)
+            said.update(Text(f"X to mend: {names}\n{LABELS[first]}: {safe(wrong[first], 300)}"))
+        elif self._failed or self._note:
+            said.update(Text(safe(self._failed or self._note, 400)))
+        else:
+            said.update(Text(safe(shlex.join(["interlock", *self._command]), 1000)))
+
+    @property
+    def _command(self) -> list[str]:
+        return command_of(self.filled, self._machine.settings)
+
+    def _hint(self, name: str) -> str:
+        """What is known of what stands in a field; of the one with the cursor, what it may be."""
+        if name == "chunks":
+            return self._shelf_text()
+        match name if self.focused and self.focused.id == name else "":
+            case "models":
+                return "space ticks, + - or digits weigh; the number is the order of the passes, 1 is the primary"
+            case "devices":
+                if self._gpus is None:
+                    return "looking for GPUs..."
+                here = [f"cuda:{number} {gpu}" for number, gpu in enumerate(self._gpus)]
+                arrows = "up/down" if self._look.ascii else "↑↓"
+                return f"{arrows} chooses; here: {', '.join(here) or 'no GPU'}, cpu"
+            case "fusion":
+                return f"{'up/down' if self._look.ascii else '↑↓'} chooses: concat, named, mean"
+        return ""
+
+    def _shelf_text(self) -> str:
+        shelf = self._shelf
+        if not self.filled.text("chunks"):
+            return "type a path (tab completes it), or ^o for a tree of directories"
+        if shelf.of != self.filled.text("chunks"):
+            return "looking..."
+        each = [
+            f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in shelf.found
+        ]
+        shown = each[:4] + [f"{len(each) - 4} more"] * (len(each) > 4)
+        size = human_bytes(sum(one.bytes for one in shelf.found))
+        least = "" if shelf.whole else "at least "
+        return f"{least}{several(len(each), 'collection')}, {size}: {', '.join(shown)}"
+
+    @on(events.DescendantFocus)
+    @on(events.DescendantBlur)
+    @on(ModelList.Moved)
+    def _moved(self) -> None:
+        self._draw()
+
+    def _reveal(self) -> None:
+        """Scroll to the field with the cursor, and to what is said below it where there is room for both."""
+        form = self.query_one("#form")
+        for field in self.query(Field):
+            if field.entry.has_focus:
+                place, models = field.virtual_region, field.entry if isinstance(field.entry, ModelList) else None
+                fits = place.height <= form.size.height
+                line = Region(0, place.y + (models.line if models and not fits else 0), 1, place.height if fits else 1)
+                form.scroll_to_region(line, animate=False)
+
+    # What is typed
 
     @on(Input.Changed)
-    @on(Select.Changed)
-    def _show_command(self) -> None:
-        words = shlex.join(["interlock", *command_of(self.form)])
-        self.query_one("#command", Static).update(Text(safe(words)))
+    def _typed(self, event: Input.Changed) -> None:
+        name = str(event.input.id)
+        if event.value == self._known.get(name, ""):  # it says so once of what it began with
+            return
+        self._known[name] = event.value
+        self._touched.add(name)
+        self._told.pop(name, None)
+        if name == "out":
+            self._told.pop("run_id", None)
+        self._changed()
+        if name == "chunks":
+            self._look_at_chunks()
+
+    @on(ModelList.Changed)
+    def _ticked(self) -> None:
+        self._told.pop("models", None)
+        self._told.pop("other", None)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._failed = self._note = ""
+        self._draw()
+        self._plan_soon()
+
+    # What is looked for meanwhile
+
+    @work(exclusive=True, group="machine", exit_on_error=False)
+    async def _look_around(self) -> None:
+        """Find the GPUs and what of the models is here, once the form is on the screen."""
+        self._gpus = await aside(self._machine.gpus)
+        self.query_one("#devices", Entry).choices = self._choices()
+        self._draw()
+        self.query_one(ModelList).take(await aside(self._machine.looked_at))
+
+    @work(exclusive=True, group="chunks", exit_on_error=False)
+    async def _look_at_chunks(self) -> None:
+        text, left = self.filled.text("chunks"), threading.Event()
+        if not (place := directory(text)):
+            return
+        try:
+            await asyncio.sleep(PAUSE / 2)
+            self._shelf = await aside(lambda: _shelf(text, place, left))
+        finally:
+            left.set()
+        self._draw()
+        self._plan_soon()
+
+    @work(exclusive=True, group="plan", exit_on_error=False)
+    async def _plan_soon(self) -> None:
+        """Plan what is filled in, where it can be planned and does not cost much."""
+        self._stop.set()
+        self._stop = stop = threading.Event()
+        await asyncio.sleep(PAUSE)
+        shelf = self._shelf
+        known = shelf.of == self.filled.text("chunks") and shelf.whole
+        if known and sum(each.bytes for each in shelf.found) <= UNASKED:
+            await self._make_plan(stop)
+
+    async def _make_plan(self, stop: threading.Event) -> None:
+        if self._problems() or (words := self._command) == self._planned:
+            return
+        pane = self.query_one("#plan", Pane)
+        pane.entitle(above="plan: reading and tokenising...")
+        try:
+            self._plan, failed = await aside(lambda: self._machine.plan(words, stop.is_set)), ""
+            self._planned = words
+        except InterlockError as error:
+            self._plan, self._planned, failed = None, (), str(error)
+        pane.entitle(above="plan")
+        self._draw_plan(failed)
+
+    def _draw_plan(self, failed: str = "") -> None:
+        pane = self.query_one("#plan", Pane)
+        self.set_class(bool(failed or self._plan), "-known")
+        width = pane.inner_width
+        if failed:
+            lines = [row((line, "warn")) for text in failed.splitlines() for line in wrapped(safe(text, 2000), width)]
+            pane.show([row(("no plan:", "warn")), *lines])
+        elif self._plan and width > 0:
+            pane.show(plan_rows(self._plan, width, ascii=self._look.ascii))
+        elif not self._plan:
+            pane.show(_empty(width))
+
+    # What an operator asks
 
     @on(Input.Submitted)
-    def action_plan(self) -> None:
-        self._say(["reading and tokenising..."])
-        self._forecast(command_of(self.form))
+    def _next(self) -> None:
+        self.focus_next()
 
-    def action_run(self) -> None:
-        chunks = Path(self.form["chunks"].strip() or ".")
-        if not chunks.is_dir():
-            self._say([f"{chunks} is not a directory: name the one that holds your collections"])
+    def action_plan(self) -> None:
+        """Plan now, however long it takes; show the plan alone, or beside the form again."""
+        self.toggle_class("planned")
+        self.call_after_refresh(self._draw)
+        if self.has_class("planned"):
+            self.query_one("#plan").focus()
+            self._plan_now()
+        else:
+            self.query_one("#chunks").focus()
+
+    @work(exclusive=True, group="plan", exit_on_error=False)
+    async def _plan_now(self) -> None:
+        self._stop.set()
+        self._stop = stop = threading.Event()
+        await self._make_plan(stop)
+
+    @work(exclusive=True, group="run", exit_on_error=False)
+    async def action_run(self) -> None:
+        """Leave with what is filled in, where nothing speaks against it; else go to what does."""
+        self._touched |= set(FIELDS)
+        self._failed = ""
+        if not self._problems():
+            self._note = "checking..."
+            self._draw()
+            words = self._command
+            hindered = await aside(lambda: self._machine.hindrance(words))
+            self._note = ""
+            if hindered:
+                self._told = dict([hindered])
+        wrong = self._problems()
+        if not wrong:
+            self._stop.set()
+            self.app.exit(self.filled)
             return
-        self.app.exit(command_of(self.form))
+        self.remove_class("planned")
+        self._draw()
+        name = next(iter(wrong))
+        self.query_one(f"#{name}").focus()
+
+    def action_browse(self) -> None:
+        """Choose a directory for the field in which the cursor is, or for the chunks."""
+        focused = str(self.focused.id) if self.focused else ""
+        entry = self.query_one(f"#{focused if focused in PATHS else 'chunks'}", Entry)
+        begun = Path(entry.value.strip())
+        start = next((found for place in (begun, *begun.parents) if (found := directory(str(place)))), Path())
+
+        def take(chosen: Path | None) -> None:
+            if chosen is not None:
+                entry.value = _short(chosen)
+                entry.action_end()
+                entry.focus()
+
+        self.app.push_screen(Browse(start.absolute()), take)
+
+    @work(exclusive=True, group="earlier", exit_on_error=False)
+    async def action_earlier(self) -> None:
+        """Show the runs that are there, and fill the form as one of them was begun."""
+        out = self.filled.text("out")
+        listed = await aside(lambda: self._machine.earlier(directory(out) or Path(out)))
+        chosen = await self.app.push_screen_wait(Begin(listed, out))
+        if chosen is None:
+            return
+        try:
+            self._fill(await aside(lambda: self._machine.begun(chosen)))
+        except InterlockError as error:
+            self._failed = str(error)
+            self._draw()
+
+    def _fill(self, filled: Filled) -> None:
+        kept = {name: self.filled.texts[name] for name in ("out", "run_id")}
+        self._first = replace(filled, texts={**filled.texts, **kept})
+        for entry in self.query(Entry):
+            entry.value = self._first.texts.get(str(entry.id), "")
+        self.query_one("#devices", Entry).choices = self._choices()
+        self.query_one(ModelList).tick(filled.ticked)
+        self._changed()
 
     def action_quit(self) -> None:
-        self.app.exit(None)
+        """Leave; ask first where something was typed."""
+        if not self._touched and self.filled.ticked == self._first.ticked:
+            self.app.exit(None)
+            return
+        choices = [Choice("y", "leave the form, what is filled in is lost", "leave")]
+        self.app.push_screen(
+            Ask("Leave without a run?", [], choices), lambda said: self.app.exit(None) if said else None
+        )
 
-    @work(thread=True, exclusive=True, exit_on_error=False)
-    def _forecast(self, words: Sequence[str]) -> None:
-        try:
-            lines = self._plan(words)
-        except InterlockError as error:
-            lines = str(error).splitlines()
-        self.app.call_from_thread(self._say, lines)
 
-    def _say(self, lines: Sequence[str]) -> None:
-        self.query_one("#plan", Pane).show([row(line) for line in lines])
+def _shelf(text: str, place: Path, left: threading.Event) -> Shelf:
+    """Look at a directory of chunks."""
+    try:
+        found, whole = glance(place, left.is_set)
+    except OSError as error:
+        return Shelf(text, problem=f"cannot read it: {error.strerror or error}")
+    if found or not whole:
+        return Shelf(text, found, whole)
+    reason = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
+    return Shelf(text, problem=reason)
+
+
+def _short(path: Path) -> str:
+    """A path as somebody would type it here."""
+    here = Path.cwd()
+    return f"{path.relative_to(here)}/" if path.is_relative_to(here) and path != here else str(path)
+
+
+def _empty(width: int) -> list[Row]:
+    text = "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."
+    return [row((line, "dim")) for line in wrapped(text, max(1, width))]

@@ -1,0 +1,189 @@
+"""What this machine has for a new run: models, devices, earlier runs; and whether a run could begin. All of it may wait
+for a disk or a driver, so a screen asks in a thread."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
+from interlock.engine.config import Configuration, RunSettings, flag_of
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.models.registry import ModelSpec, extended, find
+from interlock.engine.record.units import duration
+from interlock.widgets.ticks import ModelRow
+
+if TYPE_CHECKING:
+    from interlock.engine.forecast import Forecast
+
+LISTED = 12
+"""Earlier runs that are offered."""
+FIRST = 8
+"""Entries of a journal among which its beginning is."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run that was there before: where it lies, and what is to be said of it."""
+
+    path: Path
+    age: str
+    state: str
+    models: str
+    chunks: str
+
+
+class Machine:
+    """What a form asks of the machine it is on, under these settings."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self.models = extended(configuration.models)
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.configuration.settings
+
+    def empty(self) -> Filled:
+        """Fill the form with the settings as they are."""
+        return as_configured(self.settings, self.models)
+
+    def known(self) -> list[ModelRow]:
+        """List the models of the registry as far as it knows them itself: no file is looked at."""
+        return [_row(spec) for spec in self.models.values()]
+
+    def looked_at(self) -> list[ModelRow]:
+        """List them with what their files on this machine say; asks no network."""
+        return [_looked_at(spec) for spec in self.models.values()]
+
+    def gpus(self) -> list[str]:
+        """Ask the driver for the GPUs of this machine; none where there is no driver."""
+        from interlock.engine.gpu.nvml import open_nvml
+
+        driver = open_nvml()
+        return driver.names() if driver else []
+
+    def earlier(self, out: Path) -> list[Earlier]:
+        """List the latest runs in `out`, the one written last first."""
+        from interlock.engine.record.rundir import runs_in
+
+        return [run for path in runs_in(out)[:LISTED] if (run := _earlier(path))]
+
+    def begun(self, run: Path) -> Filled:
+        """Fill the form with what a run was begun with. Raises InterlockError for one that cannot be read."""
+        from interlock.engine.record.rundir import RunDirectory
+
+        directory = RunDirectory(run)
+        begun, chunks = directory.begun(), directory.inputs().get("chunks", "")
+        if not begun:
+            raise InterlockError(f"{run} does not say what it was begun with: choose another run")
+        return as_begun(str(chunks), begun.config, self.settings, self.models)
+
+    def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
+        """Say what a run of these arguments would do. Raises what `interlock plan` would raise."""
+        from interlock.console.cli import configuration, parse
+        from interlock.engine.forecast import forecast
+
+        options = parse(words)
+        return forecast(options.chunks, configuration(options), stopped)
+
+    def hindrance(self, words: Sequence[str]) -> tuple[str, str] | None:
+        """Find what would keep a run of these arguments from beginning, as the field and the reason."""
+        at = "flags"
+        try:
+            for field, look in self._looks(words):
+                at = field
+                look()
+        except InterlockError as error:
+            reason = str(error).splitlines()[0]
+            return next((name for name in KNOBS if reason.startswith(f"{flag_of(name)} ")), at), reason
+        return None
+
+    def _looks(self, words: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What a run does before any work, each with the field that it would be about."""
+        from interlock.console.cli import configuration, parse
+        from interlock.engine.gpu import devices
+        from interlock.engine.intake.collections import discover
+        from interlock.engine.opening import check
+        from interlock.engine.record import rundir
+
+        options = parse(words)
+        settings = configuration(options).settings
+        chunks, out = options.chunks, settings.out
+        yield "chunks", lambda: discover(chunks, settings.collections)
+        yield "flags", lambda: check(settings, chunks)
+        yield "models", lambda: self._check_models(settings)
+        yield "devices", lambda: devices.choose(settings.devices, settings.faults)
+        if settings.run_id:
+            yield "run_id", lambda: rundir.choose(out, settings.run_id, chunks, resume=settings.resume)
+
+    def _check_models(self, settings: RunSettings) -> None:
+        """Raise UnavailableError for a model that is not here where nothing may be fetched."""
+        from interlock.engine.models import assets
+
+        offline = settings.offline or assets.is_offline()
+        for spec in find(self.models, [name for name, _ in settings.roster]):
+            if (offline or not spec.hub_repo) and not assets.cached(spec):
+                raise UnavailableError(f"{spec.key} is not on this machine, and nothing may be fetched: choose another")
+
+
+def _row(spec: ModelSpec) -> ModelRow:
+    return ModelRow(spec.key, spec.dim, spec.max_tokens, spec.licence)
+
+
+def _looked_at(spec: ModelSpec) -> ModelRow:
+    """A row with what the files say: their size, and what the registry leaves to them."""
+    from interlock.engine.models import assets
+    from interlock.engine.models.configurations import configurations
+
+    held = assets.cached(spec)
+    config = configurations([spec], assets.Policy(offline=True))[0].config or {}
+    dim, tokens = config.get("hidden_size"), config.get("max_position_embeddings")
+    return ModelRow(
+        spec.key,
+        spec.dim or (dim if isinstance(dim, int) else None),
+        spec.max_tokens or (tokens if isinstance(tokens, int) else None),
+        spec.licence,
+        held is not None,
+        _size(held[0]) if held else None,
+    )
+
+
+def _size(place: Path) -> int | None:
+    """Bytes of a model's weights, or of the packages that they are still in."""
+    with suppress(OSError):
+        files = [file for file in place.rglob("*") if file.is_file()]
+        weights = [file for file in files if file.suffix == ".safetensors"]
+        return sum(file.stat().st_size for file in weights or files)
+    return None
+
+
+class _Ended(msgspec.Struct):
+    status: str
+
+
+def _state(run: Path) -> str:
+    """How a run ended, by its summary."""
+    with suppress(OSError, msgspec.MsgspecError, RecursionError):
+        return msgspec.json.decode((run / "summary.json").read_bytes(), type=_Ended).status
+    return "unfinished"
+
+
+def _earlier(path: Path) -> Earlier | None:
+    """What the first entries of a run's journal and its summary's status say; None where they say nothing."""
+    from interlock.engine.record import journal
+    from interlock.engine.record.events import RunStarted
+
+    with suppress(OSError, InterlockError), (path / "journal.jsonl").open("rb") as lines:
+        age = f"{duration(time.time() - (path / 'journal.jsonl').stat().st_mtime)} ago"
+        for line, _ in zip(lines, range(FIRST), strict=False):
+            entry = journal.decode(line)
+            if entry and isinstance(entry.body, RunStarted):
+                roster = entry.body.config.get("roster")
+                names = [str(name) for name, _ in roster.value] if roster else []
+                return Earlier(path, age, _state(path), ", ".join(names), entry.body.chunks)
+    return None

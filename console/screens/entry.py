@@ -1,0 +1,108 @@
+"""A field of the set-up form: a label, a line to type in, and below it what is wrong with it or what it may be."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.suggester import Suggester
+from textual.widget import Widget
+from textual.widgets import Input, Label, Static
+
+from interlock.console.form.aside import aside
+from interlock.console.form.filled import directory
+from interlock.engine.record.safe import safe
+
+
+class Paths(Suggester):
+    """Completes the last part of a path by the directories that are there."""
+
+    def __init__(self) -> None:
+        super().__init__(use_cache=False, case_sensitive=True)
+
+    async def get_suggestion(self, value: str) -> str | None:
+        return await aside(lambda: completed(value))
+
+
+def completed(text: str) -> str | None:
+    """Complete a path to the first directory that it may become, with a slash; None where there is none.
+
+    What ends with a slash is whole, so that tab leaves it.
+    """
+    place, _, begun = text.rpartition("/")
+    if begun in ("", ".", ".."):
+        return None
+    shown = f"{place}/" if "/" in text else ""
+    with suppress(OSError), os.scandir(directory(shown or ".") or "") as listing:
+        names = sorted(each.name for each in listing if each.name.startswith(begun) and each.is_dir())
+        return f"{shown}{names[0]}/" if names else None
+    return None
+
+
+class Entry(Input):
+    """A line that may have choices, which up and down walk through; tab takes what is suggested."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("up", "choose(-1)", show=False),
+        Binding("down", "choose(1)", show=False),
+        Binding("tab", "complete", show=False),
+    ]
+
+    def __init__(
+        self, value: str, *, id: str, placeholder: str = "", choices: Sequence[str] = (),
+        suggester: Suggester | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            value, placeholder=placeholder, id=id, compact=True, suggester=suggester, select_on_focus=False
+        )
+        self.choices = choices
+
+    def action_choose(self, step: int) -> None:
+        if not self.choices:
+            (self.screen.focus_next if step > 0 else self.screen.focus_previous)()
+            return
+        place = self.choices.index(self.value) + step if self.value in self.choices else 0
+        self.value = self.choices[place % len(self.choices)]
+        self.action_end()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave tab to the screen where there is nothing to complete."""
+        return action != "complete" or (self.cursor_at_end and len(self._suggestion) > len(self.value))
+
+    def action_complete(self) -> None:
+        self.action_cursor_right()
+
+
+class Field(Vertical):
+    """A label and what is filled in; `tell` writes below it."""
+
+    DEFAULT_CSS = """
+    Field { height: auto; }
+    Field > Horizontal { height: auto; }
+    Field Label { width: 10; color: $text-muted; }
+    Field Input { width: 1fr; }
+    Field > Static { padding-left: 10; height: auto; color: $text-muted; display: none; }
+    Field.told > Static { display: block; }
+    Field.bad Label, Field.bad > Static { color: $error; text-style: bold; }
+    """
+
+    def __init__(self, label: str, entry: Widget) -> None:
+        super().__init__()
+        self._label = label
+        self.entry = entry
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Label(self._label)
+            yield self.entry
+        yield Static()
+
+    def tell(self, problem: str, hint: str) -> None:
+        """Mark the field with its problem; else write the hint, where there is one."""
+        self.set_class(bool(problem), "bad")
+        self.set_class(bool(problem or hint), "told")
+        self.query_one(Label).update(Text(f"X {self._label}" if problem else self._label))
+        self.query_one(Static).update(Text(safe(problem or hint, 500)))

@@ -1,0 +1,372 @@
+"""The form of a new run: what is filled in, what is marked and why, what it finds, and that nothing typed is lost."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from interlock.console.apps.setup import Form
+from interlock.console.cli import configuration, parse
+from interlock.console.form.filled import Filled, as_begun, as_configured, command_of, misread, problems
+from interlock.console.form.found import Machine
+from interlock.console.look import Look
+from interlock.console.screens.ask import Ask
+from interlock.console.screens.entry import completed
+from interlock.console.screens.pick import Begin, Browse
+from interlock.console.screens.setup import Setup
+from interlock.console.text.plan_rows import plan_rows
+from interlock.engine.config import load, recorded
+from interlock.engine.intake.glance import glance
+from interlock.engine.models.registry import REGISTRY
+from interlock.widgets.text import plain, width_of
+from interlock.widgets.ticks import ModelRow, rows
+from tests.builders import corpus, interlock, sentences, toml
+from tests.summaries import lines_of
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, tiny_a):
+    """A directory with chunks, an empty one, and a configuration file with one small model."""
+    corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(20)}, "More": {"m.jsonl": sentences(5)}})
+    (tmp_path / "empty").mkdir()
+    toml(tmp_path / "models.toml", {"one": {"source": str(tiny_a)}})
+    with (tmp_path / "models.toml").open("r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write(f'roster = ["one"]\ndevices = "cpu"\n{text}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INTERLOCK_CONFIG", str(tmp_path / "models.toml"))
+    return tmp_path
+
+
+def machine():
+    return Machine(load({}))
+
+
+@asynccontextmanager
+async def shown(size=(80, 24), filled=None, failed="", **look):
+    app = Form(Look(**look), machine(), filled, failed, driver=None)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot
+
+
+async def until(pilot, says, seconds=PATIENCE):
+    """The lines of the screen once they say this."""
+    for _ in range(seconds * 20):
+        lines = lines_of(pilot.app)
+        if says in "\n".join(lines):
+            return lines
+        await pilot.pause(0.05)
+    raise AssertionError(f"not on the screen: {says!r}\n" + "\n".join(lines_of(pilot.app)))
+
+
+def fill(app, **texts):
+    for name, text in texts.items():
+        app.screen.query_one(f"#{name}").value = text
+
+
+def filled(**texts):
+    first = as_configured(load({}, {}).settings, REGISTRY)
+    return Filled({**first.texts, **texts}, first.ticked)
+
+
+def test_a_command_has_only_what_differs_from_the_settings():
+    settings = load({}, {}).settings
+    assert command_of(filled(chunks="docs"), settings) == ["run", "docs"]
+    words = command_of(filled(chunks="-docs", ceiling="10GiB", qdrant="-s", flags="--dim 256 --shared"), settings)
+    assert words == ["run", "./-docs", "--ceiling", "10GiB", "--qdrant=-s", "--dim", "256", "--shared"]
+    assert parse(words).dim == "256"
+
+
+def test_the_order_in_which_models_are_ticked_is_that_of_the_roster():
+    settings = load({}, {}).settings
+    both = Filled(filled(chunks="d", other="hf:a/b=2").texts, (("bge-m3", "0.5"), ("all-minilm-l6", "1")))
+    assert command_of(both, settings) == ["run", "d", "--roster", "bge-m3=0.5,all-minilm-l6,hf:a/b=2"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "field", "said"),
+    [
+        ({"chunks": ""}, "chunks", "name the directory"),
+        ({"chunks": "nowhere"}, "chunks", "no such directory"),
+        ({"chunks": "~nobody-at-all/x"}, "chunks", "no such directory"),
+        ({"other": "bge-m"}, "other", "did you mean bge-m3?"),
+        ({"other": "hf:a/b=heavy"}, "other", "expected a number as the weight of hf:a/b"),
+        ({"ceiling": "twelve"}, "ceiling", "expected a size such as 12GiB"),
+        ({"ceiling": ""}, "ceiling", "expected a size"),
+        ({"devices": "Select.NULL"}, "devices", "expected auto, cpu"),
+        ({"devices": ""}, "devices", "expected auto, cpu"),
+        ({"devices": "cuda"}, "devices", "no GPU on this machine"),
+        ({"fusion": "sum"}, "fusion", "expected one of concat, named, mean"),
+        ({"qdrant": "http://host:6333"}, "qdrant", "expected a directory"),
+        ({"out": ""}, "out", "expected a path"),
+        ({"run_id": "../x"}, "run_id", "expected letters"),
+        ({"flags": "--dim 'x"}, "flags", "no closing quotation"),
+        ({"flags": "--dimm 2"}, "flags", "did you mean --dim?"),
+        ({"flags": "--dim many"}, "flags", "--dim: expected a whole number"),
+        ({"flags": "--help"}, "flags", "expected flags of"),
+    ],
+)
+def test_each_mistake_is_told_at_its_field(place, texts, field, said):
+    wrong = problems(filled(**{"chunks": "chunks"} | texts), REGISTRY, [])
+    assert list(wrong) == [field]
+    assert said in wrong[field]
+
+
+def test_no_model_and_a_weight_that_is_none_are_told_at_the_models(place):
+    texts = filled(chunks="chunks").texts
+    assert problems(Filled(texts, ()), REGISTRY, []) == {"models": "tick at least one with the space bar"}
+    assert "weight above 0" in problems(Filled(texts, (("bge-m3", "0"),)), REGISTRY, [])["models"]
+
+
+def test_a_gpu_that_the_driver_does_not_know_is_refused_and_one_that_it_knows_is_not(place):
+    assert (
+        "no cuda:2 here" in problems(filled(chunks="chunks", devices="cuda:0,cuda:2"), REGISTRY, ["T4"] * 2)["devices"]
+    )
+    assert problems(filled(chunks="chunks", devices="cuda:0, cuda:1"), REGISTRY, ["T4", "T4"]) == {}
+    assert problems(filled(chunks="chunks", devices="cuda"), REGISTRY, None) == {}
+
+
+def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
+    given = {
+        "dim": "256", "exclusive": "no", "roster": "bge-m3=0.5,hf:a/b", "ceiling": "600MiB", "warm": "1GiB",
+        "faults": "oom:40,lose@cuda:1:400", "devices": "sim:2xT4", "collections": "a,b c", "qdrant": "s",
+    }  # fmt: skip
+    begun = load(given, {})
+    again = as_begun("chunks", recorded(begun), load({}, {}).settings, REGISTRY)
+    assert again.ticked == (("bge-m3", "0.5"),)
+    assert again.texts["ceiling"] == "600MiB"
+    options = parse(command_of(again, load({}, {}).settings))
+    now = load({name: value for name in given if (value := getattr(options, name)) is not None}, {})
+    assert recorded(now).keys() == recorded(begun).keys()
+    assert [name for name, each in recorded(now).items() if each.value != recorded(begun)[name].value] == []
+    assert misread(command_of(again, load({}, {}).settings)) == ""
+
+
+def test_a_glance_counts_collections_files_and_about_how_many_chunks(place):
+    found, whole = glance(place / "chunks")
+    assert whole
+    assert [(each.name, each.files) for each in found] == [("Docs", 1), ("More", 1)]
+    assert found[1].chunks == 5
+    assert 15 <= found[0].chunks <= 25
+    assert glance(place / "empty") == ([], True)
+    assert glance(place / "chunks", most=1)[1] is False
+    assert glance(place / "chunks", lambda: True)[1] is False
+
+
+def test_a_path_is_completed_to_a_directory(place):
+    assert completed("ch") == "chunks/"
+    assert completed("chunks/D") == "chunks/Docs/"
+    assert completed(str(place)[:-1]) is not None
+    assert (completed(""), completed("nowhere/x"), completed("chunks/Docs/")) == (None, None, None)
+
+
+@pytest.mark.parametrize("width", [1, 12, 40, 60, 100])
+def test_models_are_rows_of_the_width_and_ticked_ones_have_their_place(width):
+    models = [ModelRow("alpha", 384, 256, "MIT", True, 1 << 20), ModelRow("b" * 30, None, None, "x" * 60, None)]
+    shown = rows(models, (("b" * 30, ""), ("alpha", "2")), 0, width, ascii=True)
+    assert {sum(width_of(span.text) for span in each) for each in shown} == {width}
+    text = "\n".join(plain(shown))
+    assert text.isascii()
+    if width >= 40:
+        assert ">[2] alpha" in text and " [1] bbb" in text
+    if width >= 60:
+        assert "1.0 MiB" in text
+    if width >= 100:
+        assert "256" in text and "MIT" in text
+
+
+async def test_the_form_shows_collections_models_and_the_plan_of_the_command_beside_it(place):
+    async with shown((120, 40)) as (app, pilot):
+        await until(pilot, "one          ")
+        fill(app, chunks="chunks")
+        lines = await until(pilot, "2 collections")
+        assert any("interlock run chunks" in line for line in lines[-3:])
+        lines = await until(pilot, "1 pass, 1 batch")
+        assert any("Docs" in line for line in lines)
+        fill(app, ceiling="1KiB")
+        await until(pilot, "plan before these changes")
+        await until(pilot, "does not fit")
+        assert any("interlock run chunks --ceiling 1KiB" in line for line in lines_of(app)[-3:])
+
+
+async def test_mistakes_are_marked_and_hold_the_run_and_the_focus_goes_to_the_first(place):
+    async with shown((80, 30)) as (app, pilot):
+        fill(app, chunks="chunks", other="nobody", ceiling="twelve")
+        await pilot.press("ctrl+r")
+        lines = await until(pilot, "X to mend: others, ceiling")
+        assert not any("interlock run" in line for line in lines[-4:])
+        assert app.screen.focused.id == "other"
+        assert any(line.startswith("X others") for line in lines)
+        fill(app, other="")
+        await pilot.press("ctrl+r")
+        await until(pilot, "X ceiling twelve")
+        assert app.screen.focused.id == "ceiling"
+        fill(app, ceiling="2GiB")
+        await pilot.press("ctrl+r")
+        for _ in range(PATIENCE * 20):
+            if not app.is_running or app.return_value:
+                break
+            await pilot.pause(0.05)
+    assert command_of(app.return_value, load({}).settings) == ["run", "chunks", "--ceiling", "2GiB"]
+
+
+async def test_what_only_a_look_at_the_machine_shows_comes_back_to_its_field(place):
+    interlock("run", "chunks", "--run-id", "old", "--quiet", "--config", "models.toml", cwd=place)
+    async with shown((80, 30)) as (app, pilot):
+        fill(app, chunks="chunks", run_id="old")
+        await pilot.press("ctrl+r")
+        await until(pilot, "already exists")
+        assert app.screen.focused.id == "run_id"
+        assert app.screen.query_one("#chunks").value == "chunks"
+        fill(app, run_id="", out="chunks/runs")
+        await pilot.press("ctrl+r")
+        await until(pilot, "is inside")
+        assert app.screen.focused.id == "out"
+
+
+async def test_an_empty_directory_says_what_a_collection_is(place):
+    async with shown() as (app, pilot):
+        fill(app, chunks="empty")
+        await until(pilot, "no collections in empty: a collection is a directory with")
+
+
+async def test_a_failed_beginning_comes_back_with_everything_that_was_typed(place):
+    before = Filled({**machine().empty().texts, "chunks": "chunks", "flags": "--dim 8"}, (("bge-m3", "2"),))
+    async with shown(filled=before, failed="the run did not begin: no such thing") as (app, pilot):
+        assert "the run did not begin: no such thing" in "\n".join(await until(pilot, "did not begin"))
+        assert app.screen.filled == before
+
+
+async def test_models_are_ticked_with_space_and_weighed_with_signs_and_digits(place):
+    async with shown((80, 40)) as (app, pilot):
+        fill(app, chunks="chunks")
+        await pilot.press("tab", "tab")
+        focused = app.screen.focused
+        if focused.id != "models":
+            app.screen.query_one("#models").focus()
+        await pilot.press("space", "plus", "plus", "down", "space", "2", "full_stop", "5", "minus")
+        assert app.screen.filled.ticked == (("one", "1"), ("all-minilm-l6", "1.2"), ("all-mpnet-base-v2", "2.4"))
+        await pilot.press("space")
+        assert [name for name, _ in app.screen.filled.ticked] == ["one", "all-minilm-l6"]
+
+
+async def test_devices_are_chosen_with_the_arrows_and_never_blank(place):
+    async with shown((80, 40)) as (app, pilot):
+        entry = app.screen.query_one("#devices")
+        entry.focus()
+        await until(pilot, "here: no GPU, cpu")
+        seen = set()
+        for _ in range(5):
+            await pilot.press("down")
+            seen.add(entry.value)
+        assert seen == {"auto", "cpu", "sim:2xT4"}
+
+
+async def test_a_directory_is_taken_from_the_tree_and_tab_completes(place):
+    async with shown() as (app, pilot):
+        await pilot.press("ctrl+o")
+        assert isinstance(app.screen, Browse)
+        await until(pilot, "empty")
+        await pilot.press("down", "enter")
+        assert app.screen.query_one("#chunks").value == "chunks/"
+        fill(app, chunks="")
+        await pilot.press("e")
+        for _ in range(PATIENCE * 20):
+            if app.screen.query_one("#chunks")._suggestion:
+                break
+            await pilot.pause(0.05)
+        await pilot.press("tab")
+        assert app.screen.query_one("#chunks").value == "empty/"
+        await pilot.press("tab")
+        assert app.screen.focused.id == "models"
+
+
+async def test_the_form_begins_from_an_earlier_run(place):
+    flags = ("--run-id", "old", "--quiet", "--config", "models.toml", "--ceiling", "3GiB", "--window", "2")
+    interlock("run", "chunks", *flags, cwd=place)
+    async with shown((100, 40)) as (app, pilot):
+        await pilot.press("ctrl+g")
+        await until(pilot, "completed")
+        assert isinstance(app.screen, Begin)
+        await pilot.press("enter")
+        lines = await until(pilot, "--ceiling 3GiB")
+        assert isinstance(app.screen, Setup)
+        assert app.screen.filled.texts["chunks"] == str(place / "chunks")
+        assert any("--window 2" in line for line in lines)
+        assert app.screen.filled.ticked == (("one", "1"),)
+
+
+async def test_without_earlier_runs_the_list_says_so(place):
+    async with shown() as (app, pilot):
+        await pilot.press("ctrl+g")
+        await until(pilot, "no runs in runs yet")
+        await pilot.press("escape")
+        assert isinstance(app.screen, Setup)
+
+
+async def test_leaving_asks_only_where_something_was_typed(place):
+    async with shown() as (app, pilot):
+        await pilot.press("ctrl+q")
+    assert app.return_value is None
+    async with shown() as (app, pilot):
+        await pilot.press("c", "ctrl+q")
+        assert isinstance(app.screen, Ask)
+        await pilot.press("escape")
+        assert app.screen.query_one("#chunks").value == "c"
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (40, 10)], ids=["60x15", "80x24", "40x10"])
+async def test_the_field_with_the_focus_the_command_and_the_keys_are_in_sight_at_any_size(place, size):
+    async with shown(size) as (app, pilot):
+        fill(app, chunks="chunks")
+        await until(pilot, "interlock run chunks")
+        for name in ("chunks", "models", "other", "devices", "ceiling", "fusion", "qdrant", "out", "run_id", "flags"):
+            app.screen.query_one(f"#{name}").focus()
+            for _ in range(6):
+                await pilot.pause()
+            region, form = app.screen.focused.region, app.screen.query_one("#form").region
+            assert form.overlaps(region), name
+            if name != "models":
+                assert form.contains_region(region), name
+            lines = lines_of(app)
+            assert any("interlock run chunks" in line for line in lines[-3:])
+            assert "^r Run" in lines[-1]
+
+
+async def test_the_plan_is_shown_alone_on_a_small_terminal(place):
+    async with shown((60, 15)) as (app, pilot):
+        fill(app, chunks="chunks")
+        await until(pilot, "2 collections")
+        await pilot.press("ctrl+p")
+        lines = await until(pilot, "1 pass, 1 batch")
+        assert any("interlock run chunks" in line for line in lines)
+        await pilot.press("ctrl+p")
+        await until(pilot, "chunks    chunks")
+
+
+async def test_in_ascii_no_other_character_is_on_the_form(place):
+    async with shown((100, 40), ascii=True) as (app, pilot):
+        fill(app, chunks="chunks")
+        await until(pilot, "2 collections")
+        await pilot.press("down")
+        text = "".join(lines_of(app)[:-1])
+        assert {sign for sign in text if ord(sign) > 0x7F} - set("▁▂▃▄▅▆▇█ ") == set()
+
+
+@pytest.mark.parametrize("width", [20, 46, 78, 120])
+def test_a_plan_is_rows_that_fit_and_says_what_does_not(place, width):
+    seen = machine().plan(["run", "chunks"])
+    for ascii in (False, True):
+        shown = plan_rows(seen, width, ascii=ascii)
+        assert max(sum(width_of(span.text) for span in each) for each in shown) <= width
+    small = machine().plan(["run", "chunks", "--ceiling", "1KiB"])
+    assert "raise --ceiling" in " ".join(plain(plan_rows(small, 200)))
+
+
+def test_the_machine_says_which_models_are_here_and_how_large_they_are(place):
+    found = {each.key: each for each in machine().looked_at()}
+    assert found["one"].here and found["one"].size and found["one"].dim == 32
+    assert configuration(parse(["run", "x"])).settings.roster == (("one", 1.0),)
