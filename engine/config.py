@@ -126,7 +126,11 @@ class RunSettings:
     strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
     refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)
     theme: str = knob(
-        "signal", parsers.text, "NAME", "console: colour theme; daltonic is safe for colour-blind people", screen=True
+        "signal",
+        parsers.text,
+        "NAME",
+        "console: colour theme; daltonic is colour-blind-safe, daylight light",
+        screen=True,
     )
     ascii: bool = knob("no", parsers.flag, "", "console: draw with ASCII characters only", screen=True)
     slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts", screen=True)

@@ -255,7 +255,7 @@ def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
 def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() -> None:
     made = plain(vram.rows(sample(2), 118, 7))
     assert [line.split()[0] for line in (made[0], made[3])] == ["cuda:0", "cuda:1"]
-    assert "12.0 GiB" in made[1] and made[2].split()[-2:-1] and " 0 " in made[2]
+    assert "12.0 GiB┤" in made[1] and " 0┤" in made[2]
     assert "▇ weights  3.1" in made[1] and "▅ act  0.8" in made[1]
     assert made[6].split()[0].startswith("-") and made[6].endswith("now")
     assert all(line.rstrip()[-1] in glyphs.LEVELS[0] for line in (made[2], made[5]))

@@ -13,10 +13,10 @@ from interlock.engine.record.units import human_bytes
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, ascii_only, fitted, kept, width_of, wrapped
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
-LEAST_GRAPH, MOST_GRAPH, SCALE = 3, 10, 7
+LEAST_GRAPH, MOST_GRAPH, SCALE = 3, 14, 7
 """Lines of a graph, and the cells of its scale."""
 HOT = 100
 """Degrees that fill a graph."""
@@ -45,9 +45,9 @@ class Cache(Pane):
 def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
     """Draw at most `height` rows of `width` cells: on few lines, those that change."""
     facts = _facts(snapshot)
-    graphs = _graphs(snapshot, width, height - len(facts) - 1, ascii)
-    if graphs:
-        shown = [*graphs, (Span(" " * width),), *(fitted(spans, width) for _, spans in facts)]
+    whole = [fitted(spans, width) for _, fact in facts for spans in _lines(fact, width)]
+    if graphs := _graphs(snapshot, width, height - len(whole) - 1, ascii):
+        shown = [*graphs, (Span(" " * width),), *whole]
         return ascii_only(shown) if ascii else shown
     pace, (rows_now, tokens_now) = snapshot.pace, rates(snapshot)
     ranked = [
@@ -70,6 +70,13 @@ def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
         (5, _fact("chunks", f"{count(read)} read, {several(again, 'duplicate')}, {refused} refused")),
         (4, _fact("trouble", *_trouble(snapshot))),
     ]
+
+
+def _lines(fact: list[Span], width: int) -> list[list[Span]]:
+    """A fact whole, on as many lines as it takes."""
+    label, (text, style) = fact
+    first, *rest = wrapped(text, width - LABEL)
+    return [[label, Span(first, style)], *([Span(" " * LABEL), Span(line, style)] for line in rest)]
 
 
 def _graphs(snapshot: Snapshot, width: int, height: int, ascii: bool) -> list[Row]:
@@ -119,7 +126,7 @@ def _graph(each: Series, step: int, width: int, height: int, ascii: bool) -> lis
     scale = {0: each.scale(top), height - 1: "0"}
     shown = [fitted(_fact(each.label, each.now, "bold"), SCALE + 1 + width)]
     for line, cells in enumerate(glyphs.graph(values, width, height, top=top, ceiling=each.ceiling, ascii=ascii)):
-        shown.append((Span(f"{scale.get(line, ''):>{SCALE}} ", "dim"), *cells))
+        shown.append((glyphs.axis(scale, line, SCALE + 1, ascii=ascii), *cells))
     return shown
 
 

@@ -4,7 +4,7 @@ Signs, not colours, carry the meaning; each picture has a variant of ASCII signs
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -20,6 +20,7 @@ FREE, CEILING, PEAK, BEYOND = ("▁", "."), ("│", "|"), ("^", "^"), ("╌", "-
 """No sign is as high as its line, so that bars that stand under one another do not touch."""
 NEAR, OVER = 0.90, 0.97
 """Shares of a ceiling from which on a number is near to it, and as good as over it."""
+TICKED, UNTICKED = ("┤", "+"), ("│", "|")
 TAIL = 10
 """A gauge has one cell in so many for what lies beyond the ceiling."""
 
@@ -173,6 +174,13 @@ def graph(
         spans = [Span("".join(sign for sign, _ in group), style) for style, group in groups]
         lines.append([Span(" " * (width - len(shown))), *spans])
     return lines
+
+
+def axis(labels: Mapping[int, str], line: int, width: int, *, ascii: bool = False) -> Span:
+    """Draw one line of a graph's scale, `width` cells wide: what the top and the bottom of the graph stand for."""
+    label = labels.get(line, "")
+    sign = TICKED[ascii] if label else UNTICKED[ascii]
+    return Span(f"{label:>{width - 1}}{sign}", "dim")
 
 
 def gathered(

@@ -16,7 +16,7 @@ from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
 SHORT_BAR, USUAL_BAR, LEAST_CELL = 10, 16, 28
-MOST_PAIRED, LABEL, MOST_LABEL, ROOMY = 8, 22, 32, 100
+MOST_PAIRED, LABEL, MOST_LABEL, ROOMY = 8, 22, 32, 90
 LEAST_HISTORY, MOST_HISTORY, HISTORY_RANK = 8, 60, 5
 LEAST_BLOCK, BLOCK_WIDTH, SIDE, AXIS = 3, 56, 27, 12
 """Lines and cells of a device with a graph, at least; cells of what stands beside the graph, and of its scale."""
@@ -144,7 +144,7 @@ class _Panel(NamedTuple):
         rows, facts = [head], _packed(device, height, self.side)
         drawn = glyphs.graph(values, width, height, top=top, ceiling=ceiling, ascii=self.ascii)
         for line, cells in enumerate(drawn):
-            axis = Span(f"{scale.get(line, ''):>{AXIS - 1}} ", "dim")
+            axis = glyphs.axis(scale, line, AXIS, ascii=self.ascii)
             rows.append((*fitted(_signed(facts[line], self.ascii), self.side), axis, *cells))
         return rows
 
