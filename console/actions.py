@@ -40,10 +40,15 @@ class Action:
         return Binding(self.key, self.name, self.label, id=self.id, tooltip=self.help, show=self.footer)
 
 
-MAIN, VIEW, EVENT, HELP, SETUP = SCREENS = ("main", "view", "event", "help", "setup")
+MAIN, VIEW, EVENT, HELP, SETUP, RUNS = SCREENS = ("main", "view", "event", "help", "setup", "runs")
 
 ACTIONS = (
-    Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP), footer=True),
+    Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP, RUNS), footer=True),
+    Action("enter", "enter", "Open", "watch a run that goes on, view one that is over", (RUNS,), footer=True),
+    Action("mark", "space", "Mark", "mark a run to be compared", (RUNS,), footer=True),
+    Action("compare", "o", "Compare", "compare the two marked runs", (RUNS,), footer=True),
+    Action("resume", "r", "Resume", "continue a run; its command is shown first", (RUNS,), footer=True, changes=True),
+    Action("delete", "D", "Delete", "delete a run for good; asks first", (RUNS,), footer=True, changes=True),
     Action("freeze", "space", "Freeze", "freeze or unfreeze the screen; the run continues", footer=True),
     Action("exclusive", "x", "Excl", "one model at a time, or models side by side", footer=True, changes=True),
     Action("fallback", "c", "CPU-FB", "allow or forbid CPU fallback", footer=True, changes=True),
@@ -70,20 +75,22 @@ ACTIONS = (
     Action("browse", "ctrl+o,f2", "Tree", "choose the directory of the field in a tree", (SETUP,), footer=True),
     Action("earlier", "ctrl+g,f3", "Earlier runs", "fill the form as an earlier run was begun", (SETUP,), footer=True),
     Action("fold", "enter,space", "Fold", "expand or collapse the selected part", (VIEW,), footer=True),
-    *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW,)) for name, keys, text in (
+    Action("move('in')", "right,l", "In", "expand, or go to the first child", (VIEW,)),
+    Action("move('out')", "left,h", "Out", "collapse, or go to the parent", (VIEW,)),
+    *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW, RUNS)) for name, keys, text in (
         ("down", "down,j", "move down"), ("up", "up,k", "move up"),
-        ("in", "right,l", "expand, or go to the first child"), ("out", "left,h", "collapse, or go to the parent"),
         ("page_down", "pagedown", "page down"), ("page_up", "pageup", "page up"),
         ("first", "home,g", "go to the first line"), ("last", "end,G", "go to the last line"))),
-    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW), wide=200),
+    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW, RUNS), wide=200),
     Action("redraw", "ctrl+l", "Redraw", "redraw the screen"),
     Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT), wide=200),
     Action("copy_value", "Y", "Value", "copy the value", (VIEW,)),
     Action("open", "o", "Open", "compare with another summary", (VIEW,), footer=True),
-    Action("back", "escape", "Back", "go back", (VIEW, EVENT, HELP), footer=True),
-    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW), wide=160),
-    Action("suspend", "ctrl+z", "Suspend", "stop for the shell until fg; no run stops with it", (MAIN, VIEW)),
-    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, SETUP), footer=True),
+    Action("back", "escape", "Back", "go back", (VIEW, EVENT, HELP, RUNS), footer=True),
+    Action("runs", "R", "Runs", "list the runs: watch, view, resume, compare, delete", (MAIN, VIEW), wide=160),
+    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW, RUNS), wide=160),
+    Action("suspend", "ctrl+z", "Suspend", "stop for the shell until fg; no run stops with it", (MAIN, VIEW, RUNS)),
+    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, SETUP, RUNS), footer=True),
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "embed a directory of chunk files",
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
+    "runs": "list the runs: how each stands, its age, models, progress and size",
     "watch": "follow and steer a running run, or replay a finished one",
     "ctl": "steer a running run from another terminal: pause, resume, stop, status",
     "view": "show a run's summary as a tree and tables, or compare two",
@@ -80,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
     root.set_defaults(command="setup", config=None)
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
-    adders = (_run, _plan, _demo, _watch, _ctl, _view, _search, _models, _config, _doctor, _schema)
+    adders = (_run, _plan, _demo, _runs, _watch, _ctl, _view, _search, _models, _config, _doctor, _schema)
     for (name, text), add in zip(COMMANDS.items(), adders, strict=True):
         about = fill(" ".join((add.__doc__ or "").split()), 79)  # its docstring is its help
         example = EXAMPLES.get(name)
@@ -127,6 +128,16 @@ def _demo(command: argparse.ArgumentParser) -> None:
     command.add_argument("--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast")
     _front_end(command)
     _settings(command)
+
+
+def _runs(command: argparse.ArgumentParser) -> None:
+    """List every run under --out, the latest first: how it stands, its age, models, rows and progress, what to look at,
+    its size on disk, and the process that has it in use. On a terminal a screen opens in which a run is watched,
+    viewed, resumed, compared or deleted.
+    """
+    command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    _settings(command, "out", *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
 
 
 def _watch(command: argparse.ArgumentParser) -> None:

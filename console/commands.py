@@ -10,13 +10,15 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
 from interlock.console.text.columns import render
+from interlock.console.text.next_step import command
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
@@ -101,11 +103,50 @@ _RUNS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a run answers itself, to the end of the process that it is in."""
 
 
+def runs(options: argparse.Namespace) -> int:
+    """List the runs, or open the screen of them."""
+    from interlock.console.front_ends.dispatch import list_runs
+    from interlock.console.terminal.tty import why_headless
+    from interlock.console.text import runs_text
+    from interlock.engine.record.runs import overviews
+
+    settings = configuration(options)
+    out = settings.settings.out
+    if not (options.json or options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless()):
+        while words := list_runs(out, settings):
+            if words[0] != "watch":
+                return _go_on(words, settings)
+            _go_on(words, settings)
+        return ExitCode.COMPLETED
+    found = overviews(out, time.time())
+    if options.json:
+        print(runs_text.as_json(found))
+    elif found:
+        print(runs_text.table(found, time.time()))
+    else:
+        print("\n".join(safe(line, 1000) for line in runs_text.nothing(out)))
+    return ExitCode.COMPLETED
+
+
 def watch(options: argparse.Namespace) -> int:
     """Follow a run by its journal, or replay it."""
     from interlock.console.front_ends.dispatch import watch_journal
 
-    return watch_journal(options.run, options.speed, configuration(options))
+    settings = configuration(options)
+    return _go_on(watch_journal(options.run, options.speed, settings), settings)
+
+
+def _go_on(words: Sequence[str], settings: Configuration) -> int:
+    """Do the command that a screen was left for; its exit code."""
+    from interlock.console.front_ends.dispatch import watch_journal
+
+    while words and words[0] == "watch":
+        words = watch_journal(Path(words[1]), 0.0, settings)
+    if not words:
+        return ExitCode.COMPLETED
+    print(command(words), file=sys.stderr)
+    options = parse(words)
+    return run(options) if options.command == "run" else demo(options)
 
 
 def ctl(options: argparse.Namespace) -> int:
@@ -141,7 +182,7 @@ def view(options: argparse.Namespace) -> int:
     app = Viewer(document, other, look_of(settings))
     with quiet_descriptors():
         app.run()
-    return ExitCode.COMPLETED
+    return _go_on(app.next, settings)
 
 
 def _survey(settings: Configuration) -> int:

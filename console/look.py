@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from textual.theme import BUILTIN_THEMES, Theme
 
@@ -69,6 +70,8 @@ class Look:
     slow_link: bool = False
     readonly: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
+    out: Path = Path("runs")
+    """Where the runs are that can be listed."""
 
     @property
     def rate(self) -> float:
@@ -97,4 +100,4 @@ def look_of(configuration: Configuration) -> Look:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
     theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
     ascii = settings.ascii or draws_only_ascii(os.environ)
-    return Look(settings.refresh, theme, ascii, settings.slow_link, settings.readonly, keys)
+    return Look(settings.refresh, theme, ascii, settings.slow_link, settings.readonly, keys, settings.out)

@@ -1,7 +1,9 @@
 """What the applications of the console have in common: a driver that survives a hang-up, themes, and their keys."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from textual.app import App
@@ -59,6 +61,8 @@ class Frame(App[T]):
     TITLE = "Interlock"
     COMMAND_PALETTE_BINDING = ""
     BINDINGS: ClassVar = []
+    now: Callable[[], float] = staticmethod(time.time)
+    """What time it is, in seconds since the epoch."""
     CSS = """
     Screen {
         overflow: hidden;
@@ -75,6 +79,8 @@ class Frame(App[T]):
     def __init__(self, look: Look | None = None, *, driver: type[Driver] | None = HangupSafeDriver) -> None:
         super().__init__(driver_class=driver)
         self.look = look or Look()
+        self.next: Sequence[str] = ()
+        """The arguments of the command that the application was left for; mostly none."""
 
     def on_mount(self) -> None:
         for theme in OWN:
@@ -94,6 +100,30 @@ class Frame(App[T]):
     def why_not_suspend(self) -> str:
         """Nothing: what only looks may be stopped."""
         return ""
+
+    @property
+    def runs_in(self) -> Path:
+        """The directory whose runs are listed."""
+        return self.look.out
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nothing but a look ends when the application is left."""
+        return True
+
+    def show_runs(self) -> None:
+        """Open the list of runs, once."""
+        from interlock.console.screens.runs import RunsScreen
+        from interlock.console.sources.runs import RunList
+
+        if not any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
+            departure = self.leave_for if self.may_leave else None
+            self.push_screen(RunsScreen(RunList(self.runs_in), self.look, departure, self.now))
+
+    def leave_for(self, words: Sequence[str]) -> None:
+        """Leave; what made the application does the command of these arguments then."""
+        self.next = words
+        self.exit()
 
     def next_theme(self) -> str:
         place = THEMES.index(self.theme) if self.theme in THEMES else -1

@@ -128,6 +128,14 @@ class Console(Frame[Leave]):
         return (self._session.summary if self._session else None) or self._summary
 
     @property
+    def runs_in(self) -> Path:
+        return self._summary_path.absolute().parent.parent if self._summary_path else self.look.out
+
+    @property
+    def may_leave(self) -> bool:
+        return self._session is None
+
+    @property
     def skipped(self) -> int:
         return self._driver.skipped if isinstance(self._driver, HangupSafeDriver) else 0
 

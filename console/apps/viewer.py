@@ -1,5 +1,7 @@
 """`interlock view` on a terminal: an app that shows one or two summaries and nothing else."""
 
+from pathlib import Path
+
 from textual.driver import Driver
 
 from interlock.console.apps.base import Frame
@@ -18,6 +20,11 @@ class Viewer(Frame[None]):
     ) -> None:  # fmt: skip
         super().__init__(look, driver=driver)
         self._documents = document, other
+
+    @property
+    def runs_in(self) -> Path:
+        document = self._documents[0]
+        return Path(document.name).absolute().parent.parent if document.size is not None else self.look.out
 
     def open(self) -> None:
         self.push_screen(SummaryScreen(*self._documents, self.look))

@@ -7,7 +7,7 @@ the same run to its end.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,8 +155,9 @@ def _console(session: Session, configuration: Configuration) -> int:
     return app.seen_seq
 
 
-def watch_journal(run: Path, speed: float, configuration: Configuration) -> ExitCode:
-    """Show a run by its journal until the console is left; only what an operator asks of it changes the run."""
+def watch_journal(run: Path, speed: float, configuration: Configuration) -> Sequence[str]:
+    """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
+    arguments of the command that it was left for, if any."""
     if reason := why_headless():
         raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
@@ -171,7 +172,18 @@ def watch_journal(run: Path, speed: float, configuration: Configuration) -> Exit
             app.run()
     finally:
         source.close()
-    return ExitCode.COMPLETED
+    return app.next
+
+
+def list_runs(out: Path, configuration: Configuration) -> Sequence[str]:
+    """Show the runs in `out` until the list is left; return the arguments of the command that it was left for."""
+    from interlock.console.apps.runs import Runs
+    from interlock.console.look import look_of
+
+    app = Runs(out, look_of(configuration))
+    with quiet_descriptors():
+        app.run()
+    return app.next
 
 
 def _instead(summary: Path) -> str:

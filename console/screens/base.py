@@ -34,5 +34,8 @@ class Keyed(Screen[None]):
         else:
             self.app.action_suspend_process()
 
+    def action_runs(self) -> None:
+        cast(Themed, self.app).show_runs()
+
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -16,6 +16,9 @@ class Themed(Protocol):
     def next_theme(self) -> str:
         """Use the next theme; return its name."""
 
+    def show_runs(self) -> None:
+        """Open the list of runs."""
+
 
 class Host(Themed, Protocol):
     """An application that looks at a run."""

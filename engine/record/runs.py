@@ -24,6 +24,7 @@ from interlock.engine.record.rundir import JOURNAL, SUMMARY, RunDirectory, runs_
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 
+DIED = "its process is gone; --resume continues the run"
 TAIL_BYTES = 64 << 10
 """So much of a journal's end is looked at for the entry that closes a run."""
 
@@ -106,7 +107,7 @@ def delete(directory: Path) -> None:
     stays."""
     path = directory / JOURNAL
     if directory.is_symlink() or not path.is_file():
-        raise UsageError(f"{directory} is no run, so it is not deleted")
+        raise UsageError(f"{directory} is not a run, so it was not deleted")
     with atomic.explaining(path), atomic.opened(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who would resume it meanwhile is refused
@@ -121,7 +122,7 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
     """A run that is not closed, or whose summary cannot be read."""
     seen = snapshot(state, 0)
     if not in_use and not seen.over:
-        seen = replace(seen, phase=GONE)
+        seen = replace(seen, phase=GONE, reason=DIED)
     return _shown(directory, seen, now)
 
 

@@ -1,0 +1,236 @@
+"""The screen of runs: each a line, the latest first; one is watched, viewed, resumed, compared or deleted from here.
+
+It looks at runs and changes none but by `delete`. To go on with a run in another command the screen is left, where the
+application under it can be.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+
+from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
+from interlock.console.look import Look
+from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.base import Keyed
+from interlock.console.screens.layout import too_small
+from interlock.console.screens.summary import SummaryScreen
+from interlock.console.sources.runs import RunList
+from interlock.console.summary.document import load
+from interlock.console.text import runs_text
+from interlock.console.text.next_step import command, resume_words
+from interlock.engine.errors import InterlockError
+from interlock.engine.record.runs import Overview, delete
+from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
+from interlock.widgets import run_rows
+from interlock.widgets.pane import Bar, Key, Pane
+from interlock.widgets.text import CURSOR, ascii_only, plain, row
+
+BEAT = 0.5
+Departure = Callable[[Sequence[str]], object]
+"""Leave the application for a command of these arguments."""
+
+
+class RunsScreen(Keyed):
+    """Every run of a directory."""
+
+    ACTIONS = RUNS
+    BINDINGS: ClassVar = bindings_of(RUNS)
+    DEFAULT_CSS = """
+    RunsScreen {
+        & > Bar { width: 100%; }
+        & > #list { height: 1fr; overflow-x: hidden; }
+    }
+    """
+
+    def __init__(self, runs: RunList, look: Look, leave: Departure | None, now: Callable[[], float]) -> None:
+        """`leave` is None where leaving would end more than a look; the command is told instead."""
+        super().__init__()
+        self._runs = runs
+        self._look = look
+        self._leave = leave
+        self._now = now
+        self._chosen: Path | None = None
+        self._marked: list[Path] = []
+        self._notice = ""
+        self._head, self._list, self._keys = Bar(id="head"), Pane("Runs", id="list"), Bar(id="keys")
+
+    def compose(self) -> ComposeResult:
+        yield from (self._head, self._list, self._keys)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._list.focus()
+        self.set_interval(BEAT, self._draw)
+
+    def on_unmount(self) -> None:
+        self._runs.close()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def on_key(self, event: events.Key) -> None:
+        if self._notice:
+            self.say("")
+
+    def say(self, text: str) -> None:
+        """Write in the footer, until the next key."""
+        self._notice = text
+        self._draw_keys()
+
+    @property
+    def _seen(self) -> Sequence[Overview]:
+        return self._runs.seen
+
+    @property
+    def _place(self) -> int:
+        """Which line is chosen; the first where none is, or the one that was is gone."""
+        return next((place for place, each in enumerate(self._seen) if each.path == self._chosen), 0)
+
+    def _draw(self) -> None:
+        seen, ascii = self._seen, self._look.ascii
+        there = {each.path for each in seen}
+        self._marked = [path for path in self._marked if path in there]
+        running = sum(each.held for each in seen)
+        looking = "" if self._runs.complete else "  reading..."
+        words = (
+            f" {len(seen)} runs in {self._runs.out}  {running} in use  {human_bytes(sum(each.bytes for each in seen))}"
+        )
+        self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
+        if seen:
+            cells = [runs_text.cells(each, self._now()) for each in seen]
+            levels = [each.health.level for each in seen]
+            marks = ["+" if each.path in self._marked else " " for each in seen]
+            cursor = ">" if ascii else CURSOR
+            width = self._list.inner_width
+            rows = run_rows.rows(runs_text.HEADS, cells, levels, marks, self._place, cursor, width)
+        else:
+            rows = [row(""), *(row((f" {line}", "dim")) for line in runs_text.nothing(self._runs.out))]
+            rows = rows if self._runs.complete else []
+        self._list.show(ascii_only(rows) if ascii else rows)
+        detail = runs_text.about(seen[self._place]) if seen else ""
+        below = [row(safe(detail, max(1, self._list.inner_width - 4)))]
+        self._list.entitle(below=plain(ascii_only(below) if ascii else below)[0])
+        self._follow()
+        self._draw_keys()
+
+    def _follow(self) -> None:
+        """Keep the chosen line where it can be seen; the heads scroll with the rest."""
+        line, top, height = self._place + 1, self._list.scroll_offset.y, self._list.inner_height
+        if line < top or self._place == 0:
+            self._list.scroll_to(0, max(0, line - 1), animate=False)
+        elif line >= top + height:
+            self._list.scroll_to(0, line - height + 1, animate=False)
+
+    def _draw_keys(self) -> None:
+        if self._notice:
+            self._keys.show([row((f" {safe(self._notice, 1000)}", "warn"))])
+            return
+        width = self.size.width
+        shown = [
+            Key(first_key(each, self._look.keys), each.label, action=each.name)
+            for each in actions_of(RUNS)
+            if each.stands(width)
+        ]
+        self._keys.offer([] if too_small(*self.size) else shown, width)
+
+    def action_move(self, where: str) -> None:
+        seen, page = self._seen, max(1, self._list.inner_height - 1)
+        lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -len(seen), "last": len(seen)}
+        if seen:
+            self._chosen = seen[max(0, min(len(seen) - 1, self._place + lines[where]))].path
+        self._draw()
+
+    def action_enter(self) -> None:
+        """Watch a run that is not closed, view one that is."""
+        if not (chosen := self._now_chosen()):
+            return
+        if chosen.exit_code is None or chosen.held:
+            self._go(["watch", str(chosen.path)])
+        else:
+            self._view(chosen.path)
+
+    def action_mark(self) -> None:
+        """Mark a run to be compared, or take the mark back; the third mark takes the place of the first."""
+        if chosen := self._now_chosen():
+            if chosen.path in self._marked:
+                self._marked.remove(chosen.path)
+            else:
+                self._marked = [*self._marked, chosen.path][-2:]
+            self.action_move("down")
+
+    def action_compare(self) -> None:
+        """Compare the two runs that are marked, the older one first."""
+        marked = [each.path for each in reversed(self._seen) if each.path in self._marked]
+        if len(marked) != 2:
+            self.say("mark two runs first (space)")
+            return
+        self._view(*marked)
+
+    def action_resume(self) -> None:
+        """Continue a run, once its command was seen."""
+        if not (chosen := self._now_chosen()):
+            return
+        if not chosen.resumable:
+            why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
+            self.say(f"{chosen.id} is {why}: nothing to resume")
+            return
+        words = resume_words(chosen.chunks, chosen.path)
+        if self._leave is None:
+            self._go(words)
+            return
+        choice = Choice("y,enter", "run it", "y")
+        self.app.push_screen(Ask(f"Resume {chosen.id}?", [command(words)], [choice]), lambda yes: self._go(words, yes))
+
+    def action_delete(self) -> None:
+        """Delete a run for good, once that was confirmed; never one in use."""
+        if not (chosen := self._now_chosen()):
+            return
+        if chosen.held:
+            self.say(f"{chosen.id} is in use by {chosen.occupant or 'another session'}: it is not deleted")
+            return
+        lines = [f"{chosen.path}: {human_bytes(chosen.bytes)}, {chosen.health.word}.", "This cannot be undone."]
+        choice = Choice("y", "delete it for good", "y")
+        question = Ask(f"Delete {chosen.id}?", lines, [choice])
+        self.app.push_screen(question, lambda yes: self._delete(chosen.path) if yes else None)
+
+    def _delete(self, path: Path) -> None:
+        try:
+            delete(path)
+            self.say(f"deleted {path}")
+        except InterlockError as error:
+            self.say(str(error))
+        self._runs.look()
+
+    def action_back(self) -> None:
+        if len(self.app.screen_stack) > 2:
+            self.dismiss()
+        else:
+            self.app.exit()
+
+    async def action_quit(self) -> None:
+        await self.app.action_quit()
+
+    def _now_chosen(self) -> Overview | None:
+        seen = self._seen
+        return seen[self._place] if seen else None
+
+    def _view(self, *paths: Path) -> None:
+        try:
+            one, *other = [load(path) for path in paths]
+        except InterlockError as error:
+            self.say(str(error))
+            return
+        self.app.push_screen(SummaryScreen(one, other[0] if other else None, self._look))
+
+    def _go(self, words: Sequence[str], yes: str | None = "y") -> None:
+        """Leave for a command, or say which one it is."""
+        if not yes:
+            return
+        if self._leave:
+            self._leave(words)
+        else:
+            self.say(f"in another terminal: {command(words)}")

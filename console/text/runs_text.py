@@ -1,0 +1,121 @@
+"""The runs of a directory as a table, for a screen and for a pipe, and as JSON."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from interlock.console.text.columns import render
+from interlock.engine.record.counting import percent
+from interlock.engine.record.runs import Overview
+from interlock.engine.record.units import human_bytes
+
+HEADS = ("state", "run", "age", "done", "look at", "models", "rows", "device", "size", "pid", "host")
+KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
+NAMED = 2
+"""Models that are named; more are counted."""
+
+
+class _Listed(msgspec.Struct):
+    """A run as JSON has it; times are seconds since the epoch, sizes bytes."""
+
+    run: str
+    state: str
+    detail: str
+    began_at: float
+    latest_at: float
+    models: tuple[str, ...]
+    rows: int
+    done: float | None
+    device_kind: str
+    chunks: str
+    exit_code: int | None
+    parked: int
+    warnings: int
+    mitigations: int
+    refused: int
+    bytes: int
+    in_use: bool
+    pid: int | None
+    user: str | None
+    host: str | None
+
+
+def cells(seen: Overview, now: float) -> list[str]:
+    """Tell of a run what stands under HEADS."""
+    more = f" +{len(seen.models) - NAMED}" if len(seen.models) > NAMED else ""
+    who = seen.occupant
+    return [
+        seen.health.word,
+        seen.id,
+        age(now - seen.began_at) if seen.began_at else "-",
+        "-" if seen.share_done is None else percent(seen.share_done).strip(),
+        f"!{seen.attention.total}" if seen.attention.total else "-",
+        ", ".join(seen.models[:NAMED]) + more or "-",
+        f"{seen.rows:,}" if seen.rows else "-",
+        KINDS.get(seen.device_kind, seen.device_kind) or "-",
+        human_bytes(seen.bytes),
+        str(who.pid) if who else "-",
+        who.host if who else "-",
+    ]
+
+
+def about(seen: Overview) -> str:
+    """Tell what went wrong in a run, and why it stands as it does."""
+    return ": ".join(filter(None, [", ".join(seen.attention.words), seen.health.detail]))
+
+
+def table(seen: Sequence[Overview], now: float) -> str:
+    """Write runs for a pipe, a line each."""
+    place = HEADS.index("look at")
+    rows = [cells(each, now) for each in seen]
+    for line, each in zip(rows, seen, strict=True):
+        line[place] = ", ".join(each.attention.words) or "-"
+    return render(HEADS, rows)
+
+
+def as_json(seen: Sequence[Overview]) -> str:
+    """Write runs for a program."""
+    return msgspec.json.format(msgspec.json.encode([_listed(each) for each in seen]), indent=2).decode()
+
+
+def nothing(out: Path) -> list[str]:
+    """Say what to do where there is no run."""
+    return [
+        f"No runs in {out}.",
+        "interlock run CHUNKS starts one; interlock demo tries it out; --out DIR looks elsewhere.",
+    ]
+
+
+def age(seconds: float) -> str:
+    """Write how long ago something was, in one unit."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _listed(seen: Overview) -> _Listed:
+    who = seen.occupant
+    return _Listed(
+        run=str(seen.path),
+        state=seen.health.word,
+        detail=seen.health.detail,
+        began_at=seen.began_at,
+        latest_at=seen.latest_at,
+        models=seen.models,
+        rows=seen.rows,
+        done=seen.share_done,
+        device_kind=seen.device_kind,
+        chunks=seen.chunks,
+        exit_code=seen.exit_code,
+        parked=seen.attention.parked,
+        warnings=seen.attention.warnings,
+        mitigations=seen.attention.mitigations,
+        refused=seen.attention.refused,
+        bytes=seen.bytes,
+        in_use=seen.held,
+        pid=who.pid if who else None,
+        user=who.user if who else None,
+        host=who.host if who else None,
+    )

@@ -1,0 +1,311 @@
+"""Every run of a directory is listed as it stands; one is watched, viewed, resumed and deleted from the list."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from interlock.console.apps.run import Console
+from interlock.console.apps.runs import Runs
+from interlock.console.look import Look
+from interlock.console.screens.runs import RunsScreen
+from interlock.console.screens.summary import SummaryScreen
+from interlock.console.sources.journal import Watched
+from interlock.console.sources.live import Live
+from interlock.console.sources.runs import RunList
+from interlock.console.sources.session import Session
+from interlock.console.text import runs_text
+from interlock.console.text.next_step import resume_words
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import runs
+from interlock.engine.record.health import attention, health
+from interlock.engine.record.occupant import occupant
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import delete, overview, overviews, state_of
+from interlock.engine.record.snapshot import snapshot
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import plain
+from tests.builders import ROOT, interlock
+from tests.pty_harness import on_terminal
+from tests.test_control import PATIENCE, WRITER, until
+from tools.recorded import BEGAN, Recorded
+
+LATER = BEGAN + 3 * 3600
+
+
+def recorded(out: Path, name: str, share: float, recording: str = "two-devices") -> Recorded:
+    run = Recorded(RunDirectory(out / name), name=recording)
+    run.play_to(share)
+    return run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A directory with a run that is over, one whose process died, and one that was stopped."""
+    directory = tmp_path / "runs"
+    recorded(directory, "over", 1.0)
+    recorded(directory, "died", 0.4).close()
+    stopped = recorded(directory, "stopped", 0.3)
+    stopped.controls.stop(4)
+    stopped.go()
+    return directory
+
+
+@pytest.fixture
+def running(out: Path) -> Iterator[Path]:
+    """Beside them, a run of another process."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, out / "running", "1.5"], cwd=ROOT)
+    until(lambda: occupant(out / "running") and (out / "running" / "control.sock").exists())
+    yield out
+    process.kill()
+    process.wait()
+
+
+def test_each_run_says_in_a_word_how_it_stands(running):
+    seen = {each.id: each for each in overviews(running, time.time())}
+    words = {name: each.health.word for name, each in seen.items()}
+    assert words == {"over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED"} | {
+        "running": seen["running"].health.word
+    }
+    assert seen["running"].held and seen["running"].occupant.pid
+    assert [name for name, each in seen.items() if each.resumable] and not seen["running"].resumable
+
+
+@pytest.mark.parametrize("name", ["over", "stopped"])
+def test_a_closed_run_is_read_from_its_summary_and_says_what_its_journal_would(out, name, monkeypatch):
+    state = state_of(out / name)
+    whole = snapshot(state, 0)
+    monkeypatch.setattr(runs, "state_of", None)  # folding it would fail
+    seen = overview(out / name, LATER)
+    assert (seen.health, seen.attention) == (health(whole, LATER), attention(whole))
+    assert seen.share_done == pytest.approx(whole.share_done, abs=1e-4)
+    assert seen.models == tuple(each.model for each in whole.passes)
+    assert (seen.began_at, seen.exit_code) == (pytest.approx(whole.began_at, abs=0.001), whole.exit_code)
+    assert seen.rows == sum(each.chunks for each in whole.collections) > 0
+
+
+def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_summary(out):
+    again = Recorded(RunDirectory(out / "stopped"))
+    again.play_to(0.6)
+    assert overview(out / "stopped", LATER).held
+    again.close()
+    assert overview(out / "stopped", LATER).health.word == "PROCESS DIED"
+
+
+def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_list(out):
+    journal = out / "died" / "journal.jsonl"
+    data = journal.read_bytes()
+    journal.write_bytes(data[:2000] + b"?" + data[2001:])
+    seen = {each.id: each.health for each in overviews(out, LATER)}
+    assert seen["died"].word == "UNREADABLE" and "damaged" in seen["died"].detail
+    assert len(seen) == 3
+
+
+def test_a_summary_that_cannot_be_read_is_made_up_for_by_the_journal(out):
+    (out / "stopped" / "summary.json").write_text("{")
+    assert overview(out / "stopped", LATER).health.word == "STOPPED"
+
+
+def test_a_deleted_run_is_gone_and_one_in_use_or_no_run_stays(running):
+    delete(running / "died")
+    assert not (running / "died").exists()
+    with pytest.raises(UsageError, match=f"in use by .*pid {occupant(running / 'running').pid}"):
+        delete(running / "running")
+    (running / "else").mkdir()
+    (running / "link").symlink_to(running / "over")
+    for name in ("else", "link"):
+        with pytest.raises(InterlockError, match="is not a run"):
+            delete(running / name)
+    assert (running / "over" / "journal.jsonl").exists() and (running / "running").exists()
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(-1, "0 s"), (60, "1 min"), (7300, "2 h"), (90_000, "1 d")])
+def test_an_age_has_one_unit(seconds, said):
+    assert runs_text.age(seconds) == said
+
+
+def test_a_rehearsal_is_resumed_as_one_and_any_other_run_by_its_chunks(tmp_path):
+    assert resume_words("/a/b", tmp_path / "r")[:2] == ["run", "/a/b"]
+    assert resume_words("/a/rehearsal-chunks", tmp_path / "r")[:2] == ["demo", "--scripted"]
+
+
+def test_the_command_lists_runs_for_people_and_for_programs(out):
+    lines = interlock("runs", "--out", out).stdout.splitlines()
+    assert lines[0].split()[:3] == ["state", "run", "age"]
+    assert len(lines) == 2 + 3 and any("PROCESS DIED" in line for line in lines)
+    found = json.loads(interlock("runs", "--out", out, "--json").stdout)
+    assert {each["state"] for each in found} == {"INCOMPLETE", "PROCESS DIED", "STOPPED"}
+    assert all(each["bytes"] > 0 and each["models"] for each in found)
+
+
+def test_where_there_is_no_run_the_command_says_what_to_do(tmp_path):
+    assert "interlock run CHUNKS" in interlock("runs", "--out", tmp_path).stdout
+    assert json.loads(interlock("runs", "--out", tmp_path, "--json").stdout) == []
+
+
+def test_a_list_that_is_kept_reads_again_only_what_was_written_to(running, monkeypatch):
+    looked: list[str] = []
+    real = runs.overview
+
+    def counted(path, now, folded=None):
+        looked.append(path.name)
+        return real(path, now, folded)
+
+    monkeypatch.setattr("interlock.console.sources.runs.overview", counted)
+    monkeypatch.setattr("interlock.console.sources.runs.BEAT", 0.2)
+    kept = RunList(running)
+    try:
+        until(lambda: kept.complete)
+        assert {each.id for each in kept.seen} == {"over", "died", "stopped", "running"}
+        done = next(each.share_done for each in kept.seen if each.id == "running")
+        until(lambda: next(each.share_done for each in kept.seen if each.id == "running") > done)
+        assert sorted(set(looked)) == sorted({"over", "died", "stopped", "running"})
+        assert [looked.count(name) for name in ("over", "died", "stopped")] == [1, 1, 1]
+        os.kill(occupant(running / "running").pid, signal.SIGKILL)
+        until(lambda: next(each for each in kept.seen if each.id == "running").health.word == "PROCESS DIED")
+    finally:
+        kept.close()
+
+
+def lines_of(app) -> list[str]:
+    screen = next(each for each in app.screen_stack if isinstance(each, RunsScreen))
+    return plain(screen.query_one("#list", Pane)._rows)
+
+
+async def shows(pilot: Pilot, there: Callable[[], object]) -> None:
+    limit = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < limit
+        await pilot.pause(0.05)
+
+
+def listing(out: Path, **look: object) -> Runs:
+    return Runs(out, Look(**look), now=lambda: LATER, driver=None)
+
+
+async def chosen(pilot: Pilot, name: str) -> None:
+    """Move the cursor to a run."""
+    await shows(pilot, lambda: any(f" {name} " in line for line in lines_of(pilot.app)))
+    await pilot.press("g")
+    for _ in range(10):
+        if any(line.startswith(("▸", ">")) and f" {name} " in line for line in lines_of(pilot.app)):
+            return
+        await pilot.press("j")
+    raise AssertionError(lines_of(pilot.app))
+
+
+@pytest.mark.parametrize("size", [(40, 10), (60, 15), (80, 24), (120, 40), (200, 60)])
+async def test_the_screen_says_of_every_run_how_it_stands_at_any_size(out, size):
+    app = listing(out, ascii=True)
+    async with app.run_test(size=size) as pilot:
+        await shows(pilot, lambda: len(lines_of(app)) >= 4)
+        text = "\n".join(lines_of(app))
+        assert all(word in text for word in ("INCOMPLETE", "PROCESS DIED", "STOPPED")) and text.isascii()
+        assert all(len(line) <= size[0] for line in lines_of(app))
+
+
+async def test_two_marked_runs_are_compared_and_one_is_viewed(out):
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "over")
+        await pilot.press("o")
+        assert not isinstance(app.screen, SummaryScreen)
+        await pilot.press("space")
+        await chosen(pilot, "stopped")
+        await pilot.press("space", "o")
+        await shows(pilot, lambda: isinstance(app.screen, SummaryScreen))
+        assert app.screen._other is not None
+        await pilot.press("escape")
+        await chosen(pilot, "over")
+        await pilot.press("enter")
+        await shows(pilot, lambda: isinstance(app.screen, SummaryScreen))
+        assert app.screen._other is None
+        await pilot.press("escape", "escape")
+    assert app.next == ()
+
+
+async def test_the_screen_is_left_to_watch_what_is_not_over_and_to_resume_once_confirmed(out):
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "died")
+        await pilot.press("enter")
+    assert app.next == ["watch", str(out / "died")]
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "stopped")
+        await pilot.press("r")
+        await pilot.press("escape")
+        assert app.next == ()
+        await pilot.press("r", "y")
+    assert app.next[-3:] == ["--run-id", "stopped", "--resume"]
+
+
+async def test_a_run_is_deleted_once_that_is_confirmed_and_never_one_in_use(running):
+    app = listing(running)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "running")
+        await pilot.press("D", "D", "y")
+        assert (running / "running").exists()
+        await chosen(pilot, "died")
+        await pilot.press("D", "D", "enter")  # neither the key that asks nor Enter confirms it
+        assert (running / "died").exists()
+        await pilot.press("y")
+        await shows(pilot, lambda: not (running / "died").exists())
+        await shows(pilot, lambda: not any(" died " in line for line in lines_of(app)))
+
+
+async def test_an_empty_list_says_what_to_do(tmp_path):
+    app = listing(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, lambda: any("interlock run CHUNKS" in line for line in lines_of(app)))
+        await pilot.press("enter", "r", "D", "o", "space")
+        assert app.is_running
+
+
+async def test_a_live_run_is_not_left_for_another_and_the_command_is_told(out):
+    session = Session(lambda controls: Recorded(RunDirectory(out / "mine"), controls, speed=1.5))
+    app = Console(Live(session), Look(out=out), session=session, painted=session.start, driver=None)
+    try:
+        async with app.run_test(size=(120, 40)) as pilot:
+            await shows(pilot, lambda: session.work)
+            await pilot.press("R")
+            await chosen(pilot, "died")
+            await pilot.press("enter")
+            assert app.is_running and app.next == ()
+            assert "interlock watch" in app.screen._notice
+            await pilot.press("escape")
+            assert app.screen is app.main
+    finally:
+        session.controls.stop(4)
+
+
+async def test_who_watches_a_run_goes_from_the_list_to_another(out):
+    watcher = Watched(out / "over")
+    app = Console(watcher, Look(), summary=watcher.path.with_name("summary.json"), driver=None)
+    try:
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press("R")
+            await chosen(pilot, "died")
+            await pilot.press("enter")
+        assert app.next == ["watch", str(out / "died")]
+    finally:
+        watcher.close()
+
+
+def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running):
+    with on_terminal("runs", "--out", running, cwd=running.parent, columns=100, rows=30) as terminal:
+        terminal.wait_for("PROCESS DIED", PATIENCE)
+        terminal.wait_for(lambda screen: any("▸" in line and " running " in line for line in screen.lines), PATIENCE)
+        terminal.press("\r")
+        terminal.wait_for(lambda screen: "WATCH" in screen.lines[0], PATIENCE)
+        terminal.press("q")
+        terminal.wait_for("in use", PATIENCE)
+        terminal.press("q")
+        assert terminal.wait(PATIENCE) == 0
