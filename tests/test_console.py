@@ -256,9 +256,10 @@ async def test_abort_chosen_after_the_run_ended_only_leaves(recorded):
 async def test_events_can_be_found_opened_filtered_and_exported(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
-        await pilot.press("slash", *"replan", "enter")
-        assert "matches" in text_of(app)[-1]
-        await pilot.press("enter")
+        await pilot.press("slash", *"replan")
+        assert "matches  enter keeps  esc clears" in text_of(app)[-2]
+        assert "q Quit" in text_of(app)[-1]
+        await pilot.press("enter", "enter")
         assert isinstance(app.screen, EventScreen)
         assert "rung" in "\n".join(text_of(app))
         await pilot.press("escape", "f", "f")
@@ -266,6 +267,68 @@ async def test_events_can_be_found_opened_filtered_and_exported(recorded):
         await pilot.press("e")
         (file,) = recorded.directory.path.glob("events-*.txt")
         assert file.read_text().count("\n") == len(app.main._events.listed()) > 3
+
+
+async def test_a_search_narrows_the_events_while_it_is_typed_and_gives_the_focus_back(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        all_of_them = len(app.main._events.listed())
+        await pilot.press("3", "slash", *"lease")
+        some = len(app.main._events.listed())
+        assert 0 < some < all_of_them
+        await pilot.press("space", *"L001")
+        assert 0 < len(app.main._events.listed()) < some
+        await pilot.press("enter")
+        assert app.focused.id == "leases"
+        assert "/lease L001" in "\n".join(text_of(app))
+        await pilot.press("escape")
+        assert len(app.main._events.listed()) == all_of_them
+        await pilot.press("slash", "x", "escape")
+        assert (app.focused.id, len(app.main._events.listed())) == ("leases", all_of_them)
+
+
+async def test_kinds_of_events_are_toggled_in_a_list_with_their_counts(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        await pilot.press("F")
+        await pilot.pause()
+        kinds = app.main._events.kinds()
+        text = "\n".join(text_of(app))
+        assert all(f"[x] {each.word}" in text and f"{each.count:,}" in text for each in kinds)
+        await pilot.press("space", "down", "space", "escape")
+        hidden = {each.word for each in kinds[:2]}
+        assert not hidden & {line.word for line in app.main._events.listed()}
+        assert f"without {', '.join(sorted(hidden))}" in "\n".join(text_of(app))
+        await pilot.press("F", "a", "escape")
+        assert len(app.main._events.listed()) == sum(each.count for each in kinds)
+
+
+async def test_mitigations_are_listed_by_cause_and_enter_shows_their_events(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        groups = app.main._mitigations.groups()
+        assert sum(each.times for each in groups) == recorded.snapshot().mitigations
+        await pilot.press("M")
+        await pilot.pause()
+        text = "\n".join(text_of(app))
+        assert all(word in text for word in ("split", "replan", "cuda:1", "needs", "free", "out of memory"))
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert {line.seq for line in app.main._events.listed()} <= groups[1].seqs
+        assert app.main._events.listed()
+        assert groups[1].name in "\n".join(text_of(app))
+        await pilot.press("escape")
+        assert len(app.main._events.listed()) > groups[1].times
+
+
+async def test_without_mitigations_the_list_says_so(recorded):
+    recorded.play_to(0.0)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("M")
+        await pilot.pause()
+        assert "no mitigations" in "\n".join(text_of(app))
+        await pilot.press("enter")
+        assert isinstance(app.screen, Main)
 
 
 async def test_panes_come_and_go_with_help_zoom_and_tab(recorded):

@@ -2,6 +2,7 @@
 
 import base64
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from interlock.console.text.dialog_text import exported
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.safe import safe
-from interlock.widgets.events import LEVELS, SEVERITIES, EventsPane, Line, rows, shown, title
+from interlock.widgets.events import LEVELS, SEVERITIES, EventsPane, Line, Sieve, rows, title
 from interlock.widgets.text import plain, width_of
 from tests.test_lines import EVENTS, HOSTILE, entry, example
 
@@ -83,7 +84,7 @@ def texts(app: Tiny) -> list[str]:
 def test_hostile_lines_fill_the_width_exactly_and_steer_nothing(found, size, chosen, pattern, ascii):
     told = [Line(seq, at, 0.0, severity, word, text) for seq, (severity, word, text, at) in enumerate(found)]
     width, height = size
-    made = rows(told, chosen, 0, width, height, pattern=pattern, ascii=ascii)
+    made = rows(told, chosen, 0, width, height, sieve=Sieve(pattern=pattern), ascii=ascii)
     assert len(made) == (height if width else 0)
     for row, text in zip(made, plain(made), strict=True):
         assert sum(width_of(span.text) for span in row) == width
@@ -111,28 +112,28 @@ def test_the_time_of_a_line_is_local(monkeypatch):
     assert drawn[1:9] == time.strftime("%H:%M:%S", time.gmtime(1_795_000_000 + 3.5 * 3600))
 
 
-def test_a_found_pattern_is_marked_in_either_case_or_at_the_cut():
+def test_a_found_pattern_is_marked_in_either_case_and_brought_before_the_cut():
     told = [line(0, "Out of memory, OUT of luck"), line(1, "y" * 90 + " out")]
-    first, second = rows(told, None, 0, 80, 2, pattern="out")
-    assert [span.text for span in first if span.style == "mark"] == ["Out", "OUT"]
-    assert [span.text for span in second if span.style == "mark"] == ["…"]
-    assert [span.text for span in rows(told, 0, 0, 80, 1, pattern=".*")[0] if span.style == "mark"] == []
+    first, second = rows(told, None, 0, 80, 2, sieve=Sieve(pattern="out"))
+    assert [span.text for span in first if span.style == "hit"] == ["Out", "OUT"]
+    assert [span.text for span in second if span.style == "hit"] == ["out"]
+    assert [span.text for span in rows(told, 0, 0, 80, 1, sieve=Sieve(pattern=".*"))[0] if span.style == "hit"] == []
 
 
 def test_an_empty_pane_says_so():
     assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
-    assert plain(rows([], None, 0, 30, 2, level="warnings"))[0].strip() == "no warnings yet"
+    assert plain(rows([], None, 0, 30, 2, sieve=Sieve("warnings")))[0].strip() == "no warnings yet"
 
 
 def test_each_level_lets_its_severities_through():
     told = [line(seq, severity=severity) for seq, severity in enumerate(SEVERITIES)]
-    assert {level: len(shown(told, level)) for level in LEVELS} == {"all": 4, "notices": 3, "warnings": 2}
+    assert {level: len(Sieve(level).shown(told)) for level in LEVELS} == {"all": 4, "notices": 3, "warnings": 2}
 
 
 def test_a_hostile_pattern_is_short_plain_text_in_the_title():
-    assert title("4 Events", "all", following=True, fresh=0) == "4 Events  all  follow"
-    told = title("4 Events", "notices", following=False, fresh=12, pattern="[red]\x1b" + "x" * 99)
-    assert told.startswith("4 Events  notices  +12  /[red]\\x1bxxx") and len(told) < 60
+    assert title("4 Events", Sieve(), following=True, fresh=0) == "4 Events  all  follow"
+    told = title("4 Events", Sieve("notices", pattern="[red]\x1b" + "x" * 99), following=False, fresh=12)
+    assert told.startswith("4 Events  notices  +12  /[red]\\x1bxxx") and len(told) < 70
 
 
 async def test_the_latest_line_is_at_the_bottom_while_following():
@@ -246,19 +247,57 @@ async def test_cycling_the_level_keeps_the_cursor_near_its_line():
         assert (app.pane.chosen.seq, app.pane.level) == (18, "all")
 
 
-async def test_matches_are_counted_and_walked_round_the_end():
+async def test_only_matches_are_listed_and_walked_round_the_end_until_it_is_cleared():
     app = Tiny()
     told = tuple(line(seq, "an OOM here" if seq % 10 == 0 else "") for seq in range(40))
     async with app.run_test(size=SIZE):
         app.pane.feed(told)
         assert (app.pane.find("oom"), app.pane.chosen.seq) == (4, 30)
-        assert app.above == "4 Events  all  +0  /oom"
+        assert [each.seq for each in app.pane.listed()] == [0, 10, 20, 30]
+        assert app.above == "4 Events  all  follow  /oom  4 matches"
         assert (app.pane.find_next(), app.pane.chosen.seq) == (True, 0)
         assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 30)
         assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 20)
+        assert (app.pane.clear(), app.pane.chosen.seq, len(app.pane.listed())) == (True, 20, 40)
         assert app.pane.find("LEASE") == 40
-        assert (app.pane.find("no such thing"), app.pane.find_next(), app.pane.chosen.seq) == (0, False, 20)
-        assert (app.pane.find(""), app.above) == (0, "4 Events  all  +0")
+        assert (app.pane.find("no such thing"), app.pane.find_next(), app.pane.chosen) == (0, False, None)
+        assert any("nothing with all  /no such thing" in shown for shown in app.shown)
+        assert (app.pane.find(""), len(app.pane.listed())) == (0, 40)
+        assert app.pane.clear() is False
+
+
+async def test_kinds_are_counted_hidden_and_shown_again():
+    app = Tiny()
+    told = tuple(replace(line(seq), word=("lease", "pass", "cache")[seq % 3]) for seq in range(30))
+    async with app.run_test(size=SIZE):
+        app.pane.feed(told)
+        app.pane.toggle(["cache"])
+        assert {each.word for each in app.pane.listed()} == {"lease", "pass"}
+        assert app.above == "4 Events  all  follow  without cache"
+        assert [(each.word, each.count, each.shown) for each in app.pane.kinds()] == [
+            ("cache", 10, False), ("lease", 10, True), ("pass", 10, True),
+        ]  # fmt: skip
+        app.pane.toggle(["cache"])
+        assert len(app.pane.listed()) == 30
+
+
+async def test_chosen_events_are_shown_alone_and_named():
+    app = Tiny()
+    async with app.run_test(size=SIZE):
+        app.pane.feed(lines(30))
+        app.pane.show_only([3, 7], "split on cuda:1")
+        assert [each.seq for each in app.pane.listed()] == [3, 7]
+        assert "split on cuda:1" in app.above
+        assert (app.pane.clear(), len(app.pane.listed())) == (True, 30)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_what_is_found_behind_the_cut_comes_into_sight(width):
+    told = [line(1, "x" * 90 + " needle " + "y" * 90)]
+    (shown,) = rows(told, 0, 0, width, 1, sieve=Sieve(pattern="needle"))
+    assert [span.text for span in shown if span.style == "hit"] == ["needle"]
+    assert "…" in "".join(span.text for span in shown)
+    assert sum(width_of(span.text) for span in shown) == width
 
 
 async def test_keys_on_an_empty_pane_do_nothing_and_following_goes_on():
@@ -267,6 +306,7 @@ async def test_keys_on_an_empty_pane_do_nothing_and_following_goes_on():
         await pilot.press("up", "down", "home", "pageup", "end")
         await pilot.click(app.pane, offset=(5, 3))
         assert (app.pane.chosen, app.pane.following, app.pane.find("x")) == (None, True, 0)
+        app.pane.clear()
         app.pane.feed(lines(20))
         assert app.pane.chosen.seq == 19
 
@@ -288,7 +328,7 @@ async def test_a_pattern_of_markup_stands_in_the_title_as_typed():
     async with app.run_test(size=SIZE):
         app.pane.feed(lines(3))
         app.pane.find("[bold]x[/]")
-        assert app.above.endswith("/[bold]x[/]")
+        assert app.above.endswith("/[bold]x[/]  0 matches")
 
 
 @pytest.mark.parametrize("width", [1, 12, 40, 98])

@@ -214,7 +214,7 @@ def test_the_form_takes_its_mistakes_back_shows_the_plan_and_runs_what_its_comma
         terminal.wait_for("--devices sim:2xT4 --ceiling 2GiB", PATIENCE)
         terminal.press("\x12")
         terminal.wait_for("SIMULATED", PATIENCE)
-        terminal.wait_for("run_id", PATIENCE)
+        terminal.wait_for("The run has ended", PATIENCE)
         terminal.press("q")
         assert terminal.wait(PATIENCE) == 0
     (run,) = (place / "runs").iterdir()

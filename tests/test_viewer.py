@@ -135,6 +135,38 @@ async def test_n_and_shift_n_walk_round_the_matches_and_escape_ends_it(size):
         assert any("q leaves" in line for line in await shown(pilot))
 
 
+async def test_a_search_counts_while_it_is_typed_and_escape_clears_it(size):
+    app = Viewer(Document(a_summary()))
+    async with app.run_test(size=size) as pilot:
+        screen = app.screen
+        await pilot.press("slash", *"batches")
+        lines = await shown(pilot)
+        assert "3 matches" in lines[-2] and "q Quit" in lines[-1]
+        assert screen._outline.node.path == "$.collections[0].passes[0].batches"
+        await pilot.press("escape")
+        assert "/batches" not in "\n".join(await shown(pilot))
+
+
+async def test_a_large_summary_is_searched_in_slices_and_escape_ends_it():
+    many = [{"name": f"item {number}", "values": list(range(20))} for number in range(20_000)]
+    app = Viewer(Document(a_summary(devices=many)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        await pilot.press("slash", *"item 19999")
+        assert not screen._searching.over
+        await pilot.pause()
+        assert "searching..." in "\n".join(lines_of(app))
+        await pilot.press("escape")
+        assert screen._searching.over and not screen._pattern
+        await pilot.press("slash", *"item 19999", "enter")
+        for _ in range(600):
+            if screen._searching.over:
+                break
+            await pilot.pause(0.05)
+        assert len(screen._places) == 1
+        assert "/item 19999 1 of 1" in "\n".join(await shown(pilot))
+
+
 async def test_copying_puts_path_and_value_on_the_clipboard(size):
     app = Viewer(Document(a_summary(reason="x" * 200_000)))
     async with app.run_test(size=size) as pilot:

@@ -5,18 +5,20 @@ It stays at the end until the operator moves up; then it stands still and counts
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import ClassVar, Literal
 
 from textual import events
 from textual.binding import Binding, BindingType
 
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.widgets.formats import clock
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import CURSOR, DOT, Row, Span, ascii_only, fit, fitted, width_of
+from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
@@ -47,12 +49,54 @@ class Line:
     text: str
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of events, by its word: how many lines are of it, and whether they are shown."""
+
+    word: str
+    count: int
+    shown: bool
+
+
+@dataclass(frozen=True)
+class Sieve:
+    """What lines are let through: those of a level and of no hidden kind, with a pattern, and, where `only` is given,
+    with one of these `seq`, which are those `about` something."""
+
+    level: str = ALL
+    hidden: frozenset[str] = frozenset()
+    pattern: str = ""
+    only: frozenset[int] | None = None
+    about: str = ""
+
+    def shown(self, lines: Sequence[Line]) -> list[Line]:
+        """Choose the lines that it lets through."""
+        find, severities = finder(self.pattern), LEVELS[self.level]
+        return [
+            line
+            for line in lines
+            if line.severity in severities
+            and line.word not in self.hidden
+            and (self.only is None or line.seq in self.only)
+            and (find is None or found(line, find))
+        ]
+
+    @property
+    def words(self) -> list[str]:
+        """Say what it holds back."""
+        hidden = sorted(self.hidden)
+        without = f"without {', '.join(hidden)}" if len(hidden) < 3 else f"{len(hidden)} kinds hidden"
+        pattern = f"/{safe(self.pattern, LONGEST_PATTERN)}"
+        return [
+            self.level,
+            *[without] * bool(hidden),
+            *[self.about] * bool(self.about),
+            *[pattern] * bool(self.pattern),
+        ]
+
+
+EVERYTHING = Sieve()
 SEQ = attrgetter("seq")
-
-
-def shown(lines: Sequence[Line], level: str) -> list[Line]:
-    """Choose the lines that a level lets through."""
-    return [line for line in lines if line.severity in LEVELS[level]]
 
 
 def finder(pattern: str) -> re.Pattern[str] | None:
@@ -67,24 +111,26 @@ def found(line: Line, find: re.Pattern[str]) -> bool:
 
 def rows(
     lines: Sequence[Line], chosen: int | None, top: int, width: int, height: int,
-    *, pattern: str = "", level: str = ALL, ascii: bool = False,
+    *, sieve: Sieve = EVERYTHING, ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `level` lets through."""
+    """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `sieve` lets through."""
     if width < 1:
         return []
-    find = finder(pattern)
+    find, level = finder(sieve.pattern), sieve.level
     shown = [_row(line, at == chosen, width, find) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
-        shown = [fitted([Span(" nothing yet" if level == ALL else f" no {level} yet", "dim")], width)]
+        bare = " nothing yet" if level == ALL else f" no {level} yet"
+        held_back = f" nothing with {'  '.join(sieve.words)}: esc shows more, F has the kinds"
+        shown = [fitted([Span(bare if sieve == Sieve(level) else held_back, "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
     return ascii_only(shown) if ascii else shown
 
 
-def title(name: str, level: str, *, following: bool, fresh: int, pattern: str = "") -> str:
-    """Write what stands above the lines: the filter, `follow` or how much came since, the pattern."""
-    parts = [name, level, "follow" if following else f"+{fresh}"]
-    parts += [f"/{safe(pattern, LONGEST_PATTERN)}"] * bool(pattern)
-    return "  ".join(parts)
+def title(name: str, sieve: Sieve, *, following: bool, fresh: int, matches: int = 0) -> str:
+    """Write what stands above the lines: `follow` or how much came since, what is held back, how many it leaves."""
+    level, *more = sieve.words
+    parts = [name, level, "follow" if following else f"+{fresh}", *more]
+    return "  ".join([*parts, *[several(matches, "match", "matches")] * bool(sieve.pattern)])
 
 
 def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> Row:
@@ -100,23 +146,24 @@ def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> 
     left = width - sum(width_of(span.text) for span in spans)
     spans += _text(line, left, find)
     if chosen:
-        spans = [Span(span.text, span.style if span.style == "mark" else "chosen") for span in spans]
+        spans = [Span(span.text, span.style if span.style == "hit" else "chosen") for span in spans]
     return fitted(spans, width)
 
 
 def _text(line: Line, width: int, find: re.Pattern[str] | None) -> list[Span]:
-    """The text, cut; where what was found is behind the cut, the sign of the cut is marked."""
-    text = fit(line.text, width)
-    style = "error" if line.severity == "error" else ""
-    if find and find.search(line.text) and not find.search(text):
-        return [Span(text[:-1], style), Span(text[-1:], "mark")]
-    return _marked(text, style, find)
+    """The text, cut; where what was found would be behind the cut, the beginning is cut as well."""
+    text, style = line.text, "error" if line.severity == "error" else ""
+    hit = find.search(text) if find else None
+    if hit and not (find and find.search(fit(text, width))):
+        begin = max(0, hit.start() - max(0, width - len(hit.group()) - 2) // 2)
+        text = ELLIPSIS + text[begin:]
+    return _marked(fit(text, width), style, find)
 
 
 def _marked(text: str, style: str, find: re.Pattern[str] | None) -> list[Span]:
     spans, place = [], 0
     for match in find.finditer(text) if find else ():
-        spans += [Span(text[place : match.start()], style), Span(match.group(), "mark")]
+        spans += [Span(text[place : match.start()], style), Span(match.group(), "hit")]
         place = match.end()
     return [*spans, Span(text[place:], style)]
 
@@ -139,9 +186,7 @@ class EventsPane(Pane):
         self._ascii = ascii
         self._lines: tuple[Line, ...] = ()
         self._kept: list[Line] = []
-        self.level = ALL
-        """What the filter lets through."""
-        self._pattern = ""
+        self._sieve = EVERYTHING
         self._place = 0
         self._seq = -1  # of the line under the cursor, which finds it again when places shift
         self._top = 0
@@ -169,40 +214,56 @@ class EventsPane(Pane):
             self._lines = tuple(lines)
             self._keep()
 
+    @property
+    def level(self) -> str:
+        """The least severity that is let through, by its name."""
+        return self._sieve.level
+
     def cycle_level(self) -> str:
         """Go to the next level, from all to notices to warnings and back to all; return it.
 
         The cursor stays on its line, or goes to the next one that is left.
         """
         names = list(LEVELS)
-        self.show_level(names[(names.index(self.level) + 1) % len(names)])
+        self._sift(replace(self._sieve, level=names[(names.index(self.level) + 1) % len(names)]))
         return self.level
 
     def show_level(self, level: str) -> None:
-        """Let through what a level does."""
-        self.level = level
-        self._keep()
+        """Let through what a level does, whatever was held back before."""
+        self._sift(Sieve(level))
+
+    def show_only(self, seqs: Iterable[int], about: str) -> None:
+        """Let through only the lines of these `seq`, which are those `about` something."""
+        self._sift(Sieve(only=frozenset(seqs), about=about))
+
+    def kinds(self) -> list[Kind]:
+        """Count the lines of each kind, those that are held back too, in the order of the words."""
+        counts = Counter(line.word for line in self._lines)
+        hidden = self._sieve.hidden
+        return [Kind(word, counts[word], word not in hidden) for word in sorted({*counts, *hidden})]
+
+    def toggle(self, words: Iterable[str]) -> None:
+        """Hide these kinds of events, or show those of them that are hidden."""
+        self._sift(replace(self._sieve, hidden=self._sieve.hidden ^ frozenset(words)))
+
+    def clear(self) -> bool:
+        """Let through what a pattern or a choice held back; whether there was any."""
+        held_back = bool(self._sieve.pattern) or self._sieve.only is not None
+        self._sift(replace(self._sieve, pattern="", only=None, about=""))
+        return held_back
 
     def find(self, pattern: str) -> int:
-        """Mark `pattern` and go to the latest line at or above the cursor that has it; return how many have it."""
-        self._pattern = pattern
-        if places := self._found():
-            self._go(next((place for place in reversed(places) if place <= self._place), places[-1]))
-        else:
-            self._draw()
-        return len(places)
+        """Let through only lines with `pattern`, and mark it; return how many there are."""
+        self._sift(replace(self._sieve, pattern=pattern))
+        return len(self._kept) if pattern else 0
 
     def find_next(self) -> bool:
-        """Go to the next line that has the pattern, after the last to the first; False where none has it."""
-        if places := self._found():
-            self._go(next((place for place in places if place > self._place), places[0]))
-        return bool(places)
+        """Go to the next line with the pattern, after the last to the first; False where none has it."""
+        return self._walk(1)
 
     def find_previous(self) -> bool:
-        """Go to the line before that has the pattern, from the first to the last; False where none has it."""
-        if places := self._found():
-            self._go(next((place for place in reversed(places) if place < self._place), places[-1]))
-        return bool(places)
+        """Go to the line with the pattern before, from the first to the last; False where none has it."""
+        return self._walk(-1)
 
     def move(self, lines: int) -> None:
         """Move the cursor; who comes down to the last line follows again."""
@@ -239,14 +300,20 @@ class EventsPane(Pane):
         event.stop()
         self.move(WHEEL_LINES)
 
-    def _found(self) -> list[int]:
-        find = finder(self._pattern)
-        return [place for place, line in enumerate(self._kept) if found(line, find)] if find else []
+    def _walk(self, way: int) -> bool:
+        if not self._sieve.pattern or not self._kept:
+            return False
+        self._go((self._place + way) % len(self._kept))
+        return True
+
+    def _sift(self, sieve: Sieve) -> None:
+        self._sieve = sieve
+        self._keep()
 
     def _keep(self) -> None:
         """Filter anew; what was under the cursor stays there, and at its height, while older lines go."""
         height = self._place - self._top
-        self._kept = shown(self._lines, self.level)
+        self._kept = self._sieve.shown(self._lines)
         if self.following:
             self.follow()
             return
@@ -271,6 +338,7 @@ class EventsPane(Pane):
         if bottom:
             self._known = max(self._known, self._kept[bottom - 1].seq)
         cursor = None if self.following and not self.has_focus else self._place
-        lines, width, level, pattern = self._kept, self.inner_width, self.level, self._pattern
-        self.show(rows(lines, cursor, self._top, width, height, pattern=pattern, level=level, ascii=self._ascii))
-        self.entitle(above=title(self._heading, level, following=self.following, fresh=self.fresh, pattern=pattern))
+        lines, width = self._kept, self.inner_width
+        self.show(rows(lines, cursor, self._top, width, height, sieve=self._sieve, ascii=self._ascii))
+        following, matches = self.following, len(lines)
+        self.entitle(above=title(self._heading, self._sieve, following=following, fresh=self.fresh, matches=matches))

@@ -123,7 +123,7 @@ def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
 def find(top: Node, text: str) -> list[Steps]:
     """Find where a key or a value contains `text`, in any case of letters."""
     wanted = text.casefold()
-    return [node.steps for node in walk(top) if _holds(node, wanted)] if wanted else []
+    return [node.steps for node in walk(top) if holds(node, wanted)] if wanted else []
 
 
 def written(value: object, limit: int = 500) -> str:
@@ -231,8 +231,8 @@ def _key(step: str) -> str:
     return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step, re.ASCII) else f"[{json.dumps(step)}]"
 
 
-def _holds(node: Node, wanted: str) -> bool:
-    """Whether its key, or a value of it that is no branch, holds a text."""
+def holds(node: Node, wanted: str) -> bool:
+    """Tell whether its key, or a value of it that is no branch, holds a text in lower case."""
     last = node.steps[-1] if node.steps else 0
     if isinstance(last, str) and wanted in last.casefold():
         return True

@@ -45,6 +45,7 @@ class Pane(ScrollView, can_focus=True):
         & > .pane--limit { color: $foreground; text-style: bold; }
         & > .pane--rest { color: $foreground 25%; }
         & > .pane--mark { color: $warning; }
+        & > .pane--hit { color: $warning; text-style: bold reverse; }
         & > .pane--chosen { background: $accent 30%; }
     }
     """

@@ -13,7 +13,7 @@ from interlock.engine.record.safe import safe
 
 STYLES = (
     "", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "work", "context", "others", "limit", "rest",
-    "mark", "chosen",
+    "mark", "chosen", "hit",
 )  # fmt: skip
 """Names that a span may have; the theme says what they look like, and no meaning hangs on it alone."""
 

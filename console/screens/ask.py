@@ -1,16 +1,19 @@
 """What is laid over the screen to be answered: a question with keys, or a line to type in; escape answers nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import Input, Label, Static
 
 from interlock.engine.record.safe import safe
+
+NARROW = 60
+"""Columns below which a line to type in has no room for its keys."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +82,46 @@ class Recap(Ask):
 
 
 class Find(ModalScreen[str | None]):
-    """Gives what was typed; None when it was left with escape."""
+    """One line to type in, above the keys: gives what was typed, None when it was left with escape.
+
+    `typed` is called with each change and gives what to say of it; `tell` says more once that is known.
+    """
 
     DEFAULT_CSS = """
     Find { align: center bottom; background: $background 0%; }
-    Find > Input { width: 100%; margin-bottom: 1; }
+    Find > Horizontal { height: 1; width: 100%; margin-bottom: 1; background: $panel; }
+    Find Label { color: $accent; text-style: bold; padding: 0 1; }
+    Find Input { width: 1fr; background: $panel; }
+    Find #said { color: $text-muted; padding: 0 1; }
     """
     BINDINGS = [("escape", "leave", "Back")]  # noqa: RUF012
 
-    def __init__(self, title: str, value: str = "") -> None:
+    def __init__(self, title: str, value: str = "", typed: Callable[[str], str] | None = None) -> None:
         super().__init__()
         self._title = title
         self._value = value
+        self._typed = typed
 
     def compose(self) -> ComposeResult:
-        line = Input(self._value, compact=False)
-        line.border_title = self._title
-        yield line
+        with Horizontal():
+            yield Label(Text(self._title))
+            yield Input(self._value, compact=True)
+            yield Label(id="said")
+
+    def on_mount(self) -> None:
+        self.tell("")
+
+    def tell(self, text: str) -> None:
+        """Say something of what was typed."""
+        narrow = self.app.size.width < NARROW
+        keys = "enter keeps  esc clears" if self._typed else "esc cancels"
+        keys = "" if narrow and text else keys
+        self.query_one("#said", Label).update(Text(safe("  ".join(filter(None, [text, keys])))))
+
+    @on(Input.Changed)
+    def _changed(self, event: Input.Changed) -> None:
+        if self._typed:
+            self.tell(self._typed(event.value))
 
     @on(Input.Submitted)
     def done(self, event: Input.Submitted) -> None:

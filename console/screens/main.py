@@ -16,10 +16,12 @@ from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
+from interlock.console.screens.lists import Kinds, Mitigations
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
+from interlock.console.text.mitigation_table import MitigationLog, Steps
 from interlock.engine.record.counting import several
 from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.safe import safe
@@ -52,6 +54,7 @@ class Main(Steering):
         self.snapshot = Snapshot()
         self._look = look
         self._feed = Feed()
+        self._mitigations = MitigationLog()
         self.seen = -1
         """The `seq` of the last entry that was taken in."""
         self._dropped = 0
@@ -92,6 +95,7 @@ class Main(Steering):
         if entries:
             self.seen = entries[-1].seq
         lines = self._feed.take(entries)
+        self._mitigations.take(entries)
         self.snapshot = snapshot
         if self._frozen_at is None:
             self._events.feed(lines)
@@ -227,17 +231,21 @@ class Main(Steering):
         self.call_after_refresh(self._draw)
 
     def action_unzoom(self) -> None:
-        if self._zoomed:
+        if not self._events.clear() and self._zoomed:
             self.action_zoom()
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("search events"), self._find)
+        self.app.push_screen(Find("/", typed=self._find), self._keep)
 
-    def _find(self, pattern: str | None) -> None:
-        if pattern is not None:
-            count = self._events.find(pattern)
-            matches = f"{several(count, 'match', 'matches')}: n next, N previous"
-            self.say(matches if count else f"no match for {pattern!r}")
+    def _keep(self, pattern: str | None) -> None:
+        """Keep what was typed; escape shows all events again."""
+        self._find(pattern or "")
+
+    def _find(self, pattern: str) -> str:
+        """Show only the events that have it; say how many there are."""
+        count = self._events.find(pattern)
+        matches = f"{several(count, 'match', 'matches')}" if count else "no match"
+        return matches if pattern else ""
 
     def action_find_next(self) -> None:
         self._events.find_next()
@@ -247,6 +255,20 @@ class Main(Steering):
 
     def action_filter(self) -> None:
         self.say(f"events: {self._events.cycle_level()}")
+
+    def action_kinds(self) -> None:
+        """Let kinds of events be shown or hidden."""
+        self.app.push_screen(Kinds(self._events.kinds, self._events.toggle, ascii=self._look.ascii))
+
+    def action_mitigations(self) -> None:
+        """Show the mitigations by their causes; then the events of the one that was chosen."""
+        self.app.push_screen(Mitigations(self._mitigations.groups, ascii=self._look.ascii), self._show_steps)
+
+    def _show_steps(self, steps: Steps | None) -> None:
+        if steps:
+            self._events.show_only(steps.seqs, steps.name)
+            self.action_pane("events")
+            self.say(f"{several(steps.times, 'mitigation')}, {steps.name}: esc shows all events again")
 
     def action_attend(self) -> None:
         """Show what went wrong, and count only what is new from here on."""

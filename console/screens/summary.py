@@ -3,10 +3,11 @@
 It is given documents that were read, and asks for nothing but the second file that an operator names.
 """
 
+import asyncio
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, on
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Container
 
@@ -17,10 +18,12 @@ from interlock.console.screens.base import Keyed
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
+from interlock.console.summary.search import Search
 from interlock.engine.errors import UsageError
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
-from interlock.widgets.nodes import Node, Steps, children, differences, find, inside
+from interlock.widgets.nodes import Node, Steps, children, differences, inside
 from interlock.widgets.outline import Outline
 from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
@@ -29,6 +32,8 @@ from interlock.widgets.tree import TreePane
 CLIPBOARD = 100_000
 """Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""
 NOTE_LINES = 4
+SLICE = 0.04
+"""Seconds that a search takes before the keys are looked at again."""
 
 
 class SummaryScreen(Keyed):
@@ -58,6 +63,7 @@ class SummaryScreen(Keyed):
         self._ascii = self._look.ascii
         self._pattern = ""
         self._places: list[Steps] = []
+        self._prompt: Find | None = None
         self._take(other)
 
     def compose(self) -> ComposeResult:
@@ -103,6 +109,7 @@ class SummaryScreen(Keyed):
         self._every = differences(node) if other else []
         self._found, _ = told(self._every)
         self._outline = Outline(node, opened=_first_opened(node))
+        self._searching = Search(node, "")
 
     @property
     def _called(self) -> str:
@@ -159,7 +166,8 @@ class SummaryScreen(Keyed):
         places, chosen = self._walk(), self._outline.node.steps
         place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
         what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
-        return f"{what} {place}{len(places):,}"
+        more = "" if not self._pattern or self._searching.over else " so far, searching... (esc ends it)"
+        return f"{what} {place}{len(places):,}{more}"
 
     def _walk(self) -> list[Steps]:
         return self._places if self._pattern else [node.steps for node in self._found]
@@ -185,16 +193,53 @@ class SummaryScreen(Keyed):
         self._redraw()
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("search keys and values", self._pattern), self._find)
+        self._prompt = Find("/", self._pattern, self._search)
+        self.app.push_screen(self._prompt, self._keep)
 
-    def _find(self, pattern: str | None) -> None:
-        if pattern is None:
-            return
-        self._pattern, self._places = pattern, find(self._outline.nodes[0], pattern)
-        if pattern and not self._places:
+    def _search(self, pattern: str) -> str:
+        """Begin to look for it; what a moment does not find is looked for in slices."""
+        if pattern != self._pattern or not pattern:
+            self._pattern = pattern
+            self._searching = Search(self._outline.nodes[0], pattern)
+            self._searching.go_on(SLICE)
+            self._places = self._searching.places
+            self._go(+1, stay=True)
+            self._search_on()
+        return self._progress()
+
+    @work(exclusive=True, group="search")
+    async def _search_on(self) -> None:
+        search = self._searching
+        while not search.over:
+            none = not search.places
+            search.go_on(SLICE)
+            if none and search.places:
+                self._go(+1, stay=True)
+            if self._prompt and self._prompt.is_active:
+                self._prompt.tell(self._progress())
+            else:
+                self._tree.entitle(below=self._status())
+            await asyncio.sleep(SLICE / 2)
+        if self.is_active:
+            self._settle()
+
+    def _progress(self) -> str:
+        """How many places were found, and whether that is all."""
+        found = several(len(self._places), "match", "matches") if self._places else "no match"
+        return "" if not self._pattern else found if self._searching.over else f"{found} so far, searching..."
+
+    def _keep(self, pattern: str | None) -> None:
+        """Keep what was typed; escape ends the search."""
+        self._prompt = None
+        self._search(pattern or "")
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say it where the search is over and nothing was found."""
+        if self._pattern and self._searching.over and not self._places:
+            self.say(f"no match for {self._pattern!r}")
             self._pattern = ""
-            self.say(f"no match for {pattern!r}")
-        self._go(+1, stay=True)
+        self._redraw()
 
     def action_find_next(self) -> None:
         self._go(+1)
@@ -227,7 +272,7 @@ class SummaryScreen(Keyed):
     def action_open(self) -> None:
         run = Path(self._document.name).absolute().parent  # the next summary probably is beside this one
         place = f"{run.parent}/" if self._document.size is not None else ""
-        self.app.push_screen(Find("compare with: a summary.json or a run directory", place), self._open)
+        self.app.push_screen(Find("compare with a summary or run:", place), self._open)
 
     def _open(self, path: str | None) -> None:
         if not path:
@@ -245,7 +290,7 @@ class SummaryScreen(Keyed):
     def action_back(self) -> None:
         """Go one step back: from a search, from the screen."""
         if self._pattern:
-            self._pattern = ""
+            self._search("")
             self._redraw()
         elif len(self.app.screen_stack) > 2:
             self.dismiss()

@@ -1,0 +1,89 @@
+"""Mitigations of a run by what was done, why and where: how often, how many texts, bytes, seconds, and when. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from interlock.engine.record.events import Entry, Mitigated
+from interlock.engine.record.units import human_bytes
+from interlock.widgets.formats import clock
+
+HEADS = ("step", "device", "times", "texts", "needs", "free", "lost", "first", "last", "cause")
+LONGEST_CAUSE = 60
+
+
+@dataclass
+class Steps:
+    """Mitigations of one kind. `needs` is the most bytes that one needed, `free` the fewest that were there for it;
+    None where no journal entry says so. `seconds` were lost to all of them, None where time means nothing."""
+
+    rung: str
+    device: str
+    cause: str
+    first: float
+    times: int = 0
+    rows: int = 0
+    needs: int | None = None
+    free: int | None = None
+    seconds: float | None = None
+    last: float = 0.0
+    seqs: set[int] = field(default_factory=set)
+    """The entries of the journal that tell of them."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.rung or 'step'} on {self.device}" if self.device else self.rung or "step"
+
+
+class MitigationLog:
+    """Groups mitigations as they happen."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str, str], Steps] = {}
+
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Take in what of these is a mitigation."""
+        for entry in entries:
+            if isinstance(entry.body, Mitigated):
+                self._add(entry, entry.body)
+
+    def groups(self) -> list[Steps]:
+        """List the groups, the one that happened most often first."""
+        return sorted(self._groups.values(), key=lambda each: (-each.times, each.first))
+
+    def _add(self, entry: Entry, step: Mitigated) -> None:
+        cause = cause_of(step.cause)
+        key = step.rung, step.device, cause
+        group = self._groups.setdefault(key, Steps(*key, first=entry.at))
+        group.times += 1
+        group.rows += step.rows
+        group.needs = max(group.needs or 0, step.predicted_bytes or 0) or None
+        group.free = min((size for size in (group.free, step.free) if size is not None), default=None)
+        if entry.device_kind != "sim":
+            group.seconds = (group.seconds or 0.0) + (step.cost_seconds or 0.0)
+        group.last = entry.at
+        group.seqs.add(entry.seq)
+
+
+def cause_of(text: str) -> str:
+    """Take the kind of a cause from its sentence: what stands before its figures."""
+    return re.split(r" \(|: | \d", text, maxsplit=1)[0][:LONGEST_CAUSE]
+
+
+def cells(groups: Sequence[Steps]) -> list[list[str]]:
+    """Write the groups as the cells of a table under HEADS."""
+    return [
+        [
+            each.rung or "step",
+            each.device,
+            f"{each.times:,}",
+            f"{each.rows:,}",
+            "" if each.needs is None else human_bytes(each.needs),
+            "" if each.free is None else human_bytes(each.free),
+            "" if each.seconds is None else f"{each.seconds:.1f} s",
+            clock(each.first),
+            clock(each.last),
+            each.cause,
+        ]
+        for each in groups
+    ]
