@@ -337,6 +337,14 @@ def test_every_state_of_a_pass_has_its_word_without_colour() -> None:
         assert "failed at 33% 3/9: out of memory" in " ".join(lines[5].split())
 
 
+def test_the_bar_of_a_pass_keeps_its_length_while_its_batches_are_done() -> None:
+    ends = set()
+    for done in (1, 9, 10, 99, 100, 511):
+        view = one_pass(0, done=done, batches=512, seconds=0.0)
+        ends.add(plain(passes.rows(replace(sample(passes=1), passes=(view,)), 78, 1))[0].index("%"))
+    assert len(ends) == 1
+
+
 def test_mitigations_and_parked_rows_fit_80_columns() -> None:
     made = plain(passes.rows(sample(), 78, 4, with_cache=True))
     assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]

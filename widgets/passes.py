@@ -244,6 +244,11 @@ def _word(each: PassView, snapshot: Snapshot) -> str:
     return each.word
 
 
+def _of_all(each: PassView) -> str:
+    """How many of its batches are done, in as many cells whenever that is."""
+    return f"{each.batches_done:>{len(str(each.batches))}}/{each.batches}" if each.batches else ""
+
+
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
     left = of_pass(each) if each.word in ("running", "waiting") and not snapshot.over else None
@@ -255,7 +260,7 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
 NEEDED = 4
 COLUMNS = (
     PassColumn(0, lambda each, _: percent(each.share_done), right=True),
-    PassColumn(2, lambda each, _: f"{each.batches_done}/{each.batches}" if each.batches else "", right=True),
+    PassColumn(2, lambda each, _: _of_all(each), right=True),
     PassColumn(1, _word),
     PassColumn(3, _time, right=True),
     PassColumn(4, lambda each, _: trouble(each.mitigations, each.parked), style="warn"),

@@ -35,7 +35,7 @@ from interlock.engine.intake.glance import Glance, glance
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
-from interlock.widgets.pane import Bar, Key, Pane, keys
+from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import Row, row, wrapped
 from interlock.widgets.ticks import ModelList
 
@@ -186,9 +186,10 @@ class Setup(Keyed):
             self.query_one("#plan", Pane).entitle(above="plan before these changes")
         title = (" A NEW RUN  ", "bold"), ("the command below is this form; any flag can be added", "dim")
         self.query_one("#title", Bar).show([row(*title)])
-        shown = [Key("^r", "Run"), Key("^p", "Plan"), Key("^o", "Tree"), Key("^g", "Earlier runs"),
-                 Key("tab", "Next field"), Key("f1", "Help"), Key("^q", "Quit")]  # fmt: skip
-        self.query_one("#footer", Bar).show([keys(shown, self.size.width)])
+        shown = [Key("^r", "Run", action="run"), Key("^p", "Plan", action="plan"), Key("^o", "Tree", action="browse"),
+                 Key("^g", "Earlier runs", action="earlier"), Key("tab", "Next field", action="app.focus_next"),
+                 Key("f1", "Help", action="help"), Key("^q", "Quit", action="quit")]  # fmt: skip
+        self.query_one("#footer", Bar).offer(shown, self.size.width)
         self.call_after_refresh(self._reveal)
 
     def _draw_command(self, wrong: dict[str, str]) -> None:
