@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # textual reads its environment when it is imported, and that
 
 SIZES = ((80, 24), (120, 40))
 RUN, EARLIER = "20260901-080000", "20260831-174500"
+STOPPED, DIED = "20260831-120210", "20260830-221533"
 FOREIGN = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS", "LINES")
 """What of the environment would change a picture, beside all that begins with TEXTUAL."""
 LOOKS = 3
@@ -74,6 +75,49 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
     return Form(look, Machine(load({}, {})), driver=None)
 
 
+def runs(run: Recorded, look: "Look") -> "App[Any]":
+    """The list of runs: this one, which goes on, one that is over, one that was stopped and one whose process died."""
+    from interlock.console.apps.runs import Runs
+    from interlock.console.screens.runs import RunsScreen
+    from interlock.console.sources.runs import RunList
+    from interlock.engine.record.occupant import Occupant
+    from interlock.engine.record.runs import overview
+
+    out, now = run.directory.path.parent, run.snapshot().latest_at
+    ended = {EARLIER: ("eight-devices", 1.0), STOPPED: ("two-devices", 0.3), DIED: ("two-devices", 0.6)}
+    for name, (recording, share) in ended.items():
+        other = Recorded(RunDirectory(out / name), name=recording)
+        other.play_to(share)
+        if name == STOPPED and other.controls:
+            other.controls.stop(ExitCode.STOPPED)
+            other.go()
+        other.close()
+    who = {RUN: Occupant(48_112, "operator", "gpu-1", now), DIED: Occupant(31_877, "operator", "gpu-1", now)}
+    listed = [
+        replace(overview(out / name, now), path=Path("runs", name), bytes=size << 20, occupant=who.get(name))
+        for name, size in ((RUN, 212), (EARLIER, 388), (STOPPED, 97), (DIED, 164))
+    ]
+    began = [now - hours * 3600 for hours in (0.03, 14, 20, 34)]
+    listed = [replace(each, began_at=at) for each, at in zip(listed, began, strict=True)]
+
+    class Listed(RunList):
+        """Runs that do not change, on no disk."""
+
+        complete, failure, out, seen = True, "", Path("runs"), listed
+
+        def __init__(self) -> None:
+            """Look at nothing."""
+
+        def close(self) -> None:
+            """Nothing goes on."""
+
+    class Shown(Runs):
+        def open(self) -> None:
+            self.push_screen(RunsScreen(Listed(), self.look, self.leave_for, lambda: now))
+
+    return Shown(Path("runs"), look, driver=None)
+
+
 @dataclass(frozen=True)
 class Shot:
     """One picture: how far the run is, what was asked of it before (and heeded) or just now, the keys to its screen."""
@@ -106,6 +150,7 @@ SHOTS = (
     Shot("ended", 1.0, keys=("escape",)),
     Shot("summary", 1.0),
     Shot("comparison", 1.0, make=comparison),
+    Shot("runs", keys=("space", "j"), make=runs),
     Shot("setup", keys=tuple("chunks"), make=setup),
 )
 
@@ -213,7 +258,7 @@ def _scene(run: Recorded) -> Iterator[None]:
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
     here = {name for name, _ in load({}, {}).settings.roster}
 
-    def known(machine: Machine) -> list[ModelRow]:
+    def known(machine: Machine) -> "list[ModelRow]":
         return [replace(each, here=each.key in here) for each in machine.known()]
 
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from interlock.engine.record.counting import percent
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.units import human_bytes
 
-HEADS = ("state", "run", "age", "done", "look at", "models", "rows", "device", "size", "pid", "host")
+HEADS = ("state", "run", "age", "done", "look at", "device", "models", "rows", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
 NAMED = 2
 """Models that are named; more are counted."""
@@ -51,9 +51,9 @@ def cells(seen: Overview, now: float) -> list[str]:
         age(now - seen.began_at) if seen.began_at else "-",
         "-" if seen.share_done is None else percent(seen.share_done).strip(),
         f"!{seen.attention.total}" if seen.attention.total else "-",
+        KINDS.get(seen.device_kind, seen.device_kind) or "-",
         ", ".join(seen.models[:NAMED]) + more or "-",
         f"{seen.rows:,}" if seen.rows else "-",
-        KINDS.get(seen.device_kind, seen.device_kind) or "-",
         human_bytes(seen.bytes),
         str(who.pid) if who else "-",
         who.host if who else "-",
