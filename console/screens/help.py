@@ -29,7 +29,7 @@ IN_PANES = {
     ],
     "passes": [
         ("z", "the whole grid of a pass, with the state and seconds of each batch"),
-        ("up down", "choose the pass, once zoomed"),
+        ("up down", "choose the pass, once zoomed; pageup and pagedown scroll its grid"),
     ],
     "leases": [("z", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
     "events": [("up down", "move; the end follows again"), ("click", "choose an event")],
