@@ -50,7 +50,7 @@ LEGEND = (
 """What the signs of the main screen mean."""
 
 
-class Entry(NamedTuple):
+class HelpLine(NamedTuple):
     """A line of the help, and under which heading it stands."""
 
     area: str
@@ -58,14 +58,14 @@ class Entry(NamedTuple):
     text: str
 
 
-def entries(screen: str, look: Look, pane: str = "") -> list[Entry]:
+def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     """List what can be done on a screen; what concerns `pane`, which has the focus, comes first."""
     actions = [(action.name, shown_keys(action, look.keys), action.help) for action in actions_of(screen)]
     if screen != MAIN:
-        return [Entry("Keys", keys, text) for _, keys, text in actions]
-    made = [Entry(_area(name), keys, text) for name, keys, text in actions]
-    made += [Entry(name.capitalize(), *line) for name, lines in IN_PANES.items() for line in lines]
-    made += [Entry("Signs", *line) for line in LEGEND]
+        return [HelpLine("Keys", keys, text) for _, keys, text in actions]
+    made = [HelpLine(_area(name), keys, text) for name, keys, text in actions]
+    made += [HelpLine(name.capitalize(), *line) for name, lines in IN_PANES.items() for line in lines]
+    made += [HelpLine("Signs", *line) for line in LEGEND]
     order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]
     areas = list(dict.fromkeys([*order, *(entry.area for entry in made)]))
     return sorted(made, key=lambda entry: areas.index(entry.area))
@@ -79,13 +79,13 @@ def _is(name: str, wanted: str) -> bool:
     return name == wanted or (wanted.endswith("(") and name.startswith(wanted))
 
 
-def found(listed: Sequence[Entry], typed: str) -> list[Entry]:
+def found(listed: Sequence[HelpLine], typed: str) -> list[HelpLine]:
     """Choose the lines that have every word that was typed, in either case."""
     words = typed.casefold().split()
     return [entry for entry in listed if all(word in " ".join(entry).casefold() for word in words)]
 
 
-def written(listed: Sequence[Entry]) -> Text:
+def written(listed: Sequence[HelpLine]) -> Text:
     """Write lines under their headings."""
     text, area = Text(), ""
     for entry in listed:
