@@ -1,6 +1,7 @@
 """Panes: what they say of a run, and that no size of the terminal and no name of a model breaks them."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.state import Course, RunState
+from interlock.engine.record.state import Course, Pace, RunState
 from interlock.widgets import cache, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
@@ -463,6 +464,14 @@ def test_the_rates_of_a_run_that_is_not_real_say_so(kind: str) -> None:
     snapshot = sample(kind=kind)
     assert all(word in line for line in plain(cache.rows(snapshot, 58, 2)) if "/s" in line)
     assert word in _text(cache.line(snapshot, 58))
+
+
+def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
+    seconds = ([0] * 19 + [64]) * 5
+    for ended in range(60, 100):
+        told = Pace(ended, deque(seconds[:ended]), deque(seconds[:ended]))
+        snapshot = replace(sample(), pace=told, slowest=20.0)
+        assert all(words.rates(snapshot)), ended
 
 
 def test_everything_that_a_run_saved_is_told() -> None:
