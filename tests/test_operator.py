@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from interlock.engine.record import events as ev
-from tests.builders import corpus, entries, environment, events_of, sentences, summary_of, toml
+from tests.builders import corpus, entries, environment, events_of, interlock, sentences, summary_of, toml
 from tests.pty_harness import OnTerminal, on_terminal
 
 PATIENCE = 90
@@ -239,3 +239,38 @@ def test_an_error_at_the_start_of_a_run_comes_back_into_the_form_with_what_was_t
         terminal.press("\x11")
         assert terminal.wait(PATIENCE) == 0
     assert not list(place.glob("runs/*"))
+
+
+def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
+    """Form, plan, run, fault, hang-up, list of runs, watch, steer, recap, summary, search."""
+    corpus(place / "many", {"Docs": {"a_chunks.json": sentences(1200, 30)}})
+    settings = {"DEVICES": "sim:2xT4", "QDRANT": "store", "RUN_ID": "r", "FAULTS": "oom:60", "ROSTER": "one,two"}
+    settings |= {"CONFIG": "models.toml"}
+    env = environment({f"INTERLOCK_{name}": value for name, value in settings.items()})
+    with OnTerminal([sys.executable, "-m", "interlock"], columns=120, rows=40, cwd=place, env=env) as terminal:
+        terminal.wait_for("A NEW RUN", PATIENCE)
+        terminal.press("many/")
+        terminal.wait_for("1 collection", PATIENCE)
+        terminal.wait_for("2 passes, ", PATIENCE)  # the plan
+        terminal.press("\x12")
+        terminal.wait_for("HELD", PATIENCE)
+        terminal.hang_up()
+        asked = interlock("ctl", "runs/r", "pause", cwd=place)
+        assert "pause acknowledged" in asked.stdout + asked.stderr
+        listed = interlock("runs", "--plain", cwd=place).stdout
+        assert "PAUSED" in listed and " r " in listed
+        with console(place, "watch", "runs/r") as watcher:
+            watcher.wait_for("WATCH PAUSED", PATIENCE)
+            watcher.press("P")
+            watcher.wait_for("WATCH RUN", PATIENCE)
+            watcher.wait_for("WATCH DONE", PATIENCE)
+            watcher.press("s")
+            watcher.wait_for("SUMMARY", PATIENCE)
+            watcher.press("q")
+            assert watcher.wait(PATIENCE) == 0
+        assert terminal.wait(PATIENCE) == 0
+    said = settled(place, "completed")
+    assert [(each["control"], each["value"]) for each in said["controls"]] == [("pause", "yes"), ("pause", "no")]
+    assert any("out of memory" in step["cause"] for step in said["collections"][0]["mitigations"])
+    found = interlock("search", "store", "a sentence", cwd=place).stdout
+    assert found.splitlines()[1].strip().startswith("1. ")
