@@ -40,7 +40,7 @@ EXAMPLES = {
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
     "ctl": "examples:\n  interlock ctl runs/20261121-120000 pause\n"
     "  interlock ctl runs/20261121-120000 exclusive off\n\n"
-    "exit codes: 0 the run acknowledged it; 1 it was refused, or nobody answered; 2 there is no such run",
+    "exit codes: 0 acknowledged by the run, 1 refused or unanswered, 2 no such run",
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
 RAW = argparse.RawDescriptionHelpFormatter
