@@ -76,6 +76,7 @@ ACTIONS = (
            footer=True),
     Action("browse", "ctrl+o,f2", "Tree", "choose the directory of the field in a tree", (SETUP,), footer=True),
     Action("earlier", "ctrl+g,f3", "Earlier runs", "fill the form as an earlier run was begun", (SETUP,), footer=True),
+    Action("leave", "ctrl+q", "Quit", "leave the form; asks first where something was typed", (SETUP,), footer=True),
     Action("fold", "enter,space", "Fold", "expand or collapse the selected part", (VIEW,), footer=True),
     Action("move('in')", "right,l", "In", "expand, or go to the first child", (VIEW,)),
     Action("move('out')", "left,h", "Out", "collapse, or go to the parent", (VIEW,)),

@@ -77,7 +77,7 @@ def setup(options: argparse.Namespace) -> int:
         parser().error("name a command: without one the set-up form opens, and it needs a terminal")
     from interlock.console.form.filled import command_of
     from interlock.console.front_ends.dispatch import set_up
-    from interlock.engine.record.rundir import runs_in
+    from interlock.engine.record.rundir import RUN, runs_in
 
     settings = configuration(options)
     filled, failed = set_up(settings), ""
@@ -90,7 +90,7 @@ def setup(options: argparse.Namespace) -> int:
         try:
             return run(chosen)
         except (UsageError, UnavailableError) as error:
-            if set(runs_in(out)) - set(before):  # it did begin
+            if any((each / RUN).exists() for each in set(runs_in(out)) - set(before)):  # it had read its chunks
                 raise
             failed = f"the run did not begin: {error}"
         for number, handler in signals:

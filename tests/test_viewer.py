@@ -142,6 +142,10 @@ async def test_a_search_counts_while_it_is_typed_and_escape_clears_it(size):
         await pilot.press("slash", *"batches")
         lines = await shown(pilot)
         assert "3 matches" in lines[-2] and "q Quit" in lines[-1]
+        for _ in range(100):
+            if screen._outline.node.path == "$.collections[0].passes[0].batches":
+                break
+            await pilot.pause(0.05)
         assert screen._outline.node.path == "$.collections[0].passes[0].batches"
         await pilot.press("escape")
         assert "/batches" not in "\n".join(await shown(pilot))

@@ -122,8 +122,35 @@ def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
 
 def find(top: Node, text: str) -> list[Steps]:
     """Find where a key or a value contains `text`, in any case of letters."""
+    return [steps for steps in sought(top, text) if steps is not None] if text else []
+
+
+def sought(top: Node, text: str) -> Iterator[Steps | None]:
+    """Look for what `find` does, one place after another: the steps to each that has it, None for each that has not.
+
+    Of one document no nodes are made: a large one is walked through several times faster.
+    """
     wanted = text.casefold()
-    return [node.steps for node in walk(top) if holds(node, wanted)] if wanted else []
+    if top.there is not No.OTHER:
+        yield from (node.steps if _holds(node, wanted) else None for node in walk(top))
+        return
+    yield top.steps if wanted in _text(top.here) else None
+    keys: dict[Step, bool] = {}  # few differ
+    path: list[Step] = [*top.steps, 0]
+    stack = [iter(_items(top.here))]
+    while stack:
+        step, value = next(stack[-1], (0, No.VALUE))
+        if value is No.VALUE:
+            stack.pop()
+            path.pop()
+            continue
+        path[-1] = step
+        if isinstance(step, str) and step not in keys:
+            keys[step] = wanted in step.casefold()
+        yield tuple(path) if keys.get(step) or wanted in _text(value) else None
+        if _branch(value):
+            stack.append(iter(_items(value)))
+            path.append(0)
 
 
 def written(value: object, limit: int = 500) -> str:
@@ -231,8 +258,8 @@ def _key(step: str) -> str:
     return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step, re.ASCII) else f"[{json.dumps(step)}]"
 
 
-def holds(node: Node, wanted: str) -> bool:
-    """Tell whether its key, or a value of it that is no branch, holds a text in lower case."""
+def _holds(node: Node, wanted: str) -> bool:
+    """Whether its key, or a value of it that is no branch, holds a text in lower case."""
     last = node.steps[-1] if node.steps else 0
     if isinstance(last, str) and wanted in last.casefold():
         return True

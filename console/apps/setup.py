@@ -21,6 +21,7 @@ class Form(Frame[Filled]):
     ) -> None:  # fmt: skip
         """`filled` is what stands in the form at first, `failed` why a run of it did not begin."""
         super().__init__(look, driver=driver)
+        self.animation_level = "none"  # a field is in sight at once, and few bytes are sent
         self._setup = Setup(machine, look, filled or machine.empty(), failed)
 
     def open(self) -> None:
@@ -29,4 +30,4 @@ class Form(Frame[Filled]):
     async def action_quit(self) -> None:
         """Leave as the form does, which asks where something would be lost."""
         if self.screen is self._setup:
-            self._setup.action_quit()
+            self._setup.action_leave()

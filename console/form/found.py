@@ -27,7 +27,7 @@ FIRST = 8
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PastRun:
     """A run that was there before: where it lies, and what is to be said of it."""
 
     path: Path
@@ -67,7 +67,7 @@ class Machine:
         driver = open_nvml()
         return driver.names() if driver else []
 
-    def earlier(self, out: Path) -> list[Earlier]:
+    def earlier(self, out: Path) -> list[PastRun]:
         """List the latest runs in `out`, the one written last first."""
         from interlock.engine.record.rundir import runs_in
 
@@ -80,7 +80,7 @@ class Machine:
         directory = RunDirectory(run)
         begun, chunks = directory.begun(), directory.inputs().get("chunks", "")
         if not begun:
-            raise InterlockError(f"{run} does not say what it was begun with: choose another run")
+            raise InterlockError(f"{run} has no settings in its journal: choose another run")
         return as_begun(str(chunks), begun.config, self.settings, self.models)
 
     def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
@@ -173,7 +173,7 @@ def _state(run: Path) -> str:
     return "unfinished"
 
 
-def _earlier(path: Path) -> Earlier | None:
+def _earlier(path: Path) -> PastRun | None:
     """What the first entries of a run's journal and its summary's status say; None where they say nothing."""
     from interlock.engine.record import journal
     from interlock.engine.record.events import RunStarted
@@ -185,5 +185,5 @@ def _earlier(path: Path) -> Earlier | None:
             if entry and isinstance(entry.body, RunStarted):
                 roster = entry.body.config.get("roster")
                 names = [str(name) for name, _ in roster.value] if roster else []
-                return Earlier(path, age, _state(path), ", ".join(names), entry.body.chunks)
+                return PastRun(path, age, _state(path), ", ".join(names), entry.body.chunks)
     return None

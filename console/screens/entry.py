@@ -42,7 +42,7 @@ def completed(text: str) -> str | None:
     return None
 
 
-class Entry(Input):
+class TypedLine(Input):
     """A line that may have choices, which up and down walk through; tab takes what is suggested."""
 
     BINDINGS = [  # noqa: RUF012
@@ -76,17 +76,17 @@ class Entry(Input):
         self.action_cursor_right()
 
 
-class Field(Vertical):
+class FormField(Vertical):
     """A label and what is filled in; `tell` writes below it."""
 
     DEFAULT_CSS = """
-    Field { height: auto; }
-    Field > Horizontal { height: auto; }
-    Field Label { width: 10; color: $text-muted; }
-    Field Input { width: 1fr; }
-    Field > Static { padding-left: 10; height: auto; color: $text-muted; display: none; }
-    Field.told > Static { display: block; }
-    Field.bad Label, Field.bad > Static { color: $error; text-style: bold; }
+    FormField { height: auto; }
+    FormField > Horizontal { height: auto; }
+    FormField Label { width: 10; color: $text-muted; }
+    FormField Input { width: 1fr; }
+    FormField > Static { padding-left: 10; height: auto; color: $text-muted; display: none; }
+    FormField.told > Static { display: block; }
+    FormField.bad Label, FormField.bad > Static { color: $error; text-style: bold; }
     """
 
     def __init__(self, label: str, entry: Widget) -> None:

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, ScreenResultType
 
-from interlock.console.text.mitigation_table import HEADS, Steps, cells
+from interlock.console.text.mitigation_table import Steps, tabled
 from interlock.engine.record.counting import several
 from interlock.widgets import table
 from interlock.widgets.events import Kind
@@ -138,15 +138,17 @@ class Mitigations(Listing[Steps]):
         self._groups = groups
 
     def _table(self, width: int) -> list[Row]:
-        return table.rows(HEADS, cells(self._groups()), width)
+        return table.rows(*tabled(self._groups()), width)
 
     def heads(self, width: int) -> list[Row]:
+        if not self._groups():
+            return []
         times = sum(each.times for each in self._groups())
         kinds = several(len(self._groups()), "kind")
         return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), self._table(width)[0]]
 
     def lines(self, width: int) -> list[Row]:
-        return self._table(width)[1 : len(self._groups()) + 1]
+        return self._table(width)[1 : len(self._groups()) + 1] if self._groups() else []
 
     def action_choose(self) -> None:
         groups = self._groups()

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DirectoryTree, OptionList, Static
 from textual.widgets.option_list import Option
 
-from interlock.console.form.found import Earlier
+from interlock.console.form.found import PastRun
 from interlock.engine.record.safe import safe
 
 BOX = """
@@ -125,7 +125,7 @@ class Begin(ModalScreen[Path | None]):
     DEFAULT_CSS = BOX.format(name="Begin")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Back")]
 
-    def __init__(self, runs: Sequence[Earlier], out: str) -> None:
+    def __init__(self, runs: Sequence[PastRun], out: str) -> None:
         super().__init__()
         self._runs = runs
         self._out = out
@@ -147,7 +147,7 @@ class Begin(ModalScreen[Path | None]):
         self.dismiss(None)
 
 
-def _told_of(run: Earlier) -> Text:
+def _told_of(run: PastRun) -> Text:
     return Text.assemble(
         (safe(run.path.name), "bold"),
         f"  {run.state}  {run.age}\n",

@@ -26,7 +26,7 @@ from interlock.console.form.found import Machine
 from interlock.console.look import Look
 from interlock.console.screens.ask import Ask, Choice
 from interlock.console.screens.base import Keyed
-from interlock.console.screens.entry import Entry, Field, Paths
+from interlock.console.screens.entry import FormField, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
 from interlock.console.screens.pick import Begin, Browse
 from interlock.console.text.plan_rows import plan_rows
@@ -51,10 +51,15 @@ LABELS = {
     "fusion": "fusion", "qdrant": "store", "out": "runs", "run_id": "run id", "flags": "flags",
 }  # fmt: skip
 PATHS = ("chunks", "qdrant", "out")
+KEYS = (
+    Key("^r", "Run", action="run"), Key("^p", "Plan", action="plan"), Key("^o", "Tree", action="browse"),
+    Key("^g", "Earlier runs", action="earlier"), Key("tab", "Next field", action="next"),
+    Key("f1", "Help", action="help"), Key("^q", "Quit", action="leave"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ChunksSeen:
     """What the directory of chunks `of` this name holds, as far as it was looked at; or why that is nothing."""
 
     of: str
@@ -76,7 +81,7 @@ class Setup(Keyed):
         & > #title { dock: top; }
         & > #footer { dock: bottom; }
         & > #body { height: 1fr; layout: vertical; }
-        & #form { height: 1fr; scrollbar-size: 1 1; }
+        & #form { height: 1fr; padding-left: 1; scrollbar-size: 1 1; }
         & #plan { height: 4; }
         &.-known #plan { height: 11; }
         & > #command { height: auto; max-height: 3; padding: 0 1; color: $accent; }
@@ -98,7 +103,7 @@ class Setup(Keyed):
         self._first = filled
         self._failed = failed
         self._gpus: Sequence[str] | None = None
-        self._shelf = Shelf("")
+        self._shelf = ChunksSeen("")
         self._told: dict[str, str] = {}  # what was found wrong when it was to run, until that field changes
         self._known = dict(filled.texts)
         self._touched: set[str] = set()
@@ -112,23 +117,25 @@ class Setup(Keyed):
         yield Bar(id="title")
         with Container(id="body"):
             with VerticalScroll(id="form", can_focus=False):
-                yield Field("chunks", Entry(first("chunks"), id="chunks", suggester=paths(),
+                yield FormField("chunks", TypedLine(first("chunks"), id="chunks", suggester=paths(),
                                             placeholder="folder that contains your collections"))  # fmt: skip
-                yield Field("models", ModelList(id="models", ascii=self._look.ascii))
+                yield FormField("models", ModelList(id="models", ascii=self._look.ascii))
                 more = "hf:org/name, pkg:dist or a directory, each with =WEIGHT (optional)"
-                yield Field(LABELS["other"], Entry(first("other"), id="other", placeholder=more))
-                yield Field("devices", Entry(first("devices"), id="devices", choices=self._choices()))
-                yield Field(
-                    "ceiling", Entry(first("ceiling"), id="ceiling", placeholder="memory of each device, as 12GiB")
+                yield FormField(LABELS["other"], TypedLine(first("other"), id="other", placeholder=more))
+                yield FormField("devices", TypedLine(first("devices"), id="devices", choices=self._choices()))
+                yield FormField(
+                    "ceiling", TypedLine(first("ceiling"), id="ceiling", placeholder="memory of each device, as 12GiB")
                 )
                 fusions = ("concat", "named", "mean")
-                yield Field("fusion", Entry(first("fusion"), id="fusion", choices=fusions))
+                yield FormField("fusion", TypedLine(first("fusion"), id="fusion", choices=fusions))
                 store = "Qdrant store directory (optional)"
-                yield Field(LABELS["qdrant"], Entry(first("qdrant"), id="qdrant", suggester=paths(), placeholder=store))
-                yield Field(LABELS["out"], Entry(first("out"), id="out", suggester=paths()))
-                yield Field(LABELS["run_id"], Entry(first("run_id"), id="run_id", placeholder="its start time"))
+                yield FormField(
+                    LABELS["qdrant"], TypedLine(first("qdrant"), id="qdrant", suggester=paths(), placeholder=store)
+                )
+                yield FormField(LABELS["out"], TypedLine(first("out"), id="out", suggester=paths()))
+                yield FormField(LABELS["run_id"], TypedLine(first("run_id"), id="run_id", placeholder="its start time"))
                 flags = "any other flag of `interlock run`, as --dim 256 --shared"
-                yield Field(LABELS["flags"], Entry(first("flags"), id="flags", placeholder=flags))
+                yield FormField(LABELS["flags"], TypedLine(first("flags"), id="flags", placeholder=flags))
             yield Pane("plan", id="plan")
         yield Static(id="command")
         yield Bar(id="footer")
@@ -138,7 +145,7 @@ class Setup(Keyed):
         models = self.query_one(ModelList)
         models.take(self._machine.known())
         models.tick(self._first.ticked)
-        self.query_one("#chunks", Entry).focus()
+        self.query_one("#chunks", TypedLine).focus()
         self._draw()
         self._look_around()
         if self._first.text("chunks"):
@@ -153,7 +160,7 @@ class Setup(Keyed):
     @property
     def filled(self) -> Filled:
         """What is filled in."""
-        texts = {str(entry.id): entry.value for entry in self.query(Entry)}
+        texts = {str(entry.id): entry.value for entry in self.query(TypedLine)}
         return Filled(texts, self.query_one(ModelList).ticked)
 
     def _choices(self) -> list[str]:
@@ -176,7 +183,7 @@ class Setup(Keyed):
 
     def _draw(self) -> None:
         wrong = self._problems()
-        for field in self.query(Field):
+        for field in self.query(FormField):
             name = str(field.entry.id)
             unasked = name == "chunks" and name not in self._touched
             field.tell("" if unasked else wrong.get(name, ""), self._hint(name))
@@ -186,10 +193,7 @@ class Setup(Keyed):
             self.query_one("#plan", Pane).entitle(above="plan before these changes")
         title = (" A NEW RUN  ", "bold"), ("the command below is this form; any flag can be added", "dim")
         self.query_one("#title", Bar).show([row(*title)])
-        shown = [Key("^r", "Run", action="run"), Key("^p", "Plan", action="plan"), Key("^o", "Tree", action="browse"),
-                 Key("^g", "Earlier runs", action="earlier"), Key("tab", "Next field", action="app.focus_next"),
-                 Key("f1", "Help", action="help"), Key("^q", "Quit", action="quit")]  # fmt: skip
-        self.query_one("#footer", Bar).offer(shown, self.size.width)
+        self.query_one("#footer", Bar).offer(KEYS, self.size.width)
         self.call_after_refresh(self._reveal)
 
     def _draw_command(self, wrong: dict[str, str]) -> None:
@@ -252,7 +256,7 @@ class Setup(Keyed):
     def _reveal(self) -> None:
         """Scroll to the field with the cursor, and to what is said below it where there is room for both."""
         form = self.query_one("#form")
-        for field in self.query(Field):
+        for field in self.query(FormField):
             if field.entry.has_focus:
                 place, models = field.virtual_region, field.entry if isinstance(field.entry, ModelList) else None
                 fits = place.height <= form.size.height
@@ -292,7 +296,7 @@ class Setup(Keyed):
     async def _look_around(self) -> None:
         """Find the GPUs and what of the models is here, once the form is on the screen."""
         self._gpus = await aside(self._machine.gpus)
-        self.query_one("#devices", Entry).choices = self._choices()
+        self.query_one("#devices", TypedLine).choices = self._choices()
         self._draw()
         self.query_one(ModelList).take(await aside(self._machine.looked_at))
 
@@ -348,7 +352,7 @@ class Setup(Keyed):
     # What an operator asks
 
     @on(Input.Submitted)
-    def _next(self) -> None:
+    def action_next(self) -> None:
         self.focus_next()
 
     def action_plan(self) -> None:
@@ -393,7 +397,7 @@ class Setup(Keyed):
     def action_browse(self) -> None:
         """Choose a directory for the field in which the cursor is, or for the chunks."""
         focused = str(self.focused.id) if self.focused else ""
-        entry = self.query_one(f"#{focused if focused in PATHS else 'chunks'}", Entry)
+        entry = self.query_one(f"#{focused if focused in PATHS else 'chunks'}", TypedLine)
         begun = Path(entry.value.strip())
         start = next((found for place in (begun, *begun.parents) if (found := directory(str(place)))), Path())
 
@@ -422,13 +426,13 @@ class Setup(Keyed):
     def _fill(self, filled: Filled) -> None:
         kept = {name: self.filled.texts[name] for name in ("out", "run_id")}
         self._first = replace(filled, texts={**filled.texts, **kept})
-        for entry in self.query(Entry):
+        for entry in self.query(TypedLine):
             entry.value = self._first.texts.get(str(entry.id), "")
-        self.query_one("#devices", Entry).choices = self._choices()
+        self.query_one("#devices", TypedLine).choices = self._choices()
         self.query_one(ModelList).tick(filled.ticked)
         self._changed()
 
-    def action_quit(self) -> None:
+    def action_leave(self) -> None:
         """Leave; ask first where something was typed."""
         if not self._touched and self.filled.ticked == self._first.ticked:
             self.app.exit(None)
@@ -439,16 +443,16 @@ class Setup(Keyed):
         )
 
 
-def _shelf(text: str, place: Path, left: threading.Event) -> Shelf:
+def _shelf(text: str, place: Path, left: threading.Event) -> ChunksSeen:
     """Look at a directory of chunks."""
     try:
         found, whole = glance(place, left.is_set)
     except OSError as error:
-        return Shelf(text, problem=f"cannot read it: {error.strerror or error}")
+        return ChunksSeen(text, problem=f"cannot read it: {error.strerror or error}")
     if found or not whole:
-        return Shelf(text, found, whole)
+        return ChunksSeen(text, found, whole)
     reason = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
-    return Shelf(text, problem=reason)
+    return ChunksSeen(text, problem=reason)
 
 
 def _short(path: Path) -> str:

@@ -4,6 +4,7 @@ It is given documents that were read, and asks for nothing but the second file t
 """
 
 import asyncio
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +21,6 @@ from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
 from interlock.console.summary.search import Search
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
 from interlock.widgets.nodes import Node, Steps, children, differences, inside
@@ -34,6 +34,8 @@ CLIPBOARD = 100_000
 NOTE_LINES = 4
 SLICE = 0.04
 """Seconds that a search takes before the keys are looked at again."""
+REST = 0.25
+"""Seconds without a key after which the first match is shown."""
 
 
 class SummaryScreen(Keyed):
@@ -167,7 +169,8 @@ class SummaryScreen(Keyed):
         place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
         what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
         more = "" if not self._pattern or self._searching.over else " so far, searching... (esc ends it)"
-        return f"{what} {place}{len(places):,}{more}"
+        count = self._searching.count if self._pattern else f"{len(places):,}"
+        return f"{what} {place}{count}{more}"
 
     def _walk(self) -> list[Steps]:
         return self._places if self._pattern else [node.steps for node in self._found]
@@ -203,35 +206,39 @@ class SummaryScreen(Keyed):
             self._searching = Search(self._outline.nodes[0], pattern)
             self._searching.go_on(SLICE)
             self._places = self._searching.places
-            self._go(+1, stay=True)
             self._search_on()
         return self._progress()
 
     @work(exclusive=True, group="search")
     async def _search_on(self) -> None:
-        search = self._searching
-        while not search.over:
-            none = not search.places
-            search.go_on(SLICE)
-            if none and search.places:
+        """Look on, and go to the first match once the keys rest."""
+        search, gone = self._searching, False
+        while not (search.over and gone):
+            until = time.monotonic() + REST
+            while not search.over and time.monotonic() < until:
+                search.go_on(SLICE)
+                await asyncio.sleep(SLICE / 4)
+            await asyncio.sleep(max(0.0, until - time.monotonic()))
+            if not gone and (search.places or search.over):
                 self._go(+1, stay=True)
+                gone = True
             if self._prompt and self._prompt.is_active:
                 self._prompt.tell(self._progress())
-            else:
-                self._tree.entitle(below=self._status())
-            await asyncio.sleep(SLICE / 2)
+            self._tree.entitle(below=self._status())
         if self.is_active:
             self._settle()
 
     def _progress(self) -> str:
         """How many places were found, and whether that is all."""
-        found = several(len(self._places), "match", "matches") if self._places else "no match"
+        found = f"{self._searching.count} {'match' if len(self._places) == 1 else 'matches'}"
+        found = found if self._places else "no match"
         return "" if not self._pattern else found if self._searching.over else f"{found} so far, searching..."
 
     def _keep(self, pattern: str | None) -> None:
         """Keep what was typed; escape ends the search."""
         self._prompt = None
         self._search(pattern or "")
+        self._go(+1, stay=True)
         self._settle()
 
     def _settle(self) -> None:

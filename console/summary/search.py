@@ -1,11 +1,14 @@
 """A search in a summary that is done in slices, so that a screen goes on while a large one is walked through."""
 
 import time
+from itertools import islice
 
-from interlock.widgets.nodes import Node, Steps, holds, walk
+from interlock.widgets.nodes import Node, Steps, sought
 
-AT_ONCE = 200
+AT_ONCE = 500
 """Places that are looked at between two looks at the clock."""
+MOST = 20_000
+"""Matches after which nobody wants another one."""
 
 
 class Search:
@@ -14,21 +17,18 @@ class Search:
     def __init__(self, top: Node, text: str) -> None:
         self.text = text
         self.places: list[Steps] = []
-        self.seen = 0
-        """Places that were looked at."""
         self.over = not text
-        self._wanted = text.casefold()
-        self._left = walk(top)
+        self._left = sought(top, text)
+
+    @property
+    def count(self) -> str:
+        """How many places were found, in a word."""
+        return f"{len(self.places):,}" + "+" * (len(self.places) >= MOST)
 
     def go_on(self, seconds: float) -> None:
         """Look for so long, or to the end."""
         until = time.monotonic() + seconds
         while not self.over and time.monotonic() < until:
-            for _ in range(AT_ONCE):
-                node = next(self._left, None)
-                if node is None:
-                    self.over = True
-                    return
-                self.seen += 1
-                if holds(node, self._wanted):
-                    self.places.append(node.steps)
+            looked_at = list(islice(self._left, AT_ONCE))
+            self.places += [steps for steps in looked_at if steps is not None]
+            self.over = len(looked_at) < AT_ONCE or len(self.places) >= MOST

@@ -8,7 +8,7 @@ from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.units import human_bytes
 from interlock.widgets.formats import clock
 
-HEADS = ("step", "device", "times", "texts", "needs", "free", "lost", "first", "last", "cause")
+HEADS = ("step", "cause", "device", "times", "texts", "needs", "free", "lost", "first", "last")
 LONGEST_CAUSE = 60
 
 
@@ -70,20 +70,23 @@ def cause_of(text: str) -> str:
     return re.split(r" \(|: | \d", text, maxsplit=1)[0][:LONGEST_CAUSE]
 
 
-def cells(groups: Sequence[Steps]) -> list[list[str]]:
-    """Write the groups as the cells of a table under HEADS."""
-    return [
-        [
-            each.rung or "step",
-            each.device,
-            f"{each.times:,}",
-            f"{each.rows:,}",
-            "" if each.needs is None else human_bytes(each.needs),
-            "" if each.free is None else human_bytes(each.free),
-            "" if each.seconds is None else f"{each.seconds:.1f} s",
-            clock(each.first),
-            clock(each.last),
-            each.cause,
-        ]
-        for each in groups
-    ]
+def tabled(groups: Sequence[Steps]) -> tuple[list[str], list[list[str]]]:
+    """Write the groups as the heads and cells of a table, without columns of which nothing is known."""
+    lines = [_cells(each) for each in groups]
+    told = [column for column in range(len(HEADS)) if any(line[column] for line in lines)]
+    return [HEADS[column] for column in told], [[line[column] for column in told] for line in lines]
+
+
+def _cells(each: Steps) -> tuple[str, ...]:
+    return (
+        each.rung or "step",
+        each.cause,
+        each.device,
+        f"{each.times:,}",
+        f"{each.rows:,}",
+        "" if each.needs is None else human_bytes(each.needs),
+        "" if each.free is None else human_bytes(each.free),
+        "" if each.seconds is None else f"{each.seconds:.1f} s",
+        clock(each.first),
+        clock(each.last),
+    )
