@@ -66,6 +66,7 @@ class SummaryScreen(Keyed):
         self._pattern = ""
         self._places: list[Steps] = []
         self._prompt: Find | None = None
+        self._gone = False  # whether the first match was shown
         self._take(other)
 
     def compose(self) -> ComposeResult:
@@ -205,23 +206,22 @@ class SummaryScreen(Keyed):
             self._pattern = pattern
             self._searching = Search(self._outline.nodes[0], pattern)
             self._searching.go_on(SLICE)
-            self._places = self._searching.places
+            self._places, self._gone = self._searching.places, False
             self._search_on()
         return self._progress()
 
     @work(exclusive=True, group="search")
     async def _search_on(self) -> None:
         """Look on, and go to the first match once the keys rest."""
-        search, gone = self._searching, False
-        while not (search.over and gone):
+        search = self._searching
+        while not (search.over and self._gone):
             until = time.monotonic() + REST
             while not search.over and time.monotonic() < until:
                 search.go_on(SLICE)
                 await asyncio.sleep(SLICE / 4)
             await asyncio.sleep(max(0.0, until - time.monotonic()))
-            if not gone and (search.places or search.over):
-                self._go(+1, stay=True)
-                gone = True
+            if not self._gone and (search.places or search.over):
+                self._go_to_first()
             if self._prompt and self._prompt.is_active:
                 self._prompt.tell(self._progress())
             self._tree.entitle(below=self._status())
@@ -238,8 +238,14 @@ class SummaryScreen(Keyed):
         """Keep what was typed; escape ends the search."""
         self._prompt = None
         self._search(pattern or "")
-        self._go(+1, stay=True)
+        if self._places and not self._gone:
+            self._go_to_first()
         self._settle()
+
+    def _go_to_first(self) -> None:
+        """Show the first match, once: from then on the operator moves."""
+        self._gone = True
+        self._go(+1, stay=True)
 
     def _settle(self) -> None:
         """Say it where the search is over and nothing was found."""
