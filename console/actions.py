@@ -93,7 +93,7 @@ ACTIONS = (
     Action("runs", "R", "Runs", "list the runs: watch, view, resume, compare, delete", (MAIN, VIEW), wide=160),
     Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW, RUNS), wide=160),
     Action("suspend", "ctrl+z", "Suspend", "stop for the shell until fg; no run stops with it", (MAIN, VIEW, RUNS)),
-    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, SETUP, RUNS), footer=True),
+    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, RUNS), footer=True),
 )  # fmt: skip
 
 
