@@ -221,15 +221,39 @@ def _front_end(command: argparse.ArgumentParser) -> None:
 
 
 def _settings(command: argparse.ArgumentParser, *names: str) -> None:
-    """Add the configuration file and the flags of these settings, in this order; without names, of all."""
+    """Add the configuration file and the flags of these settings by what they are about; without names, of all."""
     text = "TOML file with settings and [models.*] tables"
     command.add_argument("--config", type=parsers.path, metavar="FILE.toml", help=text)
     metadata = {item.name: item.metadata for item in knobs()}
-    for name in names or metadata:
-        _setting(command, name, metadata[name])
+    wanted = names or tuple(metadata)
+    for title, members in GROUPS.items():
+        if mine := [name for name in members if name in wanted]:
+            group = command.add_argument_group(title)
+            for name in mine:
+                _setting(group, name, metadata[name])
 
 
-def _setting(command: argparse.ArgumentParser, name: str, about: Mapping[str, Any]) -> None:
+GROUPS = {
+    "models and texts": ("roster", "collections", "dim", "fusion", "offline", "refresh_models"),
+    "devices and memory": (
+        "devices",
+        "exclusive",
+        "window",
+        "cpu_fallback",
+        "warm",
+        "threads",
+        "ceiling",
+        "host_ceiling",
+        "faults",
+    ),
+    "results": ("export", "qdrant"),
+    "the run": ("out", "run_id", "resume", "reuse", "strict", "on_hangup"),
+    "console": ("refresh", "theme", "ascii", "slow_link", "readonly"),
+}
+"""Settings as `--help` shows them, by what they are about."""
+
+
+def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, Any]) -> None:
     default = about["default"]
     text = about["help"] + (f" (default {default})" if default else "")
     if about["metavar"]:

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from interlock.console.cli import COMMANDS
+from interlock.console.cli import COMMANDS, GROUPS
+from interlock.engine.config import knobs
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
@@ -464,3 +465,8 @@ def test_no_escape_in_an_argument_reaches_the_terminal(call, tmp_path, root, tin
     _, out, err = call(*(places.get(each, each) for each in args))
     assert out + err
     assert ESC not in out + err
+
+
+def test_every_setting_stands_once_in_the_groups_of_help():
+    grouped = [name for members in GROUPS.values() for name in members]
+    assert sorted(grouped) == sorted(item.name for item in knobs())
