@@ -7,13 +7,14 @@ differ from those in OUT. The same code gives the same SVG, byte for byte, on an
 import argparse
 import asyncio
 import html
+import json
 import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from io import BytesIO
@@ -72,6 +73,10 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
     from interlock.console.apps.setup import Form
     from interlock.console.form.found import Machine
 
+    for name, count in (("Handbook", 480), ("Tickets", 1250)):
+        shelf = run.directory.path.parent / "chunks" / name
+        shelf.mkdir(parents=True)
+        (shelf / "a_chunks.json").write_text(json.dumps([{"text": f"text {number}"} for number in range(count)]))
     return Form(look, Machine(load({}, {})), driver=None)
 
 
@@ -151,7 +156,7 @@ SHOTS = (
     Shot("summary", 1.0),
     Shot("comparison", 1.0, make=comparison),
     Shot("runs", keys=("space", "j"), make=runs),
-    Shot("setup", keys=tuple("chunks"), make=setup),
+    Shot("setup", keys=(*"chunks", "slash"), make=setup),
 )
 
 
@@ -226,6 +231,8 @@ def _letter_by_letter(text: re.Match[str]) -> str:
 
 
 async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
+    from textual.worker import WorkerCancelled
+
     from interlock.console.look import Look
 
     run = Recorded(RunDirectory(scratch / RUN), name=shot.run)
@@ -242,7 +249,9 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
             await _settled(app, pilot)
             for key in shot.keys:
                 await pilot.press(key)
-            await app.workers.wait_for_complete()
+            while unfinished := [worker for worker in app.workers if not worker.is_finished]:
+                with suppress(WorkerCancelled):  # by a later one
+                    await app.workers.wait_for_complete(unfinished)
             svg = await _settled(app, pilot)
     run.close()
     return svg
@@ -253,6 +262,7 @@ def _scene(run: Recorded) -> Iterator[None]:
     """For the screens it is the moment of the run's latest entry, on a machine with the demo's models."""
     import interlock.console.apps.run
     import interlock.console.screens.main
+    import interlock.console.screens.setup
     from interlock.console.form.found import Machine
 
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
@@ -266,6 +276,8 @@ def _scene(run: Recorded) -> Iterator[None]:
         stack.enter_context(patch.object(interlock.console.screens.main, "time", now))
         stack.enter_context(patch.object(Machine, "looked_at", known))
         stack.enter_context(patch.object(Machine, "gpus", lambda _: []))
+        stack.enter_context(patch.object(interlock.console.screens.setup, "UNASKED", -1))  # a plan is of this machine
+        stack.enter_context(chdir(run.directory.path.parent))
         yield
 
 
