@@ -348,6 +348,15 @@ async def test_the_plan_is_shown_alone_on_a_small_terminal(place):
         await until(pilot, "chunks    chunks")
 
 
+async def test_a_plan_of_many_chunks_waits_until_it_is_asked_for(place, monkeypatch):
+    monkeypatch.setattr("interlock.console.screens.setup.UNASKED", 100)
+    async with shown((120, 40)) as (app, pilot):
+        fill(app, chunks="chunks")
+        await until(pilot, "press ^p for it")
+        await pilot.press("ctrl+p")
+        await until(pilot, "1 pass, 1 batch")
+
+
 async def test_in_ascii_no_other_character_is_on_the_form(place):
     async with shown((100, 40), ascii=True) as (app, pilot):
         fill(app, chunks="chunks")

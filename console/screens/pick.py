@@ -61,9 +61,10 @@ class Browse(ModalScreen[Path | None]):
         Binding("k", "up", show=False),
     ]
 
-    def __init__(self, start: Path) -> None:
+    def __init__(self, start: Path, *, ascii: bool) -> None:
         super().__init__()
         self._start = start
+        self._ascii = ascii
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
@@ -73,6 +74,7 @@ class Browse(ModalScreen[Path | None]):
             yield Directories(self._start)
 
     def on_mount(self) -> None:
+        self._tree.show_guides = not self._ascii
         self._tree.focus()
 
     @property

@@ -347,7 +347,7 @@ class Setup(Keyed):
         elif self._plan and width > 0:
             pane.show(plan_rows(self._plan, width, ascii=self._look.ascii))
         elif not self._plan:
-            pane.show(_empty(width))
+            pane.show(_empty(width, sum(each.bytes for each in self._shelf.found)))
 
     # What an operator asks
 
@@ -407,7 +407,7 @@ class Setup(Keyed):
                 entry.action_end()
                 entry.focus()
 
-        self.app.push_screen(Browse(start.absolute()), take)
+        self.app.push_screen(Browse(start.absolute(), ascii=self._look.ascii), take)
 
     @work(exclusive=True, group="earlier", exit_on_error=False)
     async def action_earlier(self) -> None:
@@ -461,6 +461,9 @@ def _short(path: Path) -> str:
     return f"{path.relative_to(here)}/" if path.is_relative_to(here) and path != here else str(path)
 
 
-def _empty(width: int) -> list[Row]:
+def _empty(width: int, size: int) -> list[Row]:
+    """What stands in place of a plan while there is none for chunks of so many bytes."""
     text = "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."
+    if size > UNASKED:
+        text = f"{human_bytes(size)} of chunks would be read and tokenised for a plan: press ^p for it."
     return [row((line, "dim")) for line in wrapped(text, max(1, width))]
