@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from io import BytesIO
@@ -56,6 +57,17 @@ def console(run: Recorded, look: "Look") -> "App[Any]":
     app = Console(run, look, summary=run.directory.summary, driver=None)
     app.who = "operator"
     return app
+
+
+def from_journal(kind: str) -> Make:
+    """The console on the run as if another process had written it, or as it is shown again."""
+
+    def make(run: Recorded, look: "Look") -> "App[Any]":
+        source = copy(run)
+        source.kind = kind
+        return console(source, look)
+
+    return make
 
 
 def comparison(run: Recorded, look: "Look") -> "App[Any]":
@@ -136,12 +148,20 @@ class Shot:
     theme: str = "signal"
     run: str = "two-devices"
     make: Make = console
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Other ones than `SIZES`."""
 
 
 SHOTS = (
     Shot("main"),
     Shot("ascii", ascii=True),
     Shot("daltonic", theme="daltonic"),
+    Shot("light", theme="daylight"),
+    Shot("wide", sizes=((200, 60),)),
+    Shot("zoomed", keys=("1", "z")),
+    Shot("watch", make=from_journal("watch")),
+    Shot("replay", make=from_journal("replay")),
+    Shot("mitigations", keys=("M",)),
     Shot("eight-devices", 0.73, run="eight-devices"),
     Shot("shared", 0.56),
     Shot("pending", 0.35, pending=("schedule", "shared")),
@@ -153,7 +173,8 @@ SHOTS = (
     Shot("help", keys=("question_mark",)),
     Shot("palette", keys=("ctrl+p",)),
     Shot("ended", 1.0, keys=("escape",)),
-    Shot("summary", 1.0),
+    Shot("recap", 1.0),
+    Shot("summary", 1.0, keys=("s",)),
     Shot("comparison", 1.0, make=comparison),
     Shot("runs", keys=("space", "j"), make=runs),
     Shot("setup", keys=(*"chunks", "slash"), make=setup),
@@ -184,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def pictures(shots: Sequence[Shot]) -> Iterator[tuple[str, bytes]]:
     """Every shot at every size: its name and its SVG."""
     for shot in shots:
-        for width, height in SIZES:
+        for width, height in shot.sizes or SIZES:
             with tempfile.TemporaryDirectory() as scratch:
                 svg = asyncio.run(_taken(shot, (width, height), Path(scratch)))
             name = f"{shot.name}-{width}x{height}"
