@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from interlock.console.sources.session import Session
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import VALUES, Controls
@@ -184,3 +185,12 @@ def test_what_a_run_can_never_change_is_known_before_anything_is_read(run_of):
     assert "no GPU" in controls.refusal("cpu_fallback")
     assert "one model" in controls.refusal("schedule")
     assert controls.refusal("pause") == ""
+
+
+@pytest.mark.parametrize(("elsewhere", "left"), [(False, ["pause no"]), (True, [])])
+def test_a_console_that_goes_lifts_its_own_pause_and_none_that_was_asked_for_from_elsewhere(elsewhere, left):
+    session = Session(lambda _: pytest.fail("never started"))
+    session.controls.ask("pause", "yes", "root", elsewhere=elsewhere)
+    session.controls.settle(lambda _: None)
+    session.detach()
+    assert [f"{each.control} {each.value}" for each in session.controls.pending()] == left

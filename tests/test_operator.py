@@ -255,10 +255,8 @@ def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
         terminal.press("\x12")
         terminal.wait_for("HELD", PATIENCE)
         terminal.hang_up()
-        for _ in range(5):  # a console that goes lifts a pause once, for nobody might be left to do so
-            assert "pause acknowledged" in interlock("ctl", "runs/r", "pause", cwd=place).stdout
-            if "PAUSED" in (listed := interlock("runs", "--plain", cwd=place).stdout):
-                break
+        assert "pause acknowledged" in interlock("ctl", "runs/r", "pause", cwd=place).stdout
+        listed = interlock("runs", "--plain", cwd=place).stdout
         assert "PAUSED" in listed and " r " in listed
         with console(place, "watch", "runs/r") as watcher:
             watcher.wait_for("WATCH PAUSED", PATIENCE)
@@ -271,7 +269,7 @@ def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
             assert watcher.wait(PATIENCE) == 0
         assert terminal.wait(PATIENCE) == 0
     said = settled(place, "completed")
-    assert [(each["control"], each["value"]) for each in said["controls"]][-2:] == [("pause", "yes"), ("pause", "no")]
+    assert [(each["control"], each["value"]) for each in said["controls"]] == [("pause", "yes"), ("pause", "no")]
     assert any("out of memory" in step["cause"] for step in said["collections"][0]["mitigations"])
     found = interlock("search", "store", "a sentence", cwd=place).stdout
     assert found.splitlines()[1].strip().startswith("1. ")

@@ -151,7 +151,7 @@ class Server:
                 return said.Standing(controls.pending(), refusals, controls.stop_requested, answers)
             case said.Change(control=control, value=value):
                 before = len(self._answers())
-                return said.Answered(controls.ask(control, value, who), before, who)
+                return said.Answered(controls.ask(control, value, who, elsewhere=True), before, who)
             case said.Halt():
                 before = len(self._answers())
                 controls.stop(ExitCode.STOPPED, who)

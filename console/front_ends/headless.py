@@ -23,6 +23,7 @@ from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import (
     Entry,
     PassFailed,
+    RunClosed,
 )
 from interlock.engine.record.safe import safe
 
@@ -43,6 +44,8 @@ class Headless:
         self._in_place = None if quiet or events or not sys.stderr.isatty() else InPlace()
         self._folded = Folded()
         self._failures: list[str] = []
+        self._ending = ""
+        """How the run ended, for who wanted to hear of errors only; an error that is raised is told by who gets it."""
         self._noted = False
         self.unwritten: DiskError | None = None
         """Why the stream of events broke off before the run did."""
@@ -55,6 +58,8 @@ class Headless:
         self.poll()
         if self._in_place:
             self._in_place.clear()
+        if self._ending and not self._session.failure:
+            self._say(self._ending, urgent=True)
         return self._session.result()
 
     def poll(self) -> None:
@@ -94,7 +99,10 @@ class Headless:
             text = text.replace(known, "see above")
         if isinstance(event, PassFailed):
             self._failures.append(event.reason)
-        self._say(text, urgent=urgent)
+        if self._quiet and isinstance(event, RunClosed):
+            self._ending = text if urgent else ""
+        else:
+            self._say(text, urgent=urgent)
 
     def _stream(self, entry: Entry) -> None:
         if not self._events:

@@ -54,6 +54,8 @@ class Session:
 
     def detach(self) -> None:
         """Lift a pause that nobody is left to lift."""
+        if self.controls.pause_lasts:
+            return
         if self.controls.paused or any(each.control == "pause" for each in self.controls.pending()):
             self.controls.ask("pause", NO, "interlock")
 

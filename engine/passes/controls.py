@@ -42,6 +42,8 @@ class Controls:
         self.window = 0
         self.cpu_fallback = True
         self.paused = False
+        self.pause_lasts = False
+        """Whether the pause was asked for by somebody who can still lift it."""
         self.reorders = 0
         """How often the order of the remaining cells was changed: what is leased is given back then."""
         self._steered: Steered | None = None
@@ -105,8 +107,9 @@ class Controls:
             self._emit, self._over = None, True
         self.settle(emit)
 
-    def ask(self, control: str, value: str, who: str) -> str:
-        """Ask for `control` to become `value`; returns why that cannot be, empty where it can."""
+    def ask(self, control: str, value: str, who: str, *, elsewhere: bool = False) -> str:
+        """Ask for `control` to become `value`; returns why that cannot be, empty where it can. What was asked for from
+        `elsewhere` is not undone where a screen of this process goes."""
         if value not in VALUES.get(control, ()):
             return f"{control} cannot be {value!r}: use one of {', '.join(VALUES.get(control, ('nothing',)))}"
         asked = ControlApplied(control=control, value=value, who=who)
@@ -114,6 +117,7 @@ class Controls:
             emit, reason = self._emit, self.refusal(control)
             if not reason or (emit is None and not self._over):
                 self._asked.append(asked)
+                self.pause_lasts = elsewhere if control == "pause" else self.pause_lasts
                 return ""
         # A journal that cannot be written ends the run where it is written next; one that is closed wants no answer.
         with suppress(InterlockError, ValueError):
