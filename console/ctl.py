@@ -131,10 +131,15 @@ def _answer(
     until = time.monotonic() + patience
     while True:
         try:
-            answers = link.ask(said.Inquiry(since=asked.answers), said.Standing).answers
+            standing = link.ask(said.Inquiry(since=asked.answers), said.Standing)
+            answers = standing.answers
+            if control == STOP and standing.stopping:  # whoever asked first
+                return Control(control, value, asked.who, time.time())
         except UnreachableError:  # it has ended; its journal has the answer, or it has none
-            answers = state_of(directory).controls[asked.answers :]
-            until = 0.0
+            ended = state_of(directory)
+            answers, until = ended.controls[asked.answers :], 0.0
+            if control == STOP and ended.exit_code is not None:
+                return Control(control, value, asked.who, ended.latest_at)
         for each in answers:
             if (each.control, each.value, each.who) == (control, value, asked.who):
                 return each

@@ -590,3 +590,23 @@ async def test_a_console_beside_a_run_of_its_process_is_not_suspended_and_says_h
     async with shown(recorded) as (app, pilot):
         await pilot.press("ctrl+z")
         assert "^z would stop the run too, its GPUs held: q d detaches" in text_of(app)[-1]
+
+
+@pytest.mark.parametrize("keys", ["question_mark", "x", "c", "S", "q", "M", "F", "4 up enter"])
+async def test_what_is_laid_over_the_screen_is_ascii_too_where_that_is_wanted(recorded, keys):
+    recorded.play_to(FAR)
+    async with shown(recorded, ascii=True) as (app, pilot):
+        await pilot.press(*keys.split())
+        await seen(app, pilot)
+        assert len(app.screen_stack) > 2
+        assert "\n".join(text_of(app)).isascii()
+
+
+async def test_the_summary_of_a_run_that_goes_on_is_that_of_now(recorded):
+    recorded.play_to(0.2)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        recorded.play_to(FAR)
+        await pilot.press("s")
+        await pilot.pause()
+        assert isinstance(app.screen, SummaryScreen)
+        assert "0 mitigations" not in text_of(app)[0] and "mitigations" in text_of(app)[0]

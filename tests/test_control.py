@@ -244,6 +244,13 @@ def test_a_run_that_is_refused_leaves_no_directory_and_no_socket(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_stop_that_somebody_else_asked_for_first_is_acknowledged_to_all(running):
+    asking = [start("ctl", running, "stop") for _ in range(3)]
+    said_to_each = [process.communicate(PATIENCE)[0] for process in asking]
+    assert [process.returncode for process in asking] == [0, 0, 0]
+    assert all("stop acknowledged" in text for text in said_to_each)
+
+
 def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
     told = json.loads(interlock("ctl", running, "pause", "--json").stdout)
     assert (told["state"], told["action"]) == ("acknowledged", "pause") and told["at"] and told["who"]

@@ -4,6 +4,7 @@ Each kind of damage is done to a copy of a real run, and the real command is cal
 """
 
 import json
+import os
 import re
 import shutil
 
@@ -334,3 +335,15 @@ def test_any_number_is_shown_as_bytes_and_as_a_time_or_as_a_question(number, sho
 @pytest.mark.parametrize(("seconds", "shown"), [(-5, "-0:05"), (-61.5, "-1:01"), (-0.5, "0:00"), (float("nan"), "?")])
 def test_times_below_zero_are_shown_as_such_and_what_is_none_as_a_question(seconds, shown):
     assert units.duration(seconds) == shown
+
+
+def test_a_pace_that_is_no_number_is_not_taken_over(tmp_path):
+    told = {"model": "m", "dtype": "float32", "status": "completed", "tokens": 10**9, "seconds": 1e-308}
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "summary.json").write_text(
+        json.dumps({"device_kind": "cpu", "collections": [{"passes": [told]}]})
+    )
+    assert paces(tmp_path, "cpu") == {}
+    (tmp_path / "p").mkdir()
+    os.mkfifo(tmp_path / "p" / "summary.json")  # nobody waits for who would write it
+    assert paces(tmp_path, "cpu") == {}

@@ -121,7 +121,7 @@ def test_a_writer_killed_midway_is_shown_as_gone_with_what_it_wrote(tmp_path, cl
     until(lambda: source.gone)
     seen = source.snapshot()
     assert (seen.phase, source.over, seen.over) == (GONE, False, False)
-    assert "--resume" in source.note and seen.reason == source.note
+    assert source.note.endswith(f"--out {tmp_path} --run-id run --resume") and seen.reason == source.note
     assert (source.kind, source.controls) == ("watch", None)
     until(lambda: source.snapshot().seq == folded(tmp_path / "run").seq)
     recorded(tmp_path / "run").go()

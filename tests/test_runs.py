@@ -1,5 +1,6 @@
 """Every run of a directory is listed as it stands; one is watched, viewed, resumed and deleted from the list."""
 
+import fcntl
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from textual.pilot import Pilot
@@ -111,6 +113,43 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_
 def test_a_summary_that_cannot_be_read_is_made_up_for_by_the_journal(out):
     (out / "stopped" / "summary.json").write_text("{")
     assert overview(out / "stopped", LATER).health.word == "STOPPED"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("started_at", "0001-01-01T00:00:00"), ("share_done", -1e308), ("share_done", "much"), ("status", "completed")],
+)
+def test_a_summary_that_says_what_cannot_be_costs_no_other_run_its_line(out, field, value):
+    file = out / "stopped" / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {field: value}))
+    assert {each.id: each.health.word for each in overviews(out, LATER)} == {
+        "over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED",
+    }  # fmt: skip
+    assert interlock("runs", "--plain", "--out", out).stdout.count("\n") >= 5
+
+
+def test_a_journal_nested_beyond_reading_costs_no_other_run_its_line(out):
+    body = b'{"a":' + b"[" * 30_000 + b"]" * 30_000
+    (out / "died" / "journal.jsonl").write_bytes(body + b',"crc":"%08x"}\n' % crc32(body))
+    assert len(overviews(out, LATER)) == 3
+
+
+def test_only_the_whole_of_a_run_is_deleted_and_nothing_that_is_none(out):
+    (diary := out / "diary").mkdir()
+    (diary / "journal.jsonl").write_text("dear diary\n")
+    (linked := out / "linked").mkdir()
+    (linked / "journal.jsonl").symlink_to(out / "over" / "journal.jsonl")
+    recorded(out / "died", "inner", 0.1).close()
+    for name, why in (("diary", "is not a run"), ("linked", "is not a run"), ("died", "has another run in it")):
+        with pytest.raises(UsageError, match=why):
+            delete(out / name)
+    assert (diary / "journal.jsonl").exists() and (out / "died" / "inner").exists()
+
+
+def test_who_only_looks_at_a_dead_run_does_not_make_it_look_alive(out):
+    with (out / "died" / "journal.jsonl").open("rb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        assert not overview(out / "died", LATER).held
 
 
 def test_a_deleted_run_is_gone_and_one_in_use_or_no_run_stays(running):

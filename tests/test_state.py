@@ -6,6 +6,7 @@ import pytest
 from interlock.engine.record import events as ev
 from interlock.engine.record import verdict
 from interlock.engine.record.events import Entry
+from interlock.engine.record.facts import DeviceFacts, Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
 
@@ -269,3 +270,22 @@ def parked_in(batch, row, model_pass=0, why="hot"):
     return ev.RowParked(
         model_pass=model_pass, model=f"m{model_pass}", collection="Docs", row=row, reason=why, batch_index=batch
     )
+
+
+def test_the_peak_of_a_device_is_that_of_all_sessions_unless_it_is_another_device():
+    state = RunState()
+
+    def told(seq, body):
+        fold(state, Entry(seq=seq, at=seq, session=seq // 2, elapsed=0.0, device_kind="cuda", body=body))
+
+    def found(label):
+        return ev.DevicesFound(
+            devices=[DeviceFacts(name="cuda:0", kind="cuda", label=label, total_bytes=9, ceiling_bytes=8)]
+        )
+
+    told(0, found("Tesla T4"))
+    told(1, ev.DeviceSampled(device="cuda:0", memory=Memory(allocated=1, occupied=7)))
+    told(2, found("Tesla T4"))
+    assert state.devices["cuda:0"].peak_occupied == 7
+    told(4, found("NVIDIA L4"))
+    assert state.devices["cuda:0"].peak_occupied == 0

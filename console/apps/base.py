@@ -69,6 +69,11 @@ class Frame(App[T]):
         &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
         &.ascii Bar { border: none; }
     }
+    .ascii-only ModalScreen {
+        & > Vertical, & > VerticalScroll, & Pane, & Tree { border: ascii $foreground 30%; }
+        & Bar { border: none; }
+        & VerticalScroll { scrollbar-size: 0 0; }
+    }
     Pane {
         & > .pane--work { color: $work; }
         & > .pane--context { color: $context; }
@@ -87,6 +92,7 @@ class Frame(App[T]):
             self.register_theme(theme)
         self.theme = self.look.theme
         self.set_keymap(dict(self.look.keys))
+        self.set_class(self.look.ascii, "ascii-only")
         self.open()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
+from interlock.engine.record.summary import summarise
 
 RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
 
@@ -103,14 +104,16 @@ class Console(Frame[Leave]):
             self.exit(Leave(chosen))
 
     def show_summary(self) -> None:
-        """Open the summary as it is on disk now."""
+        """Open the summary: of a run of this process as it stands now, of any other as it is on disk."""
         from interlock.console.screens.summary import SummaryScreen
-        from interlock.console.summary.document import load
+        from interlock.console.summary.document import load, of_summary
 
         try:
             if self._summary_path is None:
                 raise InterlockError("no summary yet: the run has not started work")
-            self.push_screen(SummaryScreen(load(self._summary_path), None, self.look))
+            work = self._session.work if self._session and not self._session.over else None
+            document = of_summary(work.recorder.look(summarise)) if work else load(self._summary_path)
+            self.push_screen(SummaryScreen(document, None, self.look))
         except InterlockError as error:
             self.main.say(str(error))
 

@@ -1,6 +1,6 @@
 """Lines on stderr that are not one for each event: the last one, written over in place, and counts of what repeats."""
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class InPlace:
         if time.monotonic() - self._drawn < IN_PLACE_SECONDS:
             return
         self._drawn = time.monotonic()
-        text = safe(bar(snapshot, shutil.get_terminal_size().columns - 1))
+        text = safe(bar(snapshot, _columns() - 1))
         _overwrite(text.ljust(self._width))
         self._width = len(text)
 
@@ -45,6 +45,12 @@ class InPlace:
         if self._width:
             _overwrite(" " * self._width + "\r")
         self._width, self._drawn = 0, 0.0
+
+
+def _columns() -> int:
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return 80
 
 
 def _overwrite(text: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.tail import Tail, journal_at
+from interlock.console.text.next_step import command, resume_words
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import journal
@@ -156,7 +157,8 @@ class Watched(_Folding):
         if self.failure:
             return str(self.failure)
         if self.gone:
-            return f"{GONE}: its process is gone; continue it with interlock run --resume"
+            words = resume_words(super().snapshot().chunks, self.path.parent)
+            return f"{GONE}: its process is gone; continue it with {command(words)}"
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     def snapshot(self) -> Snapshot:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlock.console.sources.tail import Tail
-from interlock.engine.errors import InterlockError
 from interlock.engine.record.fold import fold, uncollected
 from interlock.engine.record.occupant import SESSION
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
@@ -71,7 +70,7 @@ class RunList:
             try:
                 self._look()
                 self.failure = ""
-            except (InterlockError, OSError) as error:
+            except Exception as error:  # whatever a directory holds, the screen goes on
                 self.failure = str(error)
             self.complete = True
             self._wake.wait(BEAT)

@@ -6,6 +6,7 @@ to do; fields that a later writer adds are shown like the others.
 
 import json
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.safe import safe
+from interlock.engine.record.summary import Summary, dumps
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 
@@ -104,6 +106,11 @@ def _checked(found: object, name: str) -> Mapping[str, object]:
     return found
 
 
+def of_summary(summary: Summary) -> Document:
+    """Take a summary that is on no disk yet, or has moved on since."""
+    return Document(json.loads(dumps(summary)))
+
+
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"it contains {text}, which is not JSON: replace it with null")
 
@@ -142,7 +149,10 @@ def header(document: Document) -> list[Fact]:
     collections = objects(data.get("collections"))
     passes = [each for one in collections for each in objects(one.get("passes"))]
     batches = sum(each["batches"] for each in passes if type(each.get("batches")) is int)
-    mitigations = sum(len(listed(each.get("mitigations"))) for each in collections)
+    steps: Counter[str] = Counter()  # a step of a whole lease stands in every collection of its pass
+    for each in collections:
+        steps |= Counter(json.dumps(step, sort_keys=True) for step in listed(each.get("mitigations")))
+    mitigations = steps.total()
     seconds = data.get("seconds")
     models = len({str(each.get("model_pass")) for each in passes})
     kind, code = data.get("device_kind"), data.get("exit_code")

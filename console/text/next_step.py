@@ -11,7 +11,8 @@ REHEARSED = "rehearsal-chunks"
 def resume_words(chunks: str, run: Path) -> list[str]:
     """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`."""
     begun = ["demo", "--scripted"] if Path(chunks).name == REHEARSED else ["run", chunks]
-    return [*begun, "--out", str(run.parent), "--run-id", run.name, "--resume"]
+    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
+    return [*begun, "--out", str(run.parent), *named, "--resume"]
 
 
 def command(words: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
-from interlock.engine.record.facts import Setting
+from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
 
 
@@ -70,7 +70,7 @@ def fold(state: RunState, entry: Entry) -> None:
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
     match event:
         case ev.DevicesFound():
-            state.devices = {facts.name: Gauge(facts) for facts in event.devices}
+            state.devices = {facts.name: _gauge(state, facts) for facts in event.devices}
         case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
             gauge.take(event, state.pace.second)
         case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
@@ -88,6 +88,13 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at, event.reason))
         case ev.ResidueFound():
             state.residues.append(event)
+
+
+def _gauge(state: RunState, facts: DeviceFacts) -> Gauge:
+    """A device as a session found it; the peak is that of all sessions on the same one."""
+    before = state.devices.get(facts.name)
+    same = before and before.facts.label == facts.label
+    return Gauge(facts, peak_occupied=before.peak_occupied if before and same else 0)
 
 
 def _reopen(state: RunState, event: ev.RunResumed) -> None:

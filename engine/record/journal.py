@@ -43,7 +43,7 @@ def decode(line: bytes) -> Entry | None:
         return None
     try:
         return msgspec.json.decode(body + b"}", type=Entry)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise InterlockError(f"the journal is from another version of interlock: {error}") from error
 
 

@@ -92,4 +92,6 @@ def _listed(inode: int) -> bool:
         locks = [line.split() for line in LOCKS.read_text().splitlines()]
     except OSError:
         return False
-    return any(lock[1] == "FLOCK" and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)
+    # Who only looks holds a lock to read, and for a moment.
+    wanted = ["FLOCK", "WRITE"]
+    return any([lock[1], lock[3]] == wanted and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)

@@ -1,10 +1,13 @@
 """How fast models were in earlier runs, as their summaries tell: what a run expects before it has begun."""
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from interlock.engine.record import atomic
 
 RUNS_ASKED = 20
 """Earlier runs whose pace is looked at, the latest ones."""
@@ -34,10 +37,13 @@ def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     known: dict[tuple[str, str], float] = {}
     for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            told = msgspec.json.decode(path.read_bytes(), type=_Told)
+            with atomic.opened(path) as handle:
+                told = msgspec.json.decode(handle.read(), type=_Told)
             for each in (each for found in told.collections for each in found.passes):
                 if told.device_kind == kind and each.status == "completed" and each.tokens > 0 and each.seconds:
-                    known[each.model, each.dtype] = each.tokens / each.seconds
+                    pace = each.tokens / each.seconds
+                    if math.isfinite(pace):  # anything else no journal could hold
+                        known[each.model, each.dtype] = pace
     return known
 
 

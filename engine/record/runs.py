@@ -8,6 +8,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -76,7 +77,7 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
     try:
         seen = None if in_use else _closed(directory)
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
-    except (InterlockError, OSError) as error:
+    except (InterlockError, OSError, ArithmeticError, ValueError, RecursionError) as error:  # a bad one hurts no other
         seen = Overview(directory, Health("UNREADABLE", "error", str(error)))
     return replace(seen, bytes=size_of(directory), held=in_use, occupant=occupant(directory), chunks=_chunks(seen))
 
@@ -106,8 +107,12 @@ def delete(directory: Path) -> None:
     """Remove a run for good. Raises UsageError for what is no run and for one in use, InterlockError where a part of it
     stays."""
     path = directory / JOURNAL
-    if directory.is_symlink() or not path.is_file():
+    if directory.is_symlink() or path.is_symlink() or not path.is_file() or not _begins(path):
         raise UsageError(f"{directory} is not a run, so it was not deleted")
+    if inner := [each.parent for each in directory.rglob(JOURNAL) if each != path]:
+        raise UsageError(
+            f"{directory} has another run in it ({inner[0]}), so it was not deleted: delete that one first"
+        )
     with atomic.explaining(path), atomic.opened(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who would resume it meanwhile is refused
@@ -116,6 +121,15 @@ def delete(directory: Path) -> None:
         atomic.remove(directory)
     if directory.exists():
         raise InterlockError(f"{directory} could not be deleted whole: check the permissions of what is left")
+
+
+def _begins(path: Path) -> bool:
+    """Whether a file begins as the journal of a run does; an empty one is that of a run that never came to work."""
+    with atomic.explaining(path), atomic.opened(path) as handle:
+        line = handle.readline()
+    with suppress(InterlockError):
+        return not line or journal.decode(line) is not None
+    return True  # of another version
 
 
 def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Overview:
@@ -173,11 +187,15 @@ class _Summary(msgspec.Struct):
 
 def _closed(directory: Path) -> Overview | None:
     """A run whose journal ends with its close, from its summary; None for any other."""
-    if not _is_closed(directory / JOURNAL):
+    if (closed := _close_of(directory / JOURNAL)) is None:
         return None
     try:
-        said = msgspec.json.decode((directory / SUMMARY).read_bytes(), type=_Summary)
-    except (OSError, msgspec.MsgspecError):
+        with atomic.opened(directory / SUMMARY) as handle:
+            said = msgspec.json.decode(handle.read(), type=_Summary)
+        began, ended = said.started_at.timestamp(), said.finished_at.timestamp()
+    except (OSError, ArithmeticError, ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+    if (said.status, said.exit_code) != (closed.status, closed.exit_code):  # that of an earlier session
         return None
     word, level = ENDED.get(said.status, (said.status.upper(), "error"))
     models = {each.model_pass: each.model for place in said.collections for each in place.passes}
@@ -195,24 +213,24 @@ def _closed(directory: Path) -> Overview | None:
         directory,
         Health(word, level, said.reason),
         told,
-        said.started_at.timestamp(),
-        said.finished_at.timestamp(),
+        began,
+        ended,
         tuple(models[number] for number in sorted(models)),
         sum(place.chunks for place in said.collections),
-        1.0 if said.status == "completed" else said.share_done,
+        1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         said.device_kind,
         said.chunks,
         said.exit_code,
     )
 
 
-def _is_closed(path: Path) -> bool:
+def _close_of(path: Path) -> RunClosed | None:
     with atomic.opened(path) as handle:
         end = handle.seek(0, os.SEEK_END)
         handle.seek(max(0, end - TAIL_BYTES))
         lines = handle.read().splitlines(keepends=True)
     entry = journal.decode(lines[-1]) if lines else None
-    return entry is not None and isinstance(entry.body, RunClosed)
+    return entry.body if entry and isinstance(entry.body, RunClosed) else None
 
 
 def _chunks(seen: Overview) -> str:
