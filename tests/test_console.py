@@ -610,3 +610,13 @@ async def test_the_summary_of_a_run_that_goes_on_is_that_of_now(recorded):
         await pilot.pause()
         assert isinstance(app.screen, SummaryScreen)
         assert "0 mitigations" not in text_of(app)[0] and "mitigations" in text_of(app)[0]
+
+
+async def test_a_last_look_while_the_screen_is_taken_down_raises_nothing(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, _):
+        main_screen = app.main
+        await main_screen.remove_children()
+        recorded.play_to(0.7)
+        app.poll()
+        assert main_screen.snapshot.batches_done

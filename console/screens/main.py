@@ -208,7 +208,9 @@ class Main(Steering):
         self._footer.styles.offset = (0, max(0, self.size.height - 1))
 
     def _pane(self, name: str) -> Pane:
-        return self.query_one(f"#{name}", Pane)
+        # Not looked for: while the app ends, a last look at the run finds no children any more.
+        panes = {"vram": self._vram, "passes": self._passes, "leases": self._leases, "events": self._events}
+        return panes.get(name, self._cache)
 
     def action_freeze(self) -> None:
         """Stop drawing, or go on and show what came meanwhile."""
