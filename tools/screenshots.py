@@ -54,7 +54,8 @@ def console(run: Recorded, look: "Look") -> "App[Any]":
     """The console on the run."""
     from interlock.console.apps.run import Console
 
-    app = Console(run, look, summary=run.directory.summary, driver=None)
+    # By its name alone: where a picture is made is no part of it.
+    app = Console(run, look, summary=Path(run.directory.path.name) / run.directory.summary.name, driver=None)
     app.who = "operator"
     return app
 
