@@ -7,7 +7,7 @@ from itertools import accumulate, takewhile
 import pytest
 
 from interlock.console.text.progress_text import bar, interval
-from tests.builders import corpus, sentences
+from tests.builders import corpus, sentences, toml
 from tests.pty_harness import on_terminal
 from tests.snapshots import sample
 
@@ -37,8 +37,10 @@ def test_a_bar_of_a_simulated_run_has_no_time():
 
 
 def test_no_ui_on_a_terminal_writes_its_last_line_in_place(tmp_path, tiny_a):
-    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(300)}})
-    words = ["run", chunks, "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a, "--no-ui"]
+    """Of a run of a thousand batches, so that it is looked at while it goes on."""
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(1200, 30)}})
+    file = toml(tmp_path / "models.toml", {"one": {"source": str(tiny_a), "batch_tokens": 40}})
+    words = ["run", chunks, "--out", tmp_path / "runs", "--config", file, "--roster", "one", "--no-ui"]
     with on_terminal(*words, cwd=tmp_path, columns=70, rows=30) as terminal:
         screen = terminal.wait_for("next: interlock view", 120)
         assert terminal.wait() == 0
