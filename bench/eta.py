@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,7 +22,7 @@ from bench import corpora, evidence, machine
 from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted, LeaseGranted
 from interlock.engine.record.fold import fold
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.outlook import Outlook, of_run
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
@@ -35,32 +35,33 @@ ROSTERS = ("all-minilm-l6,all-mpnet-base-v2", "all-mpnet-base-v2,all-minilm-l6")
 
 @dataclass(frozen=True)
 class Said:
-    """After a batch: the share of the run's time that has passed, and the error of the whole duration that is foretold;
-    None where nothing was said."""
+    """After a batch: the share of the run's time that has passed, the error of the whole duration that is foretold, and
+    the share of it by which it was said to be off at most; None where nothing was said."""
 
     passed: float
     error: float | None
+    spread: float = 0.0
 
 
 def foretold(run: Path) -> list[Said]:
     """What was said after each batch of a finished run, from its first lease to its last batch."""
-    state, moments = RunState(), list[tuple[float, float | None]]()
+    state, moments = RunState(), list[tuple[float, Outlook | None]]()
     began = None
     for entry in journal.read(run / "journal.jsonl"):
         fold(state, entry)
         if isinstance(entry.body, LeaseGranted) and began is None:
             began = entry.at
         if isinstance(entry.body, BatchCommitted):
-            left = of_run(snapshot(state, entry.seq))
-            moments.append((entry.at, left.seconds if left else None))
+            moments.append((entry.at, of_run(snapshot(state, entry.seq))))
     if began is None or len(moments) < 2:
         raise SystemExit(f"{run} has no batches to foretell")
     whole = moments[-1][0] - began
     # The last batch has nothing left, so nothing is said after it.
-    return [
-        Said((at - began) / whole, None if left is None else (at - began + left) / whole - 1)
-        for at, left in moments[:-1]
-    ]
+    return [_said((at - began) / whole, left, whole) for at, left in moments[:-1]]
+
+
+def _said(passed: float, left: Outlook | None, whole: float) -> Said:
+    return Said(passed, passed + left.seconds / whole - 1, left.spread / whole) if left else Said(passed, None)
 
 
 def runs(rosters: Sequence[str], texts: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -87,7 +88,7 @@ def runs(rosters: Sequence[str], texts: Sequence[str]) -> Iterator[tuple[str, Pa
 
 
 def summed(said: Sequence[Said]) -> dict[str, Any]:
-    """Errors after the first tenth, and how often nothing was said there."""
+    """Errors after the first tenth, how often nothing was said, and how often the end lay within what was said."""
     late = [each for each in said if each.passed >= FIRST]
     errors = [each.error for each in late if each.error is not None]
     return {
@@ -95,6 +96,7 @@ def summed(said: Sequence[Said]) -> dict[str, Any]:
         "silent": len(late) - len(errors),
         "median": round(median(map(abs, errors)), 4),
         "worst": round(max(errors, key=abs), 4),
+        "within": round(mean(each.error is not None and abs(each.error) <= each.spread for each in late), 4),
     }
 
 
@@ -116,9 +118,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    heads = ["run", "moments", "silent", "median error %", "worst %"]
+    heads = ["run", "moments", "silent", "median error %", "worst %", "end within what was said %"]
     rows = [
-        [each["run"], each["moments"], each["silent"], 100 * each["median"], 100 * each["worst"]]
+        [each["run"], each["moments"], each["silent"], 100 * each["median"], 100 * each["worst"], 100 * each["within"]]
         for each in result["runs"]
     ]
     machine.table(heads, rows)

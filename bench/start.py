@@ -23,7 +23,7 @@ from interlock.engine.models.registry import REGISTRY, find
 from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted
 
-SOURCES = ("engine", "console/main.py", "console/cli.py", "console/commands.py")
+SOURCES = ("engine", "console/main.py", "console/cli.py", "console/commands.py", "console/answers.py")
 GOAL = 0.4
 JUDGED = ("interlock to first batch", "sentence-transformers, model loaded")
 TEXTS = [f"Chunk {number} says how a run starts." for number in range(4)]

@@ -1,7 +1,6 @@
 """`interlock ctl`: asks one thing of a run and waits for the answer, and says how a run stands."""
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +12,16 @@ from interlock.console.text.next_step import command, resume_words
 from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import NO, STOP, YES
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import atomic
 from interlock.engine.record.counting import percent
 from interlock.engine.record.outlook import of_run
-from interlock.engine.record.runs import Overview, overview, state_of
-from interlock.engine.record.safe import safe
-from interlock.engine.record.snapshot import Snapshot, snapshot
+from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.runs import overview, state_of
+from interlock.engine.record.safe import named, safe
+from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import Control
 from interlock.engine.record.units import duration
+from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1
 SWITCHES = {
@@ -55,15 +57,15 @@ def steer(directory: Path, action: str, value: str | None, patience: float) -> O
         with Link(directory) as link:
             asked = link.ask(request, said.Answered)
             if asked.refused:
-                return Outcome(str(directory), called, "refused", asked.who, _now(), asked.refused)
+                return Outcome(named(directory), called, "refused", asked.who, _now(), asked.refused)
             answer = _answer(link, directory, asked, control, wanted, patience)
     except UnreachableError as error:
         raise UnreachableError(f"{directory}: {_instead(directory, str(error))}") from error
     if answer is None:
         waited = f"no answer within {patience:g} s: it counts from the next batch" if patience else ""
-        return Outcome(str(directory), called, "pending", asked.who, "", waited)
+        return Outcome(named(directory), called, "pending", asked.who, "", waited)
     state: Literal["refused", "acknowledged"] = "refused" if answer.refused else "acknowledged"
-    return Outcome(str(directory), called, state, answer.who, _iso(answer.at), answer.refused)
+    return Outcome(named(directory), called, state, answer.who, _iso(answer.at), answer.refused)
 
 
 def outcome_text(outcome: Outcome, *, as_json: bool) -> str:
@@ -76,52 +78,47 @@ def outcome_text(outcome: Outcome, *, as_json: bool) -> str:
 
 
 def status(directory: Path, *, as_json: bool) -> str:
-    """Write how a run stands, who has it in use, and what was asked of it."""
-    folded = state_of(directory)
-    seen = overview(directory, time.time(), lambda _: folded)
-    now = snapshot(folded, 0)
-    foretold = of_run(now)
-    pending: list[str] = []
-    steered = ""
+    """Write how a run stands, who has it in use, and what was asked of it. Raises InterlockError for one that cannot be
+    read."""
+    with atomic.reading(directory / JOURNAL):
+        folded = state_of(directory)
+    seen, now = overview(directory, time.time(), lambda _: folded), snapshot(folded, 0)
+    foretold = of_run(now) if seen.held else None
+    standing, unsteered = said.Standing(), ""
     try:
         with Link(directory) as link:
             standing = link.ask(said.Inquiry(), said.Standing)
-            pending = [f"{each.control}={each.value} ({each.who})" for each in standing.pending]
-            pending += ["stop"] * standing.stopping
     except UnreachableError as error:
-        steered = _instead(directory, str(error))
+        unsteered = _instead(directory, str(error))
     facts: dict[str, object] = {
-        "run": str(directory),
-        "state": seen.health.word,
+        "run": named(directory),
+        "state": "STOPPING" if standing.stopping else seen.health.word,
         "detail": seen.health.detail,
         "done": round(now.share_done, 4),
-        "seconds_left": foretold.seconds if foretold and seen.held else None,
+        "seconds_left": foretold.seconds if foretold else None,
         "schedule": now.schedule,
         "cpu_fallback": now.cpu_fallback,
         "paused": now.paused,
         "in_use_by": str(seen.occupant) if seen.held and seen.occupant else None,
-        "pending": pending,
+        "pending": [f"{each.control}={each.value} ({each.who})" for each in standing.pending],
         "answered": [_told(each) for each in now.controls[-5:]],
-        "cannot_steer": steered,
+        "cannot_steer": unsteered,
     }
     if as_json:
         return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
-    return "\n".join(safe(line, 1000) for line in _lines(seen, now, pending, steered))
-
-
-def _lines(seen: Overview, now: Snapshot, pending: list[str], steered: str) -> list[str]:
-    head = f"{seen.health.word}  {percent(now.share_done).strip()}"
-    foretold = of_run(now)
-    head += f"  {duration(foretold.seconds)} left" if foretold and seen.held else ""
+    left = f"  {duration(foretold.seconds)} left" if foretold else ""
     yes = {True: "on", False: "off"}
-    lines = [f"{seen.path}: {head}"]
-    lines += [f"  {seen.health.detail}"] if seen.health.detail else []
-    lines += [f"  {'  '.join(seen.attention.words)}"] if seen.attention.total else []
-    lines += [f"  in use by {seen.occupant}"] if seen.held and seen.occupant else []
-    lines.append(f"  schedule {now.schedule}, CPU fallback {yes[now.cpu_fallback]}, paused {yes[now.paused]}")
-    lines += [f"  pending: {', '.join(pending)}"] if pending else []
-    lines += [f"  {_told(each)}" for each in now.controls[-5:]]
-    return lines + ([f"  {steered}"] if steered else [])
+    lines = [
+        f"{directory}: {facts['state']}  {percent(now.share_done).strip()}{left}",
+        seen.health.detail,
+        "  ".join(seen.attention.words),
+        f"in use by {facts['in_use_by']}" if facts["in_use_by"] else "",
+        f"schedule {now.schedule}, CPU fallback {yes[now.cpu_fallback]}, paused {yes[now.paused]}",
+        *(f"pending: {each.control}={each.value} ({each.who})" for each in standing.pending),
+        *(_told(each) for each in now.controls[-5:]),
+        unsteered,
+    ]
+    return "\n  ".join(safe(line, 1000) for line in lines if line)
 
 
 def _answer(
@@ -163,7 +160,7 @@ def _told(answer: Control) -> str:
 
 
 def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return clock(at, "%Y-%m-%dT%H:%M:%SZ", utc=True, otherwise="?")
 
 
 def _now() -> str:

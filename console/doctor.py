@@ -16,7 +16,7 @@ from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, find, label
 from interlock.engine.models.sources import hub_cache, model_cache
-from interlock.engine.passes import canary, checkup
+from interlock.engine.passes import checkup, findings
 from interlock.engine.passes.checkup import GpuCheck, GpuReport
 from interlock.engine.record.units import human_bytes
 
@@ -56,7 +56,7 @@ def examine_gpus(settings: RunSettings, tell: Callable[[GpuCheck], object]) -> G
         simulated=devices[0].kind == "sim",
         software=software,
         checks=checks,
-        canaries=canary.remembered(),
+        canaries=findings.remembered(),
         seconds=round(time.monotonic() - began, 1),
     )
 

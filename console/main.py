@@ -74,9 +74,10 @@ def _command(arguments: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     try:
         options = parse(arguments)
-        from interlock.console import commands
+        from interlock.console import answers, commands
 
-        return int(getattr(commands, options.command)(options))
+        room = commands if hasattr(commands, options.command) else answers
+        return int(getattr(room, options.command)(options))
     except InterlockError as error:
         return _refuse(error)
     except BrokenPipeError:

@@ -14,7 +14,7 @@ from msgspec import structs
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
-from interlock.engine.record.state import LeaseState, Pace
+from interlock.engine.record.state import Lately, LeaseState, Pace
 
 MIB, GIB = 2**20, 2**30
 T4 = 15_828_254_720
@@ -131,7 +131,7 @@ def one_pass(
         tokens_done=done * 2000,
         cost=batches * 2e15,
         cost_done=done * 2e15,
-        seconds_per_cost=0.5 / 2e15 if done else 0.0,
+        lately=Lately(done * 2e15, done * 0.5, done * 0.5**2 / 2e15),
         seconds=done * 0.5,
         devices=tuple(devices) if done else (),
         cells=tuple(reversed(cells)),

@@ -323,8 +323,8 @@ print(run.summary.status, run.summary.sessions)
 
 
 def interrupted(script, place, model):
-    """What such a script came to, before the command that is carried out after it; there is work for seconds."""
-    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(1600)}})
+    """What such a script came to, before the command that is carried out after it; there is work for five seconds."""
+    root = corpus(place / "in", {"Docs": {"a_chunks.json": sentences(4000)}})
     return command("--version", first=script.format(places=[str(root), str(model), str(place / "runs")]))
 
 

@@ -16,7 +16,7 @@ from interlock.engine.models import weights
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
-from interlock.engine.passes import batch_runner, canary
+from interlock.engine.passes import batch_runner, canary, findings
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.instance import ModelInstance, Shortfall
@@ -99,7 +99,7 @@ def test_what_a_canary_found_is_remembered_until_the_precision_changes(desk):
 def test_what_canaries_found_is_listed_with_model_device_and_precision_the_newest_first(desk):
     events = [events_of(desk.run(dtype=dtype)[1], ev.CanaryChecked)[0] for dtype in ("float16", "bfloat16")]
     (desk.place / "cache" / "canaries" / "damaged.json").write_text('{"model": 1}')
-    listed = [(each.model, each.label, each.dtype, each.finding.cosine) for each in canary.remembered()]
+    listed = [(each.model, each.label, each.dtype, each.finding.cosine) for each in findings.remembered()]
     assert listed == [("one", "Tesla T4 (simulated)", event.dtype, event.cosine) for event in events[::-1]]
 
 

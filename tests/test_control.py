@@ -18,6 +18,7 @@ from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, Remote, UnreachableError
 from interlock.console.control.place import short
 from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
+from interlock.console.ctl import status
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode, UsageError
@@ -277,6 +278,12 @@ def test_ctl_names_the_runs_there_are_where_there_is_no_such_run(running):
     assert "runs in" in said and ": r" in said
 
 
+def test_the_status_of_what_is_no_journal_is_one_line_with_the_reason(tmp_path):
+    (tmp_path / "r" / "journal.jsonl").mkdir(parents=True)
+    told = interlock("ctl", tmp_path / "r", "status", check=1).stderr
+    assert told.count("\n") == 1 and "journal.jsonl" in told
+
+
 def test_a_killed_run_says_how_it_is_resumed_and_its_socket_goes_with_the_next_session(running):
     os.kill(occupant(running).pid, signal.SIGKILL)
     until(lambda: "process died" in interlock("ctl", running, "pause", check=1).stderr)
@@ -326,6 +333,17 @@ def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_
         watcher.close()
 
 
+def test_the_status_of_a_run_that_was_asked_to_stop_says_so(tmp_path):
+    run, asked = Recorded(rundir.RunDirectory(tmp_path / "r")), Controls()
+    run.play_to(0.3)
+    with steerable(tmp_path / "r", asked, list):
+        assert json.loads(status(tmp_path / "r", as_json=True))["state"] == "STALLED"  # it was recorded long ago
+        asked.stop(ExitCode.STOPPED, "me")
+        assert json.loads(status(tmp_path / "r", as_json=True))["state"] == "STOPPING"
+        assert status(tmp_path / "r", as_json=False).startswith(f"{tmp_path / 'r'}: STOPPING")
+    run.close()
+
+
 def test_asking_a_run_that_cannot_be_reached_never_waits_and_says_so(tmp_path):
     remote = Remote(tmp_path)
     try:
@@ -336,6 +354,27 @@ def test_asking_a_run_that_cannot_be_reached_never_waits_and_says_so(tmp_path):
         assert time.monotonic() - began < 0.1
         until(lambda: remote.told().startswith("no answer"))
         assert remote.pending() == [] and remote.foresee(Schedule.SHARED).unknown
+    finally:
+        remote.close()
+
+
+def test_what_was_asked_when_the_connection_was_lost_is_told_as_unanswered(served, monkeypatch):
+    real = Link.ask
+
+    def lost(link: Link, request: said.Request, kind: type) -> object:
+        if isinstance(request, said.Halt):
+            raise UnreachableError("the run's process closed the connection")
+        return real(link, request, kind)
+
+    remote = Remote(served.directory)
+    try:
+        until(lambda: not remote.unreached)
+        assert remote.told() == ""
+        monkeypatch.setattr(Link, "ask", lost)
+        remote.stop(ExitCode.STOPPED, "me")
+        found: list[str] = []
+        until(lambda: found.append(remote.told()) or found[-1])
+        assert found[-1] == "no answer: the run's process closed the connection"
     finally:
         remote.close()
 

@@ -152,6 +152,22 @@ def test_a_silent_live_writer_is_not_taken_for_gone(tmp_path, closing):
     until(lambda: source.gone)
 
 
+def test_a_run_that_died_long_ago_is_not_waited_for(tmp_path, closing, monkeypatch):
+    run = recorded(tmp_path / "run")
+    run.play_to(0.3)
+    run.close()
+    monkeypatch.setattr(follow, "QUIET_SECONDS", 1000.0)  # the recording is older
+    source = closing(Watched(tmp_path / "run"))
+    until(lambda: source.gone)
+    assert source.snapshot().phase == GONE
+
+
+def test_what_is_no_journal_is_in_nobodys_use_and_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    assert not held(tmp_path / "pipe") and not held(tmp_path / "directory")
+
+
 def test_the_lock_itself_tells_of_a_writer_where_there_is_no_list_of_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(occupant, "LOCKS", tmp_path / "nowhere")
     kept = Journal(tmp_path / "journal.jsonl")

@@ -289,7 +289,7 @@ async def test_the_form_begins_from_an_earlier_run(place):
     interlock("run", "chunks", *flags, cwd=place)
     async with shown((100, 40)) as (app, pilot):
         await pilot.press("ctrl+g")
-        await until(pilot, "completed")
+        await until(pilot, "DONE")
         assert isinstance(app.screen, Begin)
         await pilot.press("enter")
         lines = await until(pilot, "--ceiling 3GiB")

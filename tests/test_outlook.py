@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from interlock.engine.record.outlook import BEGUN, KNOWN, UNKNOWN, of_pass, of_run
+from interlock.engine.record.outlook import KNOWN, LEAST, UNKNOWN, of_pass, of_run
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import Lately
 from tests.snapshots import one_pass, sample
@@ -13,11 +13,13 @@ from tests.snapshots import one_pass, sample
 def a_pass(
     number: int, *, done: int, cost: float, seconds: float = 0.0, known: float = 0.0, word: str = ""
 ) -> PassView:
-    """Ten batches of a hundred tokens each, of which so many are done."""
+    """Ten batches of a hundred tokens each, all of one pace, of which so many are done."""
     view = one_pass(number, done=done, batches=10, word=word or ("running" if done else "queued"))
+    lately = Lately()
+    for _ in range(done):
+        lately.add(cost / 10, seconds / done)
     return replace(
-        view, tokens=1000, cost=cost, cost_done=cost * done / 10, seconds=seconds,
-        seconds_per_cost=seconds / (cost * done / 10) if done else 0.0, known_pace=known,
+        view, tokens=1000, cost=cost, cost_done=cost * done / 10, seconds=seconds, lately=lately, known_pace=known,
         devices=("cpu",) if done else (), failure="",
     )  # fmt: skip
 
@@ -28,18 +30,18 @@ def run_of(*passes: PassView) -> Snapshot:
 
 def test_a_model_that_has_begun_goes_on_at_its_own_pace() -> None:
     left = of_run(run_of(a_pass(0, done=5, cost=100.0, seconds=30.0, known=1.0)))
-    assert left == pytest.approx((30.0, 30.0 * BEGUN))
+    assert left == pytest.approx((30.0, 30.0 * LEAST + 6.0))
 
 
 def test_a_model_that_has_not_begun_is_as_fast_as_in_its_earlier_runs() -> None:
     begun, known = a_pass(0, done=5, cost=100.0, seconds=30.0), a_pass(1, done=0, cost=900.0, known=20.0)
     left = of_run(run_of(begun, known))
-    assert left == pytest.approx((30.0 + 50.0, 30.0 * BEGUN + 50.0 * KNOWN))
+    assert left == pytest.approx((30.0 + 50.0, 30.0 * LEAST + 6.0 + 50.0 * KNOWN + 5.0))
 
 
 def test_a_model_that_nobody_knows_costs_what_its_operations_cost_the_others() -> None:
     left = of_run(run_of(a_pass(0, done=10, cost=100.0, seconds=60.0, word="done"), a_pass(1, done=0, cost=300.0)))
-    assert left == pytest.approx((180.0, 180.0 * UNKNOWN))
+    assert left == pytest.approx((180.0, 180.0 * UNKNOWN + 18.0))
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:
@@ -72,5 +74,17 @@ def test_a_failed_pass_has_nothing_left() -> None:
 def test_the_latest_batches_say_more_of_a_pace_than_the_first() -> None:
     lately = Lately()
     for seconds in [9.0] * 20 + [1.0] * 20:
-        lately.add(100, 50.0, seconds)
-    assert 1.0 < 50 * lately.seconds / lately.flops < 2.5
+        lately.add(50.0, seconds)
+    assert 1.0 < 50 * lately.pace < 2.5
+
+
+def test_the_more_the_latest_batches_differ_the_less_sure_the_end_is() -> None:
+    even, uneven = Lately(), Lately()
+    for place in range(20):
+        even.add(10.0, 2.0)
+        uneven.add(10.0, 1.0 + 2.0 * (place % 2))
+    assert even.varies == pytest.approx(0.0, abs=1e-6)
+    assert uneven.varies == pytest.approx(0.5, abs=0.02)
+    begun = a_pass(0, done=5, cost=100.0, seconds=10.0)
+    sure, unsure = (of_pass(replace(begun, lately=lately)) for lately in (even, uneven))
+    assert sure and unsure and unsure.spread > 2 * sure.spread

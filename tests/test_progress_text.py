@@ -1,15 +1,20 @@
 """How far a run is, in one line: as often as a long run asks for, as wide as there is room, in place on a terminal."""
 
 import re
+import time
 from dataclasses import replace
 from itertools import accumulate, takewhile
 
 import pytest
 
-from interlock.console.text.progress_text import bar, interval
+from interlock.console.front_ends.headless import Headless
+from interlock.console.sources.session import Session
+from interlock.console.text.progress_text import bar, interval, progress
+from interlock.engine.record.rundir import RunDirectory
 from tests.builders import corpus, sentences, toml
 from tests.pty_harness import on_terminal
 from tests.snapshots import sample
+from tools.recorded import Recorded
 
 
 def test_a_run_of_nine_hours_has_some_two_hundred_lines():
@@ -29,6 +34,27 @@ def test_a_bar_says_how_far_how_long_and_where():
     assert bar(sample(), 120).startswith("[#########...........]  46%  eta ")
     assert "pass 2/3 all-mpnet-base-v2 batch 209/512" in bar(sample(), 120)
     assert bar(sample(), 30) == "[#########...........]  46%"
+
+
+def test_a_line_of_a_paused_run_says_so_before_it_says_how_far():
+    paused = sample(paused=True)
+    assert progress(paused).startswith("paused, ") and "  paused  eta " in bar(paused, 120)
+    assert "paused" not in progress(sample()) + bar(sample(), 120)
+
+
+def test_a_run_is_copied_for_a_line_that_is_due_and_not_for_each_look(tmp_path, monkeypatch):
+    monkeypatch.setattr("interlock.console.front_ends.headless.interval", lambda elapsed: 0.5)
+    monkeypatch.setattr("interlock.console.front_ends.headless.POLL_SECONDS", 0.02)
+    work = Recorded(RunDirectory(tmp_path / "r"), speed=100.0)
+    copies, looks = [], []
+    real_copy, real_look = work.recorder.snapshot, work.recorder.drain
+    monkeypatch.setattr(work.recorder, "snapshot", lambda: copies.append(1) or real_copy())
+    monkeypatch.setattr(work.recorder, "drain", lambda seen: looks.append(1) or real_look(seen))
+    session = Session(lambda controls: work)
+    session.start()
+    began = time.monotonic()
+    Headless(session, events=False, quiet=True).watch()
+    assert len(looks) > 10 and len(copies) <= (time.monotonic() - began) / 0.5
 
 
 def test_a_bar_of_a_simulated_run_has_no_time():

@@ -1,5 +1,6 @@
 """What a run came to, in the shell and on the last screen: how fast, how near to memory, what went wrong, what next."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,14 @@ def test_what_went_wrong_is_told_last_before_the_place():
     lines = recap(sample(phase="stopped", mitigations=3, parked=1), RUN)
     wrong = lines.index("to look at: 1 parked, 1 warning, 3 mitigations, 2 refused")
     assert lines[wrong + 1].startswith("summary: ")
+
+
+def test_texts_without_a_vector_are_counted_beside_those_of_their_model():
+    run = sample(phase="completed", parked=1)
+    first, *others = run.passes
+    text = text_of(replace(run, passes=(replace(first, parked=1), *others)))
+    assert re.search(first.model + r"  .*[\d,]+ texts, 1 parked ", text)
+    assert "texts, " not in text_of(run)
 
 
 def test_measured_tensors_stand_beside_what_was_predicted_for_them():

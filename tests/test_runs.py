@@ -184,6 +184,13 @@ def test_the_command_lists_runs_for_people_and_for_programs(out):
     assert all(each["bytes"] > 0 and each["models"] for each in found)
 
 
+def test_a_name_that_is_no_text_is_listed_and_costs_no_other_run_its_line(out):
+    (out / "over").rename(out / os.fsdecode(b"caf\xe9"))
+    found = json.loads(interlock("runs", "--out", out, "--json").stdout)
+    assert {each["run"] for each in found} == {str(out / name) for name in ("caf\ufffd", "died", "stopped")}
+    assert len(interlock("runs", "--out", out).stdout.splitlines()) == 2 + 3
+
+
 def test_where_there_is_no_run_the_command_says_what_to_do(tmp_path):
     assert "interlock run CHUNKS" in interlock("runs", "--out", tmp_path).stdout
     assert json.loads(interlock("runs", "--out", tmp_path, "--json").stdout) == []

@@ -68,7 +68,7 @@ BUGS = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
 def test_an_error_that_nobody_knew_is_one_line_and_a_crash_file(bug, capfd, monkeypatch, temporary):
-    monkeypatch.setattr("interlock.console.commands.doctor", raising(bug))
+    monkeypatch.setattr("interlock.console.answers.doctor", raising(bug))
     monkeypatch.setattr(crash.sys, "argv", ["interlock", "--qdrant", "https://me:geheim@host", "--api-key=geheim"])
     assert main(["doctor"]) == ExitCode.FAILED
     out, err = capfd.readouterr()
@@ -95,7 +95,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("error", "said"), LIMITS.values(), ids=LIMITS)
 def test_a_limit_of_the_machine_is_told_as_what_it_is_and_leaves_no_file(error, said, capfd, monkeypatch, temporary):
-    monkeypatch.setattr("interlock.console.commands.doctor", raising(error))
+    monkeypatch.setattr("interlock.console.answers.doctor", raising(error))
     assert main(["doctor"]) == ExitCode.FAILED
     err = capfd.readouterr().err
     assert len(err.splitlines()) == 1 and said in err

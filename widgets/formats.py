@@ -10,6 +10,8 @@ from itertools import accumulate, islice
 from interlock.engine.record.snapshot import Snapshot
 
 MIB, GIB = 2**20, 2**30
+LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
+"""The style of each level of a run's health."""
 NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
 RECENT = 10
 """Seconds over which a pace is told, at least."""

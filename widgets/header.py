@@ -19,7 +19,6 @@ STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
 SIGNS = {"ok": ("●", "*"), "idle": ("○", "o"), "warn": ("▲", "!"), "error": ("✖", "X")}
-STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
 MARKS = {"watch": ("◇", "<", "WATCH"), "replay": ("▷", ">", "REPLAY")}
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
@@ -81,7 +80,7 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
         health = Health("STOPPING", "warn")
     elif not snapshot.over and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
-    sign, word, style = SIGNS[health.level][ascii], health.word, STYLES[health.level]
+    sign, word, style = SIGNS[health.level][ascii], health.word, words.LEVEL_STYLES[health.level]
     if mark := MARKS.get(source_kind):
         sign, word, style = mark[ascii], f"{mark[2]} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from interlock.widgets import table
+from interlock.widgets.formats import LEVEL_STYLES
 from interlock.widgets.text import Row, Span, fitted
-
-STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
 
 
 def rows(
@@ -22,7 +21,7 @@ def rows(
         here = place == chosen
         spans = [
             Span(f"{cursor if here else ' '}{mark} ", "title"),
-            Span(text[:size], STYLES[level]),
+            Span(text[:size], LEVEL_STYLES[level]),
             Span(text[size:], "chosen" if here else ""),
         ]
         shown.append(fitted(spans, width))

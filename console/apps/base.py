@@ -66,12 +66,11 @@ class Frame(App[T]):
     CSS = """
     Screen {
         overflow: hidden;
-        &.ascii Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
-        &.ascii Bar { border: none; }
     }
-    .ascii-only ModalScreen {
-        & > Vertical, & > VerticalScroll, & Pane, & Tree { border: ascii $foreground 30%; }
+    .ascii {
+        & Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
         & Bar { border: none; }
+        & ModalScreen > Vertical, & ModalScreen > VerticalScroll, & Tree { border: ascii $foreground 30%; }
         & VerticalScroll { scrollbar-size: 0 0; }
     }
     Pane {
@@ -92,7 +91,7 @@ class Frame(App[T]):
             self.register_theme(theme)
         self.theme = self.look.theme
         self.set_keymap(dict(self.look.keys))
-        self.set_class(self.look.ascii, "ascii-only")
+        self.set_class(self.look.ascii, "ascii")
         self.open()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ It owns nothing of the run. Whatever becomes of it (quit, detached, the terminal
 until somebody asks it to stop.
 """
 
-import getpass
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
+from interlock.engine.record.occupant import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
@@ -44,10 +44,7 @@ class Console(Frame[Leave]):
         points are written; `painted` is called when there is something on the screen."""
         super().__init__(look, driver=driver)
         self.source = source
-        try:
-            self.who = getpass.getuser()
-        except (OSError, KeyError):
-            self.who = "operator"
+        self.who = user_name()
         self._session = session
         self._summary = summary
         self._store = store

@@ -210,10 +210,10 @@ class Remote:
             self._wake.clear()
 
     def _talk(self, link: Link) -> None:
-        with self._lock:
-            due, self._requests = self._requests, []
-        for request in due:
-            request(link)
+        while self._requests:
+            self._requests[0](link)
+            with self._lock:  # only now: what is lost with the connection is told
+                del self._requests[0]
         standing = link.ask(said.Inquiry(since=sys.maxsize), said.Standing)
         with self._lock:
             self._standing = standing

@@ -138,7 +138,7 @@ def _flags(filled: Filled) -> str:
         words = shlex.split(filled.text("flags"))
     except ValueError as error:
         return f"{error}".lower()
-    return misread(["run", ".", *words])
+    return misread(["run", ".", *words]) if words else ""
 
 
 def misread(words: Sequence[str]) -> str:

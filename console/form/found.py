@@ -8,33 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
 from interlock.engine.config import Configuration, RunSettings, flag_of
 from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.intake.glance import Glance, glance
 from interlock.engine.models.registry import ModelSpec, extended, find
-from interlock.engine.record.units import duration
 from interlock.widgets.ticks import ModelRow
 
 if TYPE_CHECKING:
     from interlock.engine.forecast import Forecast
+    from interlock.engine.record.runs import Overview
 
 LISTED = 12
 """Earlier runs that are offered."""
-FIRST = 8
-"""Entries of a journal among which its beginning is."""
-
-
-@dataclass(frozen=True)
-class PastRun:
-    """A run that was there before: where it lies, and what is to be said of it."""
-
-    path: Path
-    age: str
-    state: str
-    models: str
-    chunks: str
 
 
 class Machine:
@@ -67,11 +53,12 @@ class Machine:
         driver = open_nvml()
         return driver.names() if driver else []
 
-    def earlier(self, out: Path) -> list[PastRun]:
+    def earlier(self, out: Path) -> "list[Overview]":
         """List the latest runs in `out`, the one written last first."""
         from interlock.engine.record.rundir import runs_in
+        from interlock.engine.record.runs import overview
 
-        return [run for path in runs_in(out)[:LISTED] if (run := _earlier(path))]
+        return [overview(path, time.time()) for path in runs_in(out)[:LISTED]]
 
     def begun(self, run: Path) -> Filled:
         """Fill the form with what a run was begun with. Raises InterlockError for one that cannot be read."""
@@ -131,6 +118,32 @@ class Machine:
                 raise UnavailableError(f"{spec.key} is not on this machine, and nothing may be fetched: choose another")
 
 
+@dataclass(frozen=True)
+class ChunksSeen:
+    """What the directory of chunks `of` this name holds, as far as it was looked at; or why that is nothing."""
+
+    of: str
+    found: Sequence[Glance] = ()
+    whole: bool = True
+    problem: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.found)
+
+
+def shelf(text: str, place: Path, left: Callable[[], bool]) -> ChunksSeen:
+    """Look at a directory of chunks, which is called so, until it is `left`."""
+    try:
+        found, whole = glance(place, left)
+    except OSError as error:
+        return ChunksSeen(text, problem=f"cannot read it: {error.strerror or error}")
+    if found or not whole:
+        return ChunksSeen(text, found, whole)
+    reason = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
+    return ChunksSeen(text, problem=reason)
+
+
 def _row(spec: ModelSpec) -> ModelRow:
     return ModelRow(spec.key, spec.dim, spec.max_tokens, spec.licence)
 
@@ -159,31 +172,4 @@ def _size(place: Path) -> int | None:
         files = [file for file in place.rglob("*") if file.is_file()]
         weights = [file for file in files if file.suffix == ".safetensors"]
         return sum(file.stat().st_size for file in weights or files)
-    return None
-
-
-class _Ended(msgspec.Struct):
-    status: str
-
-
-def _state(run: Path) -> str:
-    """How a run ended, by its summary."""
-    with suppress(OSError, msgspec.MsgspecError, RecursionError):
-        return msgspec.json.decode((run / "summary.json").read_bytes(), type=_Ended).status
-    return "unfinished"
-
-
-def _earlier(path: Path) -> PastRun | None:
-    """What the first entries of a run's journal and its summary's status say; None where they say nothing."""
-    from interlock.engine.record import journal
-    from interlock.engine.record.events import RunStarted
-
-    with suppress(OSError, InterlockError), (path / "journal.jsonl").open("rb") as lines:
-        age = f"{duration(time.time() - (path / 'journal.jsonl').stat().st_mtime)} ago"
-        for line, _ in zip(lines, range(FIRST), strict=False):
-            entry = journal.decode(line)
-            if entry and isinstance(entry.body, RunStarted):
-                roster = entry.body.config.get("roster")
-                names = [str(name) for name, _ in roster.value] if roster else []
-                return PastRun(path, age, _state(path), ", ".join(names), entry.body.chunks)
     return None

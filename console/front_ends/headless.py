@@ -40,7 +40,7 @@ class Headless:
         self._events = events
         self._quiet = quiet
         self._seen = seen
-        self._spoke = time.monotonic()
+        self._began = self._spoke = time.monotonic()
         self._in_place = None if quiet or events or not sys.stderr.isatty() else InPlace()
         self._folded = Folded()
         self._failures: list[str] = []
@@ -82,10 +82,11 @@ class Headless:
             self._print(entry)
         for text in self._folded.due(time.monotonic()):
             self._say(text)
-        now = recorder.snapshot()
-        if self._in_place:
-            self._in_place.draw(now)
-        elif time.monotonic() - self._spoke >= interval(now.elapsed) and (text := progress(now)):
+        now = time.monotonic()  # a snapshot copies every batch's number: it is taken only for a line that is due
+        if self._in_place and self._in_place.due(now):
+            self._in_place.draw(recorder.snapshot())
+        due = not self._in_place and now - self._spoke >= interval(now - self._began)
+        if due and (text := progress(recorder.snapshot())):
             self._say(text)
 
     def _print(self, entry: Entry) -> None:

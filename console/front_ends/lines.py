@@ -31,10 +31,12 @@ class InPlace:
     def __init__(self) -> None:
         self._drawn, self._width = 0.0, 0
 
+    def due(self, now: float) -> bool:
+        """Tell whether it is time to draw again."""
+        return now - self._drawn >= IN_PLACE_SECONDS
+
     def draw(self, snapshot: Snapshot) -> None:
-        """Write how far the run is, where that is due."""
-        if time.monotonic() - self._drawn < IN_PLACE_SECONDS:
-            return
+        """Write how far the run is."""
         self._drawn = time.monotonic()
         text = safe(bar(snapshot, _columns() - 1))
         _overwrite(text.ljust(self._width))

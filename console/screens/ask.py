@@ -43,6 +43,8 @@ class Answer(Static):
 class Ask(ModalScreen[str]):
     """Gives the value of what was chosen, or an empty text."""
 
+    BACK = "cancel"
+    """What escape does."""
     DEFAULT_CSS = """
     Ask { align: center middle; background: $background 60%; }
     Ask > Vertical {
@@ -67,7 +69,7 @@ class Ask(ModalScreen[str]):
             yield Static(Text("\n".join(safe(line) for line in self._lines) + "\n"))
             for choice in self._choices:
                 yield Answer(choice.keys.partition(",")[0], choice.label, str(choice.value))
-            yield Answer("esc", "cancel", "")
+            yield Answer("esc", self.BACK, "")
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)
@@ -76,6 +78,7 @@ class Ask(ModalScreen[str]):
 class Recap(Ask):
     """What became of a run; gives what comes next."""
 
+    BACK = "back to the run"
     DEFAULT_CSS = """
     Recap > Vertical { width: 108; }
     """

@@ -15,9 +15,6 @@ class Keyed(Screen[None]):
     ACTIONS: ClassVar[str]
     _look: Look
 
-    def on_mount(self) -> None:
-        self.set_class(self._look.ascii, "ascii")
-
     def say(self, text: str) -> None:
         """Tell the operator something."""
 

@@ -36,7 +36,7 @@ class Listing(ModalScreen[ScreenResultType]):
     def __init__(self, *, ascii: bool) -> None:
         super().__init__()
         self._ascii = ascii
-        self._at = 0
+        self._at = self._heads = 0
         self._pane = Pane(self.TITLE)
 
     def compose(self) -> ComposeResult:
@@ -50,18 +50,14 @@ class Listing(ModalScreen[ScreenResultType]):
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self.draw)
 
-    def heads(self, width: int) -> list[Row]:
-        """Draw what stands above the lines."""
-        return []
-
-    def lines(self, width: int) -> list[Row]:
-        """Draw the lines, each `width` cells."""
+    def content(self, width: int) -> tuple[list[Row], list[Row]]:
+        """Draw what stands above the lines, and the lines, each `width` cells."""
         raise NotImplementedError
 
     def draw(self) -> None:
         width = max(1, self._pane.inner_width - 1)
-        heads, lines = self.heads(width), self.lines(width)
-        self._at = max(0, min(self._at, len(lines) - 1))
+        heads, lines = self.content(width)
+        self._heads, self._at = len(heads), max(0, min(self._at, len(lines) - 1))
         shown: list[Row] = [(Span(" "), *each) for each in heads]
         for line, each in enumerate(lines):
             chosen = line == self._at
@@ -71,12 +67,12 @@ class Listing(ModalScreen[ScreenResultType]):
             shown = [row((line, "dim")) for line in wrapped(self.NONE, width)]
         self._pane.styles.height = len(shown) + 2
         self._pane.show(ascii_only(shown) if self._ascii else shown)
-        self._pane.scroll_to(0, max(0, len(heads) + self._at + 2 - self._pane.inner_height), animate=False)
+        self._pane.scroll_to(0, max(0, self._heads + self._at + 2 - self._pane.inner_height), animate=False)
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self._pane)
         if place:
-            self._at = place.y + self._pane.scroll_offset.y - len(self.heads(self._pane.inner_width))
+            self._at = place.y + self._pane.scroll_offset.y - self._heads
             self.draw()
 
     def action_move(self, lines: int) -> None:
@@ -107,8 +103,8 @@ class Kinds(Listing[None]):
         self._kinds = kinds
         self._toggle = toggle
 
-    def lines(self, width: int) -> list[Row]:
-        return [
+    def content(self, width: int) -> tuple[list[Row], list[Row]]:
+        return [], [
             fitted([Span(f"[{'x' if each.shown else ' '}] {fit(each.word, 14)}{each.count:>7,}")], width)
             for each in self._kinds()
         ]
@@ -137,18 +133,12 @@ class Mitigations(Listing[Steps]):
         super().__init__(ascii=ascii)
         self._groups = groups
 
-    def _table(self, width: int) -> list[Row]:
-        return table.rows(*tabled(self._groups()), width)
-
-    def heads(self, width: int) -> list[Row]:
-        if not self._groups():
-            return []
-        times = sum(each.times for each in self._groups())
-        kinds = several(len(self._groups()), "kind")
-        return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), self._table(width)[0]]
-
-    def lines(self, width: int) -> list[Row]:
-        return self._table(width)[1 : len(self._groups()) + 1] if self._groups() else []
+    def content(self, width: int) -> tuple[list[Row], list[Row]]:
+        if not (groups := self._groups()):
+            return [], []
+        times, kinds = sum(each.times for each in groups), several(len(groups), "kind")
+        names, *lines = table.rows(*tabled(groups), width)[: len(groups) + 1]
+        return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names], lines
 
     def action_choose(self) -> None:
         groups = self._groups()

@@ -1,5 +1,6 @@
 """What the set-up form lays over itself: a tree of directories to choose from, and the earlier runs to begin from."""
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +14,9 @@ from textual.screen import ModalScreen
 from textual.widgets import DirectoryTree, OptionList, Static
 from textual.widgets.option_list import Option
 
-from interlock.console.form.found import PastRun
+from interlock.console.text import runs_text
+from interlock.engine.intake.collections import SUFFIXES
+from interlock.engine.record.runs import Overview
 from interlock.engine.record.safe import safe
 
 BOX = """
@@ -41,7 +44,7 @@ class Directories(DirectoryTree):
 
 def _told(path: Path) -> bool:
     try:
-        return path.name.endswith(("_chunks.json", ".jsonl")) or path.is_dir()
+        return path.name.endswith(SUFFIXES) or path.is_dir()
     except OSError:
         return False
 
@@ -127,7 +130,7 @@ class Begin(ModalScreen[Path | None]):
     DEFAULT_CSS = BOX.format(name="Begin")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Back")]
 
-    def __init__(self, runs: Sequence[PastRun], out: str) -> None:
+    def __init__(self, runs: Sequence[Overview], out: str) -> None:
         super().__init__()
         self._runs = runs
         self._out = out
@@ -149,9 +152,10 @@ class Begin(ModalScreen[Path | None]):
         self.dismiss(None)
 
 
-def _told_of(run: PastRun) -> Text:
+def _told_of(run: Overview) -> Text:
+    age = f"{runs_text.age(time.time() - run.began_at)} ago" if run.began_at else ""
     return Text.assemble(
-        (safe(run.path.name), "bold"),
-        f"  {run.state}  {run.age}\n",
-        (f"  {safe(run.chunks)}: {safe(run.models)}", "dim"),
+        (safe(run.id), "bold"),
+        f"  {run.health.word}  {age}\n",
+        (f"  {safe(run.chunks)}: {safe(', '.join(run.models))}", "dim"),
     )

@@ -22,6 +22,7 @@ from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.console.text.next_step import command, resume_words
 from interlock.engine.errors import InterlockError
+from interlock.engine.record.counting import several
 from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
@@ -62,7 +63,6 @@ class RunsScreen(Keyed):
         yield from (self._head, self._list, self._keys)
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._list.focus()
         self.set_interval(BEAT, self._draw)
 
@@ -96,9 +96,8 @@ class RunsScreen(Keyed):
         self._marked = [path for path in self._marked if path in there]
         running = sum(each.held for each in seen)
         looking = "" if self._runs.complete else "  reading..."
-        words = (
-            f" {len(seen)} runs in {self._runs.out}  {running} in use  {human_bytes(sum(each.bytes for each in seen))}"
-        )
+        size = human_bytes(sum(each.bytes for each in seen))
+        words = f" {several(len(seen), 'run')} in {self._runs.out}  {running} in use  {size}"
         self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
         if seen:
             cells = [runs_text.cells(each, self._now()) for each in seen]

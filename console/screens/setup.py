@@ -8,7 +8,7 @@ import asyncio
 import shlex
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,21 +22,19 @@ from textual.widgets import Input, Static
 from interlock.console.actions import SETUP, bindings_of
 from interlock.console.form.aside import aside
 from interlock.console.form.filled import FIELDS, Filled, command_of, directory, problems
-from interlock.console.form.found import Machine
+from interlock.console.form.found import ChunksSeen, Machine, shelf
 from interlock.console.look import Look
 from interlock.console.screens.ask import Ask, Choice
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.entry import FormField, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
 from interlock.console.screens.pick import Begin, Browse
+from interlock.console.text import form_text
 from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.errors import InterlockError
-from interlock.engine.intake.glance import Glance, glance
-from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
 from interlock.widgets.pane import Bar, Key, Pane
-from interlock.widgets.text import Row, row, wrapped
+from interlock.widgets.text import row, wrapped
 from interlock.widgets.ticks import ModelList
 
 if TYPE_CHECKING:
@@ -56,16 +54,6 @@ KEYS = (
     Key("^g", "Earlier runs", action="earlier"), Key("tab", "Next field", action="next"),
     Key("f1", "Help", action="help"), Key("^q", "Quit", action="leave"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ChunksSeen:
-    """What the directory of chunks `of` this name holds, as far as it was looked at; or why that is nothing."""
-
-    of: str
-    found: Sequence[Glance] = ()
-    whole: bool = True
-    problem: str = ""
 
 
 class Setup(Keyed):
@@ -141,7 +129,6 @@ class Setup(Keyed):
         yield Bar(id="footer")
 
     def on_mount(self) -> None:
-        super().on_mount()
         models = self.query_one(ModelList)
         models.take(self._machine.known())
         models.tick(self._first.ticked)
@@ -219,33 +206,9 @@ class Setup(Keyed):
     def _hint(self, name: str) -> str:
         """What is known of what stands in a field; of the one with the cursor, what it may be."""
         if name == "chunks":
-            return self._shelf_text()
-        match name if self.focused and self.focused.id == name else "":
-            case "models":
-                return "space ticks, + - or digits weigh; the number is the order of the passes, 1 is the primary"
-            case "devices":
-                if self._gpus is None:
-                    return "looking for GPUs..."
-                here = [f"cuda:{number} {gpu}" for number, gpu in enumerate(self._gpus)]
-                arrows = "up/down" if self._look.ascii else "↑↓"
-                return f"{arrows} chooses; here: {', '.join(here) or 'no GPU'}, cpu"
-            case "fusion":
-                return f"{'up/down' if self._look.ascii else '↑↓'} chooses: concat, named, mean"
-        return ""
-
-    def _shelf_text(self) -> str:
-        shelf = self._shelf
-        if not self.filled.text("chunks"):
-            return "type a path (tab completes it), or ^o for a tree of directories"
-        if shelf.of != self.filled.text("chunks"):
-            return "looking..."
-        each = [
-            f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in shelf.found
-        ]
-        shown = each[:4] + [f"{len(each) - 4} more"] * (len(each) > 4)
-        size = human_bytes(sum(one.bytes for one in shelf.found))
-        least = "" if shelf.whole else "at least "
-        return f"{least}{several(len(each), 'collection')}, {size}: {', '.join(shown)}"
+            return form_text.chunks(self._shelf, self.filled.text("chunks"))
+        here = self.focused is not None and self.focused.id == name
+        return form_text.hint(name, self._gpus, ascii=self._look.ascii) if here else ""
 
     @on(events.DescendantFocus)
     @on(events.DescendantBlur)
@@ -307,7 +270,7 @@ class Setup(Keyed):
             return
         try:
             await asyncio.sleep(PAUSE / 2)
-            self._shelf = await aside(lambda: _shelf(text, place, left))
+            self._shelf = await aside(lambda: shelf(text, place, left.is_set))
         finally:
             left.set()
         self._draw()
@@ -319,9 +282,9 @@ class Setup(Keyed):
         self._stop.set()
         self._stop = stop = threading.Event()
         await asyncio.sleep(PAUSE)
-        shelf = self._shelf
-        known = shelf.of == self.filled.text("chunks") and shelf.whole
-        if known and sum(each.bytes for each in shelf.found) <= UNASKED:
+        seen = self._shelf
+        known = seen.of == self.filled.text("chunks") and seen.whole
+        if known and seen.bytes <= UNASKED:
             await self._make_plan(stop)
 
     async def _make_plan(self, stop: threading.Event) -> None:
@@ -347,7 +310,8 @@ class Setup(Keyed):
         elif self._plan and width > 0:
             pane.show(plan_rows(self._plan, width, ascii=self._look.ascii))
         elif not self._plan:
-            pane.show(_empty(width, sum(each.bytes for each in self._shelf.found)))
+            much = self._shelf.bytes if self._shelf.bytes > UNASKED else 0
+            pane.show([row((line, "dim")) for line in wrapped(form_text.no_plan(much), max(1, width))])
 
     # What an operator asks
 
@@ -443,27 +407,7 @@ class Setup(Keyed):
         )
 
 
-def _shelf(text: str, place: Path, left: threading.Event) -> ChunksSeen:
-    """Look at a directory of chunks."""
-    try:
-        found, whole = glance(place, left.is_set)
-    except OSError as error:
-        return ChunksSeen(text, problem=f"cannot read it: {error.strerror or error}")
-    if found or not whole:
-        return ChunksSeen(text, found, whole)
-    reason = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
-    return ChunksSeen(text, problem=reason)
-
-
 def _short(path: Path) -> str:
     """A path as somebody would type it here."""
     here = Path.cwd()
     return f"{path.relative_to(here)}/" if path.is_relative_to(here) and path != here else str(path)
-
-
-def _empty(width: int, size: int) -> list[Row]:
-    """What stands in place of a plan while there is none for chunks of so many bytes."""
-    text = "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."
-    if size > UNASKED:
-        text = f"{human_bytes(size)} of chunks would be read and tokenised for a plan: press ^p for it."
-    return [row((line, "dim")) for line in wrapped(text, max(1, width))]

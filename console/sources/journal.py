@@ -157,7 +157,7 @@ class Watched(_Folding):
         if self.failure:
             return str(self.failure)
         if self.gone:
-            words = resume_words(super().snapshot().chunks, self.path.parent)
+            words = resume_words(self._state.started.chunks if self._state.started else "", self.path.parent)
             return f"{GONE}: its process is gone; continue it with {command(words)}"
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
@@ -171,13 +171,15 @@ class Watched(_Folding):
         if anew:
             self._forget()
         if entries:
-            self._grew, self.gone = time.monotonic(), False
+            # What was written long ago is not waited for again.
+            age = min(max(0.0, time.time() - entries[-1].at), QUIET_SECONDS)
+            self._grew, self.gone = time.monotonic() - age, False
             self._take(entries)
             for body in (entry.body for entry in entries):
                 if self._remote and isinstance(body, ControlApplied | ControlRefused):
                     self._remote.answered(body)
             return True
-        if self._seq >= 0 and not self.gone and time.monotonic() - self._grew > QUIET_SECONDS:
+        if self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
             self.gone = not super().snapshot().over and not held(self.path)
         return False

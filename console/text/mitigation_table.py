@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from interlock.engine.record.events import Entry, Mitigated
+from interlock.engine.record.facts import timed
 from interlock.engine.record.units import human_bytes
 from interlock.widgets.formats import clock
 
@@ -59,7 +60,7 @@ class MitigationLog:
         group.rows += step.rows
         group.needs = max(group.needs or 0, step.predicted_bytes or 0) or None
         group.free = min((size for size in (group.free, step.free) if size is not None), default=None)
-        if entry.device_kind != "sim":
+        if timed(entry.device_kind):
             group.seconds = (group.seconds or 0.0) + (step.cost_seconds or 0.0)
         group.last = entry.at
         group.seqs.add(entry.seq)

@@ -24,7 +24,7 @@ def bar(snapshot: Snapshot, width: int) -> str:
         return progress(snapshot)[:width]
     now, left = snapshot.passes[snapshot.current_pass], of_run(snapshot)
     full = int(BAR * snapshot.share_done)
-    parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"]
+    parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"] + ["paused"] * snapshot.paused
     if timed(snapshot.device_kind):
         parts += [f"eta {duration(left.seconds)}"] if left else []
     else:
@@ -52,7 +52,7 @@ def progress(snapshot: Snapshot) -> str:
     if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
         return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
     now = snapshot.passes[snapshot.current_pass]
-    parts = [f"{percent(snapshot.share_done).strip()} of the run"]
+    parts = ["paused"] * snapshot.paused + [f"{percent(snapshot.share_done).strip()} of the run"]
     parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
     parts += [batches_of(now)] if now.batches_done else []
     if timed(snapshot.device_kind):

@@ -47,10 +47,15 @@ def _headline(snapshot: Snapshot) -> str:
 def _models(snapshot: Snapshot) -> list[str]:
     """A line for each model, under one another."""
     cells = [
-        [each.model, each.word, f"{each.rows_done:,} texts", *_speed(each, snapshot), ", ".join(each.devices)]
+        [each.model, each.word, _done(each), *_speed(each, snapshot), ", ".join(each.devices)]
         for each in snapshot.passes
     ]
     return render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
+
+
+def _done(each: PassView) -> str:
+    """Texts that were computed, and those of them without a vector."""
+    return f"{each.rows_done:,} texts" + f", {each.parked} parked" * bool(each.parked)
 
 
 def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:

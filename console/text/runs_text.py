@@ -8,6 +8,7 @@ import msgspec
 from interlock.console.text.columns import render
 from interlock.engine.record.counting import percent
 from interlock.engine.record.runs import Overview
+from interlock.engine.record.safe import named
 from interlock.engine.record.units import human_bytes
 
 HEADS = ("state", "run", "age", "done", "look at", "device", "models", "rows", "size", "pid", "host")
@@ -98,7 +99,7 @@ def age(seconds: float) -> str:
 def _listed(seen: Overview) -> _Listed:
     who = seen.occupant
     return _Listed(
-        run=str(seen.path),
+        run=named(seen.path),
         state=seen.health.word,
         detail=seen.health.detail,
         began_at=seen.began_at,

@@ -7,19 +7,12 @@ versions of the libraries; what failed is asked anew in each run, of each card.
 """
 
 import dataclasses
-import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from interlock.engine.errors import InterlockError, reason
@@ -30,14 +23,14 @@ from interlock.engine.models.cost import cost_of
 from interlock.engine.models.packing import TILE
 from interlock.engine.models.precision import wider
 from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.sources import model_cache
+from interlock.engine.passes import findings
 from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.findings import Finding, attention_of
 from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner
-from interlock.engine.record import atomic
 from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.units import distinct_sizes
 
@@ -51,33 +44,6 @@ MOST_TOKENS = 1024
 """Of a row: the plain path may take memory with the square of it."""
 IN_TURN = "copying its layers one after the other"
 """What follows where a streamed model fails."""
-VERSION = 3
-_FOLDER = "canaries"
-_LIBRARIES = ("interlock", "torch", "transformers")
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    """What a canary showed; `cosine` is the lowest of its rows, None where there was nothing to compare."""
-
-    outcome: Literal["passed", "failed", "skipped"]
-    cosine: float | None
-    rows: int
-    tokens: int
-    reference: str
-    detail: str = ""
-    remembered: bool = False
-    seconds: float = 0.0
-
-
-class Remembered(Struct, frozen=True, kw_only=True):
-    """What a canary showed that is kept for later runs, and of what."""
-
-    model: str
-    label: str
-    """The make of the device."""
-    dtype: str
-    attention: str
-    finding: Finding
 
 
 def least_cosine(dtype: str) -> float:
@@ -107,11 +73,6 @@ def in_wider(card: ModelCard, original: ModelCard) -> ModelCard | None:
     return original.in_precision(dtype) if dtype else None
 
 
-def attention_of(card: ModelCard) -> str:
-    """Return how its rows are attended to, as events tell it."""
-    return card.kernel if card.packed else card.attention
-
-
 def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
     """Say what follows where `card` has failed on a device, and `then` is plainer."""
     if then is None:
@@ -124,16 +85,6 @@ def _rung(card: ModelCard, then: ModelCard | None) -> Rung:
     if then is None:
         return Rung.RELOCATE
     return Rung.FLOAT32 if then.dtype == "float32" != card.dtype else Rung.REPLAN
-
-
-def remembered() -> list[Remembered]:
-    """Read what canaries of earlier runs have shown on this machine, the newest first."""
-    kept = {}
-    with suppress(OSError):
-        for file in (model_cache() / _FOLDER).glob("*.json"):
-            with suppress(OSError, msgspec.MsgspecError):
-                kept[file] = msgspec.json.decode(file.read_bytes(), type=Remembered), file.stat().st_mtime
-    return [each for each, _ in sorted(kept.values(), key=lambda item: item[1], reverse=True)]
 
 
 class Canaries:
@@ -202,7 +153,7 @@ class Canaries:
         way = card.key, card.dtype, card.kernel, card.attention, instance.way
         with self._lock:  # several GPUs of one make ask at the same time when memory gets short in mid-pass
             found = self._found.get((*way, device.name))
-            if found is None and not _failure(card, instance).exists():
+            if found is None and not findings.failed(card, instance):
                 found = self._found.get((*way, device.label))
             if found is None:
                 if (found := self._checked(cells, card, instance)) is None:
@@ -219,18 +170,15 @@ class Canaries:
     def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
         """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
         device = instance.device
-        if device.lasting and not _failure(card, instance).exists():
-            with suppress(OSError, msgspec.MsgspecError):
-                known = msgspec.json.decode(_pass(card, instance).read_bytes(), type=Remembered)
-                return replace(known.finding, remembered=True, seconds=0.0)
+        if device.lasting and (known := findings.passed(card, instance)):
+            return replace(known, remembered=True, seconds=0.0)
         began = time.monotonic()
         found = self._compared(cells, card, instance)
         instance.clear()  # small pieces that stay cached would stand in the way of a large batch
         if found:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
             if device.lasting and found.cosine is not None:  # what raised an error may not do so again
-                with suppress(InterlockError, OSError):  # it can be looked at again
-                    _remember(card, instance, found)
+                findings.keep(card, instance, found)
         return found
 
     def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
@@ -344,36 +292,3 @@ def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | 
                 return Trouble.LOST
             rows = rows[(len(rows) + 1) // 2 :]
     return Trouble.MEMORY
-
-
-def _remember(card: ModelCard, instance: ModelInstance, found: Finding) -> None:
-    """Keep a finding for later runs: a pass for the make of the device, a failure for this very one."""
-    about = Remembered(
-        model=card.key, label=instance.device.label, dtype=card.dtype, attention=attention_of(card), finding=found
-    )
-    if found.outcome == "passed":
-        _failure(card, instance).unlink(missing_ok=True)
-        atomic.write_bytes(_pass(card, instance), msgspec.json.encode(about))
-    else:
-        atomic.write_bytes(_failure(card, instance), msgspec.json.encode(about))
-
-
-def _pass(card: ModelCard, instance: ModelInstance) -> Path:
-    """Where it is kept that a make of device computes a model rightly."""
-    return _file(card, instance, "passed")
-
-
-def _failure(card: ModelCard, instance: ModelInstance) -> Path:
-    """Where it is kept that a device has failed, so that what passed on others of its make is not enough."""
-    return _file(card, instance, "failed", instance.device.key or instance.device.name)
-
-
-def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
-    """Where a finding is kept: another for all that could change it."""
-    device = instance.device
-    about = [
-        VERSION, card.snapshot.fingerprint, card.dtype, card.kernel, card.attention, card.packed, card.pooling,
-        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
-    ]  # fmt: skip
-    name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
-    return model_cache() / _FOLDER / f"{name}.json"

@@ -36,8 +36,6 @@ from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Master, Replica, load
 from interlock.engine.passes.canary import (
     IN_TURN,
-    Remembered,
-    attention_of,
     least_cosine,
     lowest_cosine,
     plain,
@@ -45,6 +43,7 @@ from interlock.engine.passes.canary import (
     remedy,
 )
 from interlock.engine.passes.encoder import Ids, Vectors, encoder_for
+from interlock.engine.passes.findings import Remembered, attention_of
 from interlock.engine.record.units import human_bytes
 
 Outcome = Literal["passed", "limited", "untried", "failed"]

@@ -264,7 +264,8 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.seconds += sign * batch.seconds
     share.flops_done += sign * _flops(share, batch)
     if sign > 0:
-        share.lately.add(batch.tokens, _flops(share, batch), batch.seconds)
+        share.by_tokens.add(batch.tokens, batch.seconds)
+        share.by_flops.add(_flops(share, batch), batch.seconds)
     if not batch.parts:
         dtype = batch.dtype or (state.roster[batch.model_pass].dtype if state.roster else "")
         share.computed[batch.device, dtype] += sign * batch.rows

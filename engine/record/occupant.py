@@ -75,14 +75,14 @@ def held(journal: Path) -> bool:
     The kernel's list of locks is asked first: to try the lock would, for a moment, keep a writer out.
     """
     try:
-        with journal.open("rb") as handle:
+        with atomic.opened(journal) as handle:
             if not _listed(os.fstat(handle.fileno()).st_ino):
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # what cannot be read is not a journal that anybody writes, as far as can be told
+        return False
     return True
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from interlock.engine.record.snapshot import PassView, Snapshot
 
-BEGUN, KNOWN, UNKNOWN = 0.10, 0.20, 0.35
-"""How far a prediction may be off, as a share of it: at the own pace of a model, at that of an earlier run, and at that
-of other models. `bench/eta.py` measures it."""
+LEAST, KNOWN, UNKNOWN = 0.05, 0.20, 0.35
+"""How far a prediction is said to be off, as a share of it: at a model's own pace as much as its latest batches differ,
+at least so much; at the pace of an earlier run; at that of other models. Chosen; `bench/eta.py` measures how often the
+end lies within."""
 SETTLED = 3
 """Batches from which on a model's own pace is better than that of an earlier run."""
 
@@ -26,7 +27,7 @@ def of_pass(each: PassView) -> Outlook | None:
     """Predict when a pass that has committed a batch ends; None for any other."""
     if not each.cost_done or each.failure:
         return None
-    return _left(each, each.seconds_per_cost, BEGUN, len(each.devices))
+    return _left(each, each.lately.pace, max(LEAST, each.lately.varies), len(each.devices))
 
 
 def of_run(snapshot: Snapshot) -> Outlook | None:
@@ -48,10 +49,13 @@ def _pace(each: PassView, usual: float) -> tuple[float, float]:
     """Seconds for each unit of a pass's cost on one device, 0 where nobody knows; and how far they may be off."""
     before = each.tokens / each.known_pace / each.cost if each.known_pace and each.cost else 0.0
     if each.cost_done and (each.batches_done >= SETTLED or not before):
-        return each.seconds_per_cost, BEGUN
+        return each.lately.pace, max(LEAST, each.lately.varies)
     return (before, KNOWN) if before else (usual, UNKNOWN)
 
 
 def _left(each: PassView, pace: float, off: float, devices: int) -> Outlook | None:
+    if not pace:
+        return None
     seconds = max(0.0, each.cost - each.cost_done) * pace / max(1, devices)
-    return Outlook(seconds, seconds * off) if pace else None
+    # The batch that is under way may have just begun, or be nearly done.
+    return Outlook(seconds, seconds * off + each.cost / max(1, each.batches) * pace)

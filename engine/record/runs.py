@@ -25,7 +25,7 @@ from interlock.engine.record.rundir import JOURNAL, SUMMARY, RunDirectory, runs_
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 
-DIED = "its process is gone; --resume continues the run"
+DIED = "its process is gone"
 TAIL_BYTES = 64 << 10
 """So much of a journal's end is looked at for the entry that closes a run."""
 
@@ -125,7 +125,7 @@ def delete(directory: Path) -> None:
 
 def _begins(path: Path) -> bool:
     """Whether a file begins as the journal of a run does; an empty one is that of a run that never came to work."""
-    with atomic.explaining(path), atomic.opened(path) as handle:
+    with atomic.reading(path), atomic.opened(path) as handle:
         line = handle.readline()
     with suppress(InterlockError):
         return not line or journal.decode(line) is not None

@@ -3,7 +3,9 @@
 People get `safe` lines; programs get JSON that is `unarmed`: the same values in signs that steer nothing.
 """
 
+import os
 import re
+from pathlib import Path
 from unicodedata import category
 
 LIMIT = 500
@@ -23,6 +25,11 @@ def safe(text: object, limit: int = LIMIT) -> str:
             for sign in shown
         )
     return shown if len(line) <= limit else shown + "…"
+
+
+def named(path: Path) -> str:
+    """Write a path as JSON can hold it: bytes of its name that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def unarmed(data: bytes) -> bytes:

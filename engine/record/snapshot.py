@@ -10,7 +10,7 @@ from itertools import islice
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
-from interlock.engine.record.state import Control, LeaseState, Pace, RunState, Share
+from interlock.engine.record.state import Control, Lately, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
 GONE = "stopped writing"
@@ -63,8 +63,8 @@ class PassView:
     cost: float = 0.0
     """Of all its batches, in predicted operations; in tokens where not every pass has a prediction."""
     cost_done: float = 0.0
-    seconds_per_cost: float = 0.0
-    """On one device, of its latest batches; 0 before there were any."""
+    lately: Lately = field(default_factory=Lately)
+    """What its latest batches took, on one device."""
     known_pace: float = 0.0
     """Tokens a second on one device in earlier runs; 0 where there was none."""
 
@@ -284,16 +284,10 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         failure=failed.reason if failed else "",
         cost=sum(plan.flops if priced else plan.tokens for plan in plans),
         cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
-        seconds_per_cost=_pace(shares, priced),
+        lately=sum((share.by_flops if priced else share.by_tokens for share in shares), Lately()),
         known_pace=state.paces.get(entry.model, 0.0),
     )
     return replace(view, word=_word(state, view, held))
-
-
-def _pace(shares: Sequence[Share], priced: bool) -> float:
-    """Seconds of the latest batches for each unit of their cost."""
-    cost = sum(share.lately.flops if priced else share.lately.tokens for share in shares)
-    return sum(share.lately.seconds for share in shares) / cost if cost else 0.0
 
 
 def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:

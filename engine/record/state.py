@@ -1,5 +1,6 @@
 """The state of a run: what screens show and what the summary says. `fold` is the only way in."""
 
+import math
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -16,18 +17,34 @@ HISTORY = 600
 
 @dataclass
 class Lately:
-    """Tokens, operations and seconds of the latest batches: each batch counts a little less with every later one."""
+    """Cost and seconds of the latest batches: each batch counts a little less with every later one. `squares` is of
+    their paces, each weighted with its cost: with it one can tell how much they differ."""
 
     FADES: ClassVar[float] = 0.9
-    tokens: float = 0.0
-    flops: float = 0.0
+    cost: float = 0.0
     seconds: float = 0.0
+    squares: float = 0.0
 
-    def add(self, tokens: int, flops: float, seconds: float) -> None:
+    def add(self, cost: float, seconds: float) -> None:
         """Take in one batch more."""
-        self.tokens = self.tokens * self.FADES + tokens
-        self.flops = self.flops * self.FADES + flops
+        self.cost = self.cost * self.FADES + cost
         self.seconds = self.seconds * self.FADES + seconds
+        self.squares = self.squares * self.FADES + (seconds * seconds / cost if cost else 0.0)
+
+    def __add__(self, other: "Lately") -> "Lately":
+        return Lately(self.cost + other.cost, self.seconds + other.seconds, self.squares + other.squares)
+
+    @property
+    def pace(self) -> float:
+        """Seconds for each unit of cost; 0 before there was any."""
+        return self.seconds / self.cost if self.cost else 0.0
+
+    @property
+    def varies(self) -> float:
+        """The standard deviation of the batches' paces, as a share of the pace."""
+        if not self.pace:
+            return 0.0
+        return math.sqrt(max(0.0, self.squares / self.cost - self.pace**2)) / self.pace
 
 
 @dataclass
@@ -40,7 +57,8 @@ class Share:
     batches_done: int = 0
     flops_done: float = 0.0
     seconds: float = 0.0
-    lately: Lately = field(default_factory=Lately)
+    by_tokens: Lately = field(default_factory=Lately)
+    by_flops: Lately = field(default_factory=Lately)
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from interlock.console.commands import best_chunks, limit_threads
+from interlock.console.answers import best_chunks, limit_threads
 from interlock.console.crash import reportable
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.plan_text import plan_text

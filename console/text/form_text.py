@@ -1,0 +1,45 @@
+"""What the set-up form says below its fields and in place of a plan, as pure text."""
+
+from collections.abc import Sequence
+
+from interlock.console.form.found import ChunksSeen
+from interlock.engine.record.counting import several
+from interlock.engine.record.units import human_bytes
+
+NAMED = 4
+"""Collections that are named; more are counted."""
+
+
+def chunks(shelf: ChunksSeen, typed: str) -> str:
+    """Say what the directory that was `typed` holds, as far as it was looked at."""
+    if not typed:
+        return "type a path (tab completes it), or ^o for a tree of directories"
+    if shelf.of != typed:
+        return "looking..."
+    each = [f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in shelf.found]
+    shown = each[:NAMED] + [f"{len(each) - NAMED} more"] * (len(each) > NAMED)
+    least = "" if shelf.whole else "at least "
+    return f"{least}{several(len(each), 'collection')}, {human_bytes(shelf.bytes)}: {', '.join(shown)}"
+
+
+def hint(name: str, gpus: Sequence[str] | None, *, ascii: bool) -> str:
+    """Say what the field with the cursor may be; `gpus` is None while nobody has asked the driver."""
+    arrows = "up/down" if ascii else "↑↓"
+    match name:
+        case "models":
+            return "space ticks, + - or digits weigh; the number is the order of the passes, 1 is the primary"
+        case "devices" if gpus is None:
+            return "looking for GPUs..."
+        case "devices":
+            here = ", ".join(f"cuda:{number} {gpu}" for number, gpu in enumerate(gpus or ()))
+            return f"{arrows} chooses; here: {here or 'no GPU'}, cpu"
+        case "fusion":
+            return f"{arrows} chooses: concat, named, mean"
+    return ""
+
+
+def no_plan(much: int) -> str:
+    """Say why there is no plan yet; `much` are the bytes of chunks that would be read unasked, where they are many."""
+    if much:
+        return f"{human_bytes(much)} of chunks would be read and tokenised for a plan: press ^p for it."
+    return "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."
