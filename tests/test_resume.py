@@ -321,3 +321,15 @@ def test_a_run_asked_to_stop_stops_between_batches_and_resumes(running, number, 
     commits = [(each.model_pass, each.batch_index) for each in events_of(world.one, BatchCommitted)]
     assert len(commits) == len(set(commits)) == len(events_of(whole, BatchCommitted))
     assert files_of(world.one / "exports") == files_of(whole / "exports")
+
+
+def test_a_resumed_run_goes_on_as_its_operator_steered_it_unless_told_otherwise(running):
+    world, process = running
+    interlock("ctl", world.one, "exclusive", "off")
+    interlock("ctl", world.one, "stop")
+    assert process.wait(timeout=60) == 4
+    kept = world.copy(world.home.parent / "kept")
+    for place, flags, exclusive in ((kept, [], False), (world, ["--exclusive"], True)):
+        place.resume(*flags)
+        assert [each.config["exclusive"].value for each in events_of(place.one, RunResumed)] == [exclusive]
+        assert summary_of(place.one)["schedule"] == ("exclusive" if exclusive else "shared")

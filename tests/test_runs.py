@@ -12,11 +12,14 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from interlock.console.apps.run import Console
 from interlock.console.apps.runs import Runs
 from interlock.console.look import Look
+from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
@@ -251,9 +254,9 @@ async def chosen(pilot: Pilot, name: str) -> None:
 async def test_the_screen_says_of_every_run_how_it_stands_at_any_size(out, size):
     app = listing(out, ascii=True)
     async with app.run_test(size=size) as pilot:
-        await shows(pilot, lambda: len(lines_of(app)) >= 4)
-        text = "\n".join(lines_of(app))
-        assert all(word in text for word in ("INCOMPLETE", "PROCESS DIED", "STOPPED")) and text.isascii()
+        states = ("INCOMPLETE", "PROCESS DIED", "STOPPED")  # the first look may come before the screen has its size
+        await shows(pilot, lambda: all(any(word in line for line in lines_of(app)) for word in states))
+        assert all(line.isascii() for line in lines_of(app))
         assert all(len(line) <= size[0] for line in lines_of(app))
 
 
@@ -355,3 +358,26 @@ def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running)
         terminal.wait_for("in use", PATIENCE)
         terminal.press("q")
         assert terminal.wait(PATIENCE) == 0
+
+
+async def test_runs_are_found_while_one_types_and_marks_outlast_it(out):
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "over")
+        await pilot.press("space", "slash", *"DIED")
+        await shows(pilot, lambda: len(lines_of(app)) == 2 and " died " in lines_of(app)[1])
+        await pilot.press(*"xyz")
+        await shows(pilot, lambda: any("esc shows all" in line for line in lines_of(app)))
+        await pilot.press("enter", "escape")
+        await chosen(pilot, "stopped")
+        await pilot.press("space", "o")
+        await shows(pilot, lambda: isinstance(app.screen, SummaryScreen) and app.screen._other)
+
+
+async def test_what_is_typed_in_one_burst_with_the_key_that_opens_the_line_is_not_lost(out):
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "over")
+        for key in ("slash", "d", "i", "e", "d"):
+            app.post_message(events.Key(key, "/" if key == "slash" else key))
+        await shows(pilot, lambda: isinstance(app.screen, Find) and app.screen.query_one(Input).value == "died")

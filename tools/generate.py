@@ -28,10 +28,19 @@ MESSAGES = ROOT / "docs" / "messages.md"
 def models() -> str:
     """The registry."""
     rows = [
-        [f"`{spec.key}`", spec.dim, spec.max_tokens, spec.licence, "<br>".join(f"`{label(s)}`" for s in spec.sources)]
+        [
+            f"`{spec.key}`",
+            spec.dim,
+            spec.max_tokens,
+            spec.languages,
+            spec.licence,
+            "<br>".join(f"`{label(s)}`" for s in spec.sources),
+        ]
         for spec in REGISTRY.values()
     ]
-    return _table(["model", "dim", "tokens", "licence", "sources, in the order in which they are asked"], rows)
+    return _table(
+        ["model", "dim", "tokens", "languages", "licence", "sources, in the order in which they are asked"], rows
+    )
 
 
 def settings() -> str:

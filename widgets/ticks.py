@@ -18,7 +18,7 @@ from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, k
 GAP = " "
 HEADS = 1
 """Lines above the models."""
-RANKS = (0, 1, 3, 4, 2, 5)
+RANKS = (0, 1, 3, 4, 2, 5, 6)
 """Of the columns: the lowest stay where room is short."""
 LEAST_LICENCE = 18
 STEP = 0.1
@@ -33,6 +33,7 @@ class ModelRow:
     key: str
     dim: int | None = None
     tokens: int | None = None
+    languages: str = ""
     licence: str = ""
     here: bool | None = None
     size: int | None = None
@@ -46,8 +47,10 @@ def rows(
     if width < 1 or not models:
         return []
     longest = max(len(each.key) for each in models)
-    heads = [fit("    model", longest + 5), "weight", " dim", "tokens", fit("on disk", 9, right=True), "licence"]
-    lines = [_cells(each, ticked, cursor == line, longest) for line, each in enumerate(models)]
+    heads = [fit("    model", longest + 5), "weight", " dim", "tokens", fit("on disk", 9, right=True)]
+    spoken = max(len("languages"), *(len(each.languages) for each in models))
+    heads += [fit("languages", spoken), "licence"]
+    lines = [_cells(each, ticked, cursor == line, longest, spoken) for line, each in enumerate(models)]
     columns = kept([*map(len, heads[:-1]), LEAST_LICENCE], RANKS, width, gap=len(GAP)) or [0]
     shown = [fitted([Span(GAP.join(heads[column] for column in columns), "title")], width)]
     for line, cells in enumerate(lines):
@@ -56,7 +59,7 @@ def rows(
     return ascii_only(shown) if ascii else shown
 
 
-def _cells(each: ModelRow, ticked: Sequence[tuple[str, str]], chosen: bool, longest: int) -> list[Span]:
+def _cells(each: ModelRow, ticked: Sequence[tuple[str, str]], chosen: bool, longest: int, spoken: int) -> list[Span]:
     """The columns of a model, each as wide for all of them."""
     weights = dict(ticked)
     picked = each.key in weights
@@ -69,6 +72,7 @@ def _cells(each: ModelRow, ticked: Sequence[tuple[str, str]], chosen: bool, long
         Span(fit(str(each.dim or "?"), 4, right=True)),
         Span(fit(f"{each.tokens:,}" if each.tokens else "?", 6, right=True)),
         Span(fit(here, 9, right=True), "ok" if each.here else "dim"),
+        Span(fit(each.languages, spoken), "dim"),
         Span(each.licence, "dim"),
     ]
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from textual import events
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -14,6 +15,7 @@ from textual.screen import Screen
 
 from interlock.console.actions import Action, actions_of, shown_keys
 from interlock.console.look import GAUGE, OWN, THEMES, Look
+from interlock.console.screens.ask import Find
 from interlock.console.terminal.driver import HangupSafeDriver
 
 T = TypeVar("T")
@@ -97,6 +99,11 @@ class Frame(App[T]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         theme = self.current_theme
         return GAUGE["ansi" if theme.ansi else "dark" if theme.dark else "light"]
+
+    def on_key(self, event: events.Key) -> None:
+        """Hand on what was typed in one burst with the key that opens a line; a slow link sends keys so."""
+        if event.character and event.is_printable and isinstance(self.screen, Find):
+            self.screen.type(event.character)
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""

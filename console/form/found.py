@@ -145,7 +145,7 @@ def shelf(text: str, place: Path, left: Callable[[], bool]) -> ChunksSeen:
 
 
 def _row(spec: ModelSpec) -> ModelRow:
-    return ModelRow(spec.key, spec.dim, spec.max_tokens, spec.licence)
+    return ModelRow(spec.key, spec.dim, spec.max_tokens, spec.languages, spec.licence)
 
 
 def _looked_at(spec: ModelSpec) -> ModelRow:
@@ -160,6 +160,7 @@ def _looked_at(spec: ModelSpec) -> ModelRow:
         spec.key,
         spec.dim or (dim if isinstance(dim, int) else None),
         spec.max_tokens or (tokens if isinstance(tokens, int) else None),
+        spec.languages,
         spec.licence,
         held is not None,
         _size(held[0]) if held else None,

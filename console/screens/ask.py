@@ -102,17 +102,21 @@ class Find(ModalScreen[str | None]):
     def __init__(self, title: str, value: str = "", typed: Callable[[str], str] | None = None) -> None:
         super().__init__()
         self._title = title
-        self._value = value
         self._typed = typed
+        self._line = Input(value, compact=True)
 
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(Text(self._title))
-            yield Input(self._value, compact=True)
+            yield self._line
             yield Label(id="said")
 
     def on_mount(self) -> None:
         self.tell("")
+
+    def type(self, character: str) -> None:
+        """Take a key that was typed before the line was there to take it."""
+        self._line.insert_text_at_cursor(character)
 
     def tell(self, text: str) -> None:
         """Say something of what was typed."""

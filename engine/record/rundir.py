@@ -19,14 +19,25 @@ import msgspec
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.compare import differences, few
-from interlock.engine.record.events import DevicesFound, RunResumed, RunStarted
+from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting
 
 SCRATCH = ".tokens-"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 LISTED = 10
 """Runs that are named to somebody who looked for another."""
-_TELLING = (b'"event":"run_started"', b'"event":"run_resumed"', b'"event":"devices_found"')
+_TELLING = tuple(
+    f'"event":"{event}"'.encode() for event in ("run_started", "run_resumed", "devices_found", "control_applied")
+)
+_STEERED = {
+    ("schedule", "shared"): {"exclusive": "no", "window": "0"},
+    ("schedule", "exclusive"): {"exclusive": "yes", "window": "0"},
+    ("cpu_fallback", "yes"): {"cpu_fallback": "yes"},
+    ("cpu_fallback", "no"): {"cpu_fallback": "no"},
+}
+"""The settings that a control stands for; the others last no longer than the process."""
+OPERATOR = "operator"
+"""The origin of what an operator changed while the run went on."""
 
 
 class _Member(msgspec.Struct):
@@ -50,18 +61,19 @@ class _Inputs(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Begun:
-    """What the latest session of a run was called with, and what it computed on."""
+    """What the latest session of a run was called with and steered to, and what it computed on."""
 
     config: Mapping[str, Setting]
     devices: tuple[DeviceFacts, ...]
+    steered: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
     def kept(self) -> Mapping[str, Setting]:
-        """Its settings, with the devices by name where the machine was to choose them."""
-        asked = self.config.get("devices")
+        """Its settings as they were at its end, with the devices by name where the machine was to choose them."""
+        asked, settings = self.config.get("devices"), {**self.config, **self.steered}
         if not asked or not self.devices or asked.value not in ("auto", "cuda"):
-            return self.config
-        return {**self.config, "devices": Setting(",".join(each.name for each in self.devices), asked.origin)}
+            return settings
+        return {**settings, "devices": Setting(",".join(each.name for each in self.devices), asked.origin)}
 
 
 @dataclass(frozen=True)
@@ -123,11 +135,13 @@ class RunDirectory:
         return inputs
 
     def begun(self) -> Begun | None:
-        """Read in the journal what the latest session was called with; None where no session came so far.
+        """Read in the journal what the latest session was called with, and what an operator changed since; None where
+        no session came so far.
 
         Raises InterlockError for a run that was begun and whose journal does not say so.
         """
         config: Mapping[str, Setting] = {}
+        steered: dict[str, Setting] = {}
         devices: tuple[DeviceFacts, ...] = ()
         with (
             suppress(FileNotFoundError, NotADirectoryError),
@@ -139,15 +153,18 @@ class RunDirectory:
                 entry = journal.decode(line) if any(mark in line for mark in _TELLING) else None
                 match entry.body if entry else None:
                     case RunStarted(config=config) | RunResumed(config=config):
-                        pass
+                        steered = {}  # it was begun with that, or was told otherwise
                     case DevicesFound(devices=found):
                         devices = tuple(found)
+                    case ControlApplied(control=control, value=value):
+                        changed = _STEERED.get((control, value), {})
+                        steered |= {name: Setting(to, OPERATOR) for name, to in changed.items()}
         if not config and (self.path / RUN).exists():
             raise InterlockError(
                 f"{self.journal} is missing or lacks the run's settings, so the run cannot be trusted: restore it "
                 "from a copy, or start a new run"
             )
-        return Begun(config, devices) if config else None
+        return Begun(config, devices, steered) if config else None
 
     def check_links(self) -> None:
         """Raise UsageError where what is written into the run would land somewhere else."""

@@ -182,6 +182,7 @@ class _Summary(msgspec.Struct):
     chunks: str
     collections: list[_Collection]
     warnings: list[msgspec.Raw]
+    residues: list[msgspec.Raw] = []
     share_done: float | None = None
 
 
@@ -205,7 +206,7 @@ def _closed(directory: Path) -> Overview | None:
         steps |= Counter(bytes(each) for each in place.mitigations)
     told = Attention(
         parked=sum(len(place.parked) for place in said.collections),
-        warnings=len(said.warnings) + sum(len(place.warnings) for place in said.collections),
+        warnings=len(said.warnings) + len(said.residues) + sum(len(place.warnings) for place in said.collections),
         mitigations=steps.total(),
         refused=sum(place.refused for place in said.collections),
     )

@@ -214,7 +214,9 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         collections=tuple(_collection(state, name) for name in state.collections),
         models=tuple(state.models),
         retries=len(state.retries),
-        warnings=len(state.warnings) + sum(len(each.warnings) for each in state.collections.values()),
+        warnings=len(state.warnings)
+        + len(state.residues)
+        + sum(len(each.warnings) for each in state.collections.values()),
         pace=state.pace.copy(),
         controls=tuple(state.controls),
     )
