@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from interlock.engine.record.events import DeviceLost
 from interlock.engine.record.outlook import KNOWN, LEAST, UNKNOWN, of_pass, of_run
-from interlock.engine.record.snapshot import PassView, Snapshot
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
 from interlock.engine.record.state import Lately
 from tests.snapshots import one_pass, sample
+from tools.recorded import Recorded
 
 
 def a_pass(
@@ -60,10 +63,35 @@ def test_the_first_batches_of_a_model_that_ran_before_say_less_than_that_run() -
     assert left and left.seconds == pytest.approx(18.0)
 
 
-def test_work_is_shared_by_the_devices_that_are_at_work() -> None:
-    two = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), devices=("cuda:0", "cuda:1"))
-    left = of_run(run_of(two))
-    assert left and left.seconds == pytest.approx(15.0)
+@pytest.mark.parametrize(
+    ("at_work", "seconds"),
+    [(("cuda:0",), 30.0), (("cuda:0", "cuda:1"), 15.0), (("cuda:0", "cuda:1", "cpu"), 15.0), (("cpu",), 30.0)],
+)
+def test_work_is_shared_by_the_devices_that_are_held_now_whatever_computed_before(at_work, seconds) -> None:
+    before = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), devices=("cpu", "cuda:0", "cuda:1"))
+    now = replace(before, at_work=at_work)
+    left = of_run(run_of(now))
+    assert left and left.seconds == pytest.approx(seconds)
+    left = of_pass(now)
+    assert left and left.seconds == pytest.approx(seconds)
+
+
+def test_between_two_leases_the_gpus_that_are_left_count() -> None:
+    done = a_pass(0, done=10, cost=100.0, seconds=60.0, word="done")
+    run = replace(sample(3, kind="cuda"), passes=(done, a_pass(1, done=0, cost=100.0)))
+    first, *others = run.devices
+    run = replace(run, devices=(replace(first, lost="fell off the bus"), *(replace(each, lost="") for each in others)))
+    left = of_run(run)
+    assert left and left.seconds == pytest.approx(30.0)
+
+
+def test_a_lost_gpu_is_not_at_work_though_its_lease_is_held(tmp_path) -> None:
+    run = Recorded(RunDirectory(tmp_path / "run"))
+    assert {name for each in run.play_to(0.2).passes for name in each.at_work} == {"cuda:0", "cuda:1"}
+    run.recorder.emit(DeviceLost(device="cuda:0", reason="fell off the bus"))
+    now = run.recorder.look(lambda state: snapshot(state, 0))
+    assert {name for each in now.passes for name in each.at_work} == {"cuda:1"}
+    run.close()
 
 
 def test_a_failed_pass_has_nothing_left() -> None:

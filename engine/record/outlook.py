@@ -4,6 +4,7 @@ The work that is left is priced by the operations that each model's plan predict
 pace of its latest batches, one that has not at that of its earlier runs, else at that of the models before it.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from interlock.engine.record.snapshot import PassView, Snapshot
@@ -27,7 +28,7 @@ def of_pass(each: PassView) -> Outlook | None:
     """Predict when a pass that has committed a batch ends; None for any other."""
     if not each.cost_done or each.failure:
         return None
-    return _left(each, each.lately.pace, max(LEAST, each.lately.varies), len(each.devices))
+    return _left(each, each.lately.pace, max(LEAST, each.lately.varies), _count(each.at_work or each.devices))
 
 
 def of_run(snapshot: Snapshot) -> Outlook | None:
@@ -37,12 +38,22 @@ def of_run(snapshot: Snapshot) -> Outlook | None:
         return None
     seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
     usual = seconds / done if done else 0.0
-    working = len({name for each in snapshot.passes if each.word == "running" for name in each.devices})
+    working = _count({name for each in snapshot.passes for name in each.at_work}) or _usable(snapshot)
     found = [_left(each, *_pace(each, usual), working) for each in passes]
     if any(each is None for each in found):
         return None
     known = [each for each in found if each]
     return Outlook(sum(each.seconds for each in known), sum(each.spread for each in known))
+
+
+def _count(devices: Collection[str]) -> int:
+    """How many devices share the work: beside GPUs, the host computes what they could not, and hardly counts."""
+    return sum(name != "cpu" for name in devices) or len(devices)
+
+
+def _usable(snapshot: Snapshot) -> int:
+    """How many devices the next lease may hold; one models the host, which computes where there is no GPU."""
+    return sum(not device.lost for device in snapshot.devices if device.facts.kind != "cpu")
 
 
 def _pace(each: PassView, usual: float) -> tuple[float, float]:

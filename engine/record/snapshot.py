@@ -56,6 +56,7 @@ class PassView:
     tokens_done: int
     seconds: float
     devices: tuple[str, ...]
+    """Those that ever computed a batch of it."""
     cells: tuple[int, ...]
     mitigations: int
     parked: int
@@ -67,6 +68,8 @@ class PassView:
     """What its latest batches took, on one device."""
     known_pace: float = 0.0
     """Tokens a second on one device in earlier runs; 0 where there was none."""
+    at_work: tuple[str, ...] = ()
+    """The devices that it holds now, without those that were lost."""
 
     @property
     def share_done(self) -> float:
@@ -288,6 +291,13 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
         lately=sum((share.by_flops if priced else share.by_tokens for share in shares), Lately()),
         known_pace=state.paces.get(entry.model, 0.0),
+        at_work=tuple(
+            name
+            for lease in held
+            if lease.model_pass == number
+            for name in lease.devices
+            if not (name in state.devices and state.devices[name].lost)
+        ),
     )
     return replace(view, word=_word(state, view, held))
 
