@@ -216,6 +216,30 @@ def test_a_damaged_line_is_named_and_what_stood_before_is_shown(tmp_path, closin
     assert "line 4 is damaged" in source.note and seqs(source) == [0, 1, 2]
 
 
+LOST = Entry(seq=3, at=1.5, session=0, elapsed=0.5, device_kind="cpu", body=ev.BatchesLost(model_pass=7, batches=[1]))
+
+
+@pytest.mark.parametrize("kind", [Watched, Replayed])
+def test_an_entry_that_does_not_fit_is_said_and_what_stood_before_is_shown(tmp_path, closing, kind):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(3))
+    if kind is Replayed:
+        path.write_bytes(lines(3) + encode(LOST))
+    source = closing(kind(path))
+    if kind is Watched:
+        with path.open("ab") as file:
+            file.write(encode(LOST))
+    until(lambda: source.failure)
+    assert "entry 3 of the journal (BatchesLost) does not fit" in source.note and seqs(source) == [0, 1, 2]
+
+
+def test_a_journal_that_does_not_fit_at_first_is_refused_at_once(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(lines(3) + encode(LOST))
+    with pytest.raises(InterlockError, match="does not fit"):
+        Watched(path)
+
+
 def test_missing_lines_are_reported(tmp_path, closing):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(3) + lines(3, first=4))

@@ -12,6 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from msgspec.structs import replace
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -29,7 +30,9 @@ from interlock.console.sources.session import Session
 from interlock.console.text import runs_text
 from interlock.console.text.next_step import resume_words
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record import runs
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal, runs
+from interlock.engine.record.atomic import LARGEST, content
 from interlock.engine.record.health import attention, health
 from interlock.engine.record.occupant import occupant
 from interlock.engine.record.rundir import RunDirectory
@@ -105,9 +108,9 @@ def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_su
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_list(out):
-    journal = out / "died" / "journal.jsonl"
-    data = journal.read_bytes()
-    journal.write_bytes(data[:2000] + b"?" + data[2001:])
+    path = out / "died" / "journal.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data[:2000] + b"?" + data[2001:])
     seen = {each.id: each.health for each in overviews(out, LATER)}
     assert seen["died"].word == "UNREADABLE" and "damaged" in seen["died"].detail
     assert len(seen) == 3
@@ -129,6 +132,36 @@ def test_a_summary_that_says_what_cannot_be_costs_no_other_run_its_line(out, fie
         "over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED",
     }  # fmt: skip
     assert interlock("runs", "--plain", "--out", out).stdout.count("\n") >= 5
+
+
+@pytest.fixture
+def unlike(out: Path) -> Path:
+    """A run whose journal is whole and says what this version would not: a batch lost that nobody committed."""
+    path = out / "died" / "journal.jsonl"
+    latest = list(journal.read(path))[-1]
+    lost = ev.BatchesLost(model_pass=7, batches=[1])
+    with path.open("ab") as file:
+        file.write(journal.encode(replace(latest, seq=latest.seq + 1, body=lost)))
+    return path.parent
+
+
+def test_a_journal_that_makes_no_sense_costs_no_other_run_its_line(out, unlike):
+    seen = {each.id: each.health for each in overviews(out, LATER)}
+    assert len(seen) == 3 and seen["died"].word == "UNREADABLE" and "(BatchesLost) does not fit" in seen["died"].detail
+    kept = RunList(out)
+    try:
+        until(lambda: kept.complete)
+        assert {each.id: each.health for each in kept.seen} == seen and not kept.failure
+    finally:
+        kept.close()
+
+
+def test_a_summary_too_large_to_be_read_is_made_up_for_by_the_journal(out):
+    with (out / "stopped" / "summary.json").open("r+b") as file:
+        file.truncate(LARGEST + 1)
+    assert overview(out / "stopped", LATER).health.word == "STOPPED"
+    with pytest.raises(OSError, match="too large"):
+        content(out / "stopped" / "summary.json")
 
 
 def test_a_journal_nested_beyond_reading_costs_no_other_run_its_line(out):

@@ -19,12 +19,12 @@ from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.tail import Tail, journal_at
 from interlock.console.text.next_step import command, resume_words
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import journal
 from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
-from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.fold import fold_each
 from interlock.engine.record.occupant import held
 from interlock.engine.record.ring import Ring
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
@@ -84,8 +84,8 @@ class _Folding(ABC):
         while not self._ended.wait(0.0 if busy else POLL_SECONDS):
             try:
                 busy = self._look()
-            except InterlockError as error:
-                self.failure = error
+            except Exception as error:  # nobody would see it end
+                self.failure = error if isinstance(error, InterlockError) else InterlockError(reason(error))
                 return
 
     @abstractmethod
@@ -99,9 +99,8 @@ class _Folding(ABC):
 
     def _take(self, entries: list[Entry]) -> None:
         for start in range(0, len(entries), CHUNK):
-            with self._lock, uncollected():
-                for entry in entries[start : start + CHUNK]:
-                    fold(self._state, entry)
+            with self._lock:
+                for entry in fold_each(self._state, entries[start : start + CHUNK]):
                     self._ring.add(entry)
                     self._seq = entry.seq
 

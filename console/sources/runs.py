@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlock.console.sources.tail import Tail
-from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.fold import fold_each
 from interlock.engine.record.occupant import SESSION
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
 from interlock.engine.record.runs import Overview, overview
@@ -96,9 +96,8 @@ class RunList:
             anew, entries = followed.tail.more()
             if anew:
                 followed.state = RunState()
-            with uncollected():
-                for entry in entries:
-                    fold(followed.state, entry)
+            for _ in fold_each(followed.state, entries):
+                pass
             if not entries:
                 break
         return followed.state

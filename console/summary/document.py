@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.console.text.columns import render
 from interlock.engine.errors import UsageError
+from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL, beside
@@ -33,7 +34,6 @@ ALWAYS = {"run_id", "started_at", "finished_at", "at", "lease"}
 FEW = 100
 """Whole numbers below it are compared by themselves: many are no amounts."""
 OWN = ("run_id", "status", "collections")
-LARGEST = 256 * 2**20
 ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
 
 

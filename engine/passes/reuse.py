@@ -21,7 +21,7 @@ from interlock.engine.passes.batches import Batch, Rows, digest_of
 from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, crc_of, header_of
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
-from interlock.engine.record.fold import fold
+from interlock.engine.record.fold import fold_each
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 
@@ -51,8 +51,8 @@ def check(run: Path) -> Earlier:
             raise UsageError(f"--reuse {run}: not a run directory with vectors")
     state = RunState()
     with _damage_of(directory.journal):
-        for entry in journal.read(directory.journal):
-            fold(state, entry)
+        for _ in fold_each(state, journal.read(directory.journal)):
+            pass
     return Earlier(directory, _digests_of(directory, state), state)
 
 

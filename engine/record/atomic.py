@@ -19,6 +19,8 @@ from interlock.engine.errors import DiskError, InterlockError, remedy
 
 PARTIAL = ".*.partial"
 """What matches the names of files that were never finished."""
+LARGEST = 256 << 20
+"""Bytes of a file that is read whole."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -109,6 +111,14 @@ def sync_directory(directory: Path) -> None:
 def opened(path: Path) -> BufferedReader:
     """Open a file to read. Raises OSError for a pipe in its place too, which would be waited for."""
     return BufferedReader(FileIO(path, opener=at_once))
+
+
+def content(path: Path) -> bytes:
+    """Read a file whole. Raises OSError for what is no file, and for one larger than any that is read whole."""
+    with opened(path) as handle:
+        if os.fstat(handle.fileno()).st_size > LARGEST:
+            raise OSError(errno.EFBIG, "too large to be read", str(path))
+        return handle.read()
 
 
 def place_of(descriptor: int, path: Path) -> Path:

@@ -5,12 +5,13 @@ Folding the journal of a run gives the same state as having watched it.
 
 import gc
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec import convert
 from msgspec.structs import replace
 
+from interlock.engine.errors import InterlockError
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Setting
@@ -27,6 +28,21 @@ def uncollected() -> Iterator[None]:
     finally:
         if working:
             gc.enable()
+
+
+def fold_each(state: RunState, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Take what a journal says into the state, and yield each entry once it is in. Raises InterlockError for one that
+    does not fit those before it, as another version might write."""
+    with uncollected():
+        for entry in entries:
+            try:
+                fold(state, entry)
+            except Exception as error:  # no entry of this version, so there is no telling of which kind
+                raise InterlockError(
+                    f"entry {entry.seq} of the journal ({type(entry.body).__name__}) does not fit those before it, so "
+                    "nothing after it can be trusted"
+                ) from error
+            yield entry
 
 
 def fold(state: RunState, entry: Entry) -> None:

@@ -37,8 +37,7 @@ def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     known: dict[tuple[str, str], float] = {}
     for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            with atomic.opened(path) as handle:
-                told = msgspec.json.decode(handle.read(), type=_Told)
+            told = msgspec.json.decode(atomic.content(path), type=_Told)
             for each in (each for found in told.collections for each in found.passes):
                 if told.device_kind == kind and each.status == "completed" and each.tokens > 0 and each.seconds:
                     pace = each.tokens / each.seconds

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from interlock.engine.record.events import AnyEvent, Entry
-from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.fold import fold, fold_each
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.ring import Ring
 from interlock.engine.record.snapshot import Snapshot, snapshot
@@ -35,10 +35,8 @@ class Recorder:
         self.device_kind = device_kind
         self._state = RunState()
         self._next = 0
-        with uncollected():
-            for entry in journal.replay():
-                fold(self._state, entry)
-                self._next = entry.seq + 1
+        for entry in fold_each(self._state, journal.replay()):
+            self._next = entry.seq + 1
         self.first = self._next
         self.session = self._state.session + 1 if self._next else 0
         self._ring = Ring()

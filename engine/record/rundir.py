@@ -123,7 +123,7 @@ class RunDirectory:
         """Read what the run was begun with; empty where a run has not come so far. Raises InterlockError for damage."""
         try:
             with atomic.reading(self.path / RUN):
-                inputs: dict[str, Any] = json.loads(atomic.opened(self.path / RUN).read())
+                inputs: dict[str, Any] = json.loads(atomic.content(self.path / RUN))
             msgspec.convert(inputs, _Inputs)
         except (FileNotFoundError, NotADirectoryError):
             return {}

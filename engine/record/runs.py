@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RunClosed
-from interlock.engine.record.fold import fold, uncollected
+from interlock.engine.record.fold import fold_each
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
 from interlock.engine.record.occupant import Occupant, held, occupant
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, RunDirectory, runs_in
@@ -77,17 +77,16 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
     try:
         seen = None if in_use else _closed(directory)
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
-    except (InterlockError, OSError, ArithmeticError, ValueError, RecursionError) as error:  # a bad one hurts no other
-        seen = Overview(directory, Health("UNREADABLE", "error", str(error)))
+    except Exception as error:  # whatever one holds, it hurts no other
+        seen = Overview(directory, Health("UNREADABLE", "error", reason(error)))
     return replace(seen, bytes=size_of(directory), held=in_use, occupant=occupant(directory), chunks=_chunks(seen))
 
 
 def state_of(directory: Path) -> RunState:
     """Fold the journal of a run. Raises InterlockError where it is damaged, OSError where it cannot be read."""
     state = RunState()
-    with uncollected():
-        for entry in journal.read(directory / JOURNAL):
-            fold(state, entry)
+    for _ in fold_each(state, journal.read(directory / JOURNAL)):
+        pass
     return state
 
 
@@ -191,8 +190,7 @@ def _closed(directory: Path) -> Overview | None:
     if (closed := _close_of(directory / JOURNAL)) is None:
         return None
     try:
-        with atomic.opened(directory / SUMMARY) as handle:
-            said = msgspec.json.decode(handle.read(), type=_Summary)
+        said = msgspec.json.decode(atomic.content(directory / SUMMARY), type=_Summary)
         began, ended = said.started_at.timestamp(), said.finished_at.timestamp()
     except (OSError, ArithmeticError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
