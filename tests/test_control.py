@@ -28,6 +28,7 @@ from interlock.engine.record import rundir
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.occupant import occupant
+from interlock.engine.record.rundir import SOCKET
 from tests.builders import ROOT, interlock, start, summary_of
 from tests.pty_harness import on_terminal
 from tools.recorded import Recorded
@@ -96,14 +97,14 @@ def running(tmp_path: Path) -> Iterator[Path]:
     """The directory of a run of another process, which takes half a minute."""
     directory = tmp_path / "r"
     process = subprocess.Popen([sys.executable, "-c", WRITER, directory, "1.5"], cwd=ROOT)
-    until(lambda: (directory / said.SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
+    until(lambda: (directory / SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
     yield directory
     process.kill()
     process.wait()
 
 
 def test_the_socket_is_its_users_alone_and_goes_with_the_run(served):
-    assert (served.directory / said.SOCKET).stat().st_mode & 0o777 == 0o600
+    assert (served.directory / SOCKET).stat().st_mode & 0o777 == 0o600
     assert served.answers()
     served.server.close()
     assert list(served.directory.iterdir()) == []
@@ -192,8 +193,8 @@ def test_one_more_than_may_be_connected_is_told_so_and_one_who_leaves_makes_room
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_is_refused_even_where_the_files_let_him_in(served):
     served.directory.chmod(0o755)
-    (served.directory / said.SOCKET).chmod(0o666)
-    program = [sys.executable, "-c", FOREIGN, said.SOCKET]
+    (served.directory / SOCKET).chmod(0o666)
+    program = [sys.executable, "-c", FOREIGN, SOCKET]
     done = subprocess.run(program, cwd=served.directory, capture_output=True, text=True)
     assert "the run belongs to" in done.stdout, done.stderr
     assert not served.controls.stop_requested
@@ -208,7 +209,7 @@ def test_a_socket_that_a_killed_session_left_is_no_obstacle(tmp_path):
         Link(tmp_path)
     with steerable(tmp_path, Controls(), list) as note, Link(tmp_path) as link:
         assert note == "" and not link.ask(said.Inquiry(), said.Standing).stopping
-    assert not (tmp_path / said.SOCKET).exists()
+    assert not (tmp_path / SOCKET).exists()
 
 
 def test_a_place_without_sockets_leaves_a_run_that_says_so_once(tmp_path, monkeypatch, capsys):
@@ -287,11 +288,11 @@ def test_the_status_of_what_is_no_journal_is_one_line_with_the_reason(tmp_path):
 def test_a_killed_run_says_how_it_is_resumed_and_its_socket_goes_with_the_next_session(running):
     os.kill(occupant(running).pid, signal.SIGKILL)
     until(lambda: "process died" in interlock("ctl", running, "pause", check=1).stderr)
-    assert (running / said.SOCKET).exists()
+    assert (running / SOCKET).exists()
     session = Session(lambda controls: Recorded(rundir.RunDirectory(running), controls))
     session.start()
     session.result()
-    assert not (running / said.SOCKET).exists()
+    assert not (running / SOCKET).exists()
 
 
 def test_a_directory_in_use_is_refused_with_who_has_it_and_how_to_follow_it(running):
@@ -408,7 +409,7 @@ def test_watch_steers_a_headless_run_on_a_terminal_and_only_looks_with_readonly(
     run = start("demo", "--scripted", "--no-ui", "--run-id", "r", cwd=tmp_path)
     directory = tmp_path / "runs" / "r"
     try:
-        until(lambda: directory.exists() and (directory / said.SOCKET).exists())
+        until(lambda: directory.exists() and (directory / SOCKET).exists())
         with (
             on_terminal("watch", "runs/r", "--readonly", cwd=tmp_path, columns=100, rows=30) as looking,
             on_terminal("watch", "runs/r", cwd=tmp_path, columns=100, rows=30) as steering,

@@ -182,6 +182,18 @@ def test_only_the_whole_of_a_run_is_deleted_and_nothing_that_is_none(out):
     assert (diary / "journal.jsonl").exists() and (out / "died" / "inner").exists()
 
 
+def test_an_empty_journal_is_that_of_a_run_only_where_nothing_else_lies_beside_it(tmp_path):
+    for name in ("begun", "thesis"):
+        (tmp_path / name / ".tokens-1").mkdir(parents=True)
+        for file in ("journal.jsonl", ".session.json", ".summary.json.12.partial"):
+            (tmp_path / name / file).touch()
+    (work := tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is not a run"):
+        delete(tmp_path / "thesis")
+    delete(tmp_path / "begun")
+    assert work.exists() and not (tmp_path / "begun").exists()
+
+
 def test_who_only_looks_at_a_dead_run_does_not_make_it_look_alive(out):
     with (out / "died" / "journal.jsonl").open("rb") as handle:
         fcntl.flock(handle, fcntl.LOCK_SH)

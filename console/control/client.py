@@ -20,6 +20,7 @@ from interlock.console.control.place import name_of, short, user_behind
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.events import ControlApplied, ControlRefused
+from interlock.engine.record.rundir import SOCKET
 
 PATIENCE = 5.0
 """Seconds for a reply."""
@@ -91,7 +92,7 @@ def _why(error: OSError, directory: Path) -> str:
         return "the process of the run is gone"
     with suppress(OSError):
         if isinstance(error, PermissionError):
-            return f"the run belongs to {name_of((directory / said.SOCKET).stat().st_uid)}: only its own user steers it"
+            return f"the run belongs to {name_of((directory / SOCKET).stat().st_uid)}: only its own user steers it"
     return f"its control socket does not answer ({error.strerror or error})"
 
 

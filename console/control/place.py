@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from interlock.console.control.protocol import SOCKET
+from interlock.engine.record.rundir import SOCKET
 
 _CREDENTIALS = struct.Struct("3i")
 

@@ -13,8 +13,6 @@ from interlock.engine.passes.schedule import Placement
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.state import Control
 
-SOCKET = "control.sock"
-"""Its name in a run's directory."""
 CONTROLS = tuple(VALUES)
 LONGEST = 1024
 """Bytes of a request."""

@@ -19,6 +19,7 @@ from interlock.console.control.place import name_of, short, user_behind
 from interlock.engine.errors import ExitCode, reason
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
 
 CLIENTS = 16
@@ -64,7 +65,7 @@ class Server:
         `answers` gives every answer of the engine so far. Raises OSError where there can be no socket."""
         self._directory, self._controls, self._answers = directory, controls, answers
         self._listening = _bound(directory)
-        self._inode = (directory / said.SOCKET).lstat().st_ino
+        self._inode = (directory / SOCKET).lstat().st_ino
         self._clients: dict[socket.socket, _Client] = {}
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -78,7 +79,7 @@ class Server:
         """Cut everybody off, and take the socket away."""
         self._wake.close()
         self._thread.join()
-        path = self._directory / said.SOCKET
+        path = self._directory / SOCKET
         with suppress(OSError):
             if path.lstat().st_ino == self._inode:
                 path.unlink()
@@ -165,7 +166,7 @@ class Server:
 def _bound(directory: Path) -> socket.socket:
     """Listen in `directory`, where only this user may connect from the beginning."""
     with suppress(FileNotFoundError):
-        (directory / said.SOCKET).unlink()
+        (directory / SOCKET).unlink()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listening.fileno(), 0o600)  # what it is bound with is the mode of its name

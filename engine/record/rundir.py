@@ -22,7 +22,7 @@ from interlock.engine.record.compare import differences, few
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting
 
-SCRATCH = ".tokens-"
+SCRATCH, SOCKET = ".tokens-", "control.sock"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 LISTED = 10
 """Runs that are named to somebody who looked for another."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -20,14 +21,16 @@ from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
-from interlock.engine.record.occupant import Occupant, held, occupant
-from interlock.engine.record.rundir import JOURNAL, SUMMARY, RunDirectory, runs_in
+from interlock.engine.record.occupant import SESSION, Occupant, held, occupant
+from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 
 DIED = "its process is gone"
 TAIL_BYTES = 64 << 10
 """So much of a journal's end is looked at for the entry that closes a run."""
+_OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)
+"""What lies in the directory of a run that has not begun."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,14 @@ def delete(directory: Path) -> None:
 
 
 def _begins(path: Path) -> bool:
-    """Whether a file begins as the journal of a run does; an empty one is that of a run that never came to work."""
+    """Whether a file begins as the journal of a run does. An empty one may be that of a run that never came to work,
+    where nothing else lies beside it."""
     with atomic.reading(path), atomic.opened(path) as handle:
         line = handle.readline()
+        if not line:
+            return all(any(fnmatch(each.name, own) for own in _OWN) for each in path.parent.iterdir())
     with suppress(InterlockError):
-        return not line or journal.decode(line) is not None
+        return journal.decode(line) is not None
     return True  # of another version
 
 
