@@ -74,6 +74,26 @@ def test_samples_of_a_device_are_no_progress_and_batches_are() -> None:
     assert (seen.progressed_at, seen.latest_at, seen.slowest) == (10.0, 20.0, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [(ev.ControlRefused(control="pause", value="yes", who="ann", reason="no"), "STALLED"),
+     (ev.ControlApplied(control="stop", value="yes", who="ann"), "STALLED"),
+     (ev.ControlApplied(control="pause", value="no", who="ann"), "RUN")],
+)  # fmt: skip
+def test_an_answer_to_an_operator_is_no_progress_but_a_pause_that_is_lifted_is_no_delay(
+    body: ev.AnyEvent, word: str
+) -> None:
+    batch = ev.BatchCommitted(
+        model_pass=0, batch_index=0, rows=1, tokens=5, padding=0, device="cpu", seconds=1.0, crc=0
+    )
+    state = RunState(stage="running")
+    for at, told in ((10.0, batch), (400.0, body)):
+        fold(state, ev.Entry(seq=0, at=at, session=0, elapsed=at, device_kind="cpu", body=told))
+    found = health(snapshot(state, 1), 410.0)
+    assert found.word == word
+    assert found.detail == ("no progress for 6:40" if word == "STALLED" else "")
+
+
 def test_what_went_wrong_is_counted_until_it_is_looked_at() -> None:
     run = sample(mitigations=3, parked=1, warnings=2)
     seen = attention(run)

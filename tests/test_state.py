@@ -6,8 +6,9 @@ import pytest
 from interlock.engine.record import events as ev
 from interlock.engine.record import verdict
 from interlock.engine.record.events import Entry
-from interlock.engine.record.facts import DeviceFacts, Memory
+from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold
+from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
 
@@ -113,11 +114,40 @@ def test_a_redone_batch_is_counted_once():
     assert (share.batches_done, share.rows_done) == (2, 4)
 
 
+STARTED = ev.RunStarted(
+    run_id="r", chunks="in", fusion="concat", schedule="exclusive", config={}, versions={}, environment={}
+)
+ENTRY = RosterEntry(
+    model="m0", weight=1, source="m0", commit=None, fingerprint="f", dim=8, dtype="float32", max_tokens=9,
+    document_prompt="", query_prompt="", batch_tokens=9,
+)  # fmt: skip
+ROSTER = ev.RosterResolved(roster=[ENTRY])
+LEASED = ev.LeaseGranted(
+    lease="L001", model_pass=0, model="m0", devices=["cpu"], device_kind="cpu", budget_bytes=2, predicted_bytes=1
+)
+COMPLETE = ev.EnsemblePassCompleted(
+    model_pass=0, model="m0", device="cpu", dtype="float32", weight=1, rows=4, seconds=1
+)
+
+
+def test_a_session_that_goes_on_says_what_it_is_at_and_keeps_what_was_done():
+    def phases(state, *bodies):
+        return [snapshot(folded(body, state=state), 0).phase for body in bodies]
+
+    state = folded(STARTED)
+    assert phases(state, ROSTER, read(), planned(), LEASED, committed(0)) == [
+        "reading", "reading", "planning", "running", "running",
+    ]  # fmt: skip
+    done = snapshot(state, 0).share_done
+    assert done > 0
+    assert phases(state, RESUMED, ROSTER, read(), planned()) == ["resolving", "reading", "reading", "planning"]
+    assert snapshot(state, 0).share_done == done
+    assert phases(state, LEASED, committed(1), COMPLETE) == ["running", "running", "delivering"]
+    assert phases(state, RESUMED, ROSTER, read(), planned()) == ["resolving", "reading", "reading", "delivering"]
+
+
 def test_a_lost_batch_makes_its_pass_incomplete():
-    complete = ev.EnsemblePassCompleted(
-        model_pass=0, model="m0", device="cpu", dtype="float32", weight=1, rows=4, seconds=1
-    )
-    state = folded(read(), planned(), committed(0), committed(1), complete)
+    state = folded(read(), planned(), committed(0), committed(1), COMPLETE)
     assert state.passes_completed == {0}
     folded(ev.BatchesLost(model_pass=0, batches=[0]), state=state)
     assert state.passes_completed == set()

@@ -41,7 +41,7 @@ LEGEND = (
     ("Passes", "the bar fills as batches are committed"),
     ("Leases", "GiB before > peak > after, and the residue left behind"),
     ("Events", "note, notice, warning, error"),
-    ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no batch for long"),
+    ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
     ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: press a"),
     ("EXCL on*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),

@@ -17,6 +17,15 @@ from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
 
+STAGES: dict[type[ev.AnyEvent], str] = {
+    ev.RunStarted: "resolving",
+    ev.RunResumed: "resolving",
+    ev.RosterResolved: "reading",
+    ev.PassPlanned: "planning",
+    ev.LeaseGranted: "running",
+}
+"""The stage that begins with an event."""
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -48,8 +57,9 @@ def fold_each(state: RunState, entries: Iterable[Entry]) -> Iterator[Entry]:
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
     state.latest_at = entry.at
-    if not isinstance(entry.body, ev.DeviceSampled):
+    if _progresses(entry.body):
         state.progressed_at = entry.at
+    state.stage = STAGES.get(type(entry.body), state.stage)
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
@@ -81,6 +91,14 @@ def fold(state: RunState, entry: Entry) -> None:
             _fold_device(state, entry.body)
             _fold_collection(state, entry.body)
             _fold_pass(state, entry.body)
+
+
+def _progresses(event: ev.AnyEvent) -> bool:
+    """Whether an event tells that work goes on. What an operator asks for is answered all the same where it does not,
+    but a pause that is lifted is no delay."""
+    if isinstance(event, ev.ControlApplied):
+        return event.control == "pause"
+    return not isinstance(event, ev.DeviceSampled | ev.ControlRefused)
 
 
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
@@ -121,6 +139,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         state.started = replace(state.started, **called_with)
     state.retries.clear()
     state.status, state.reason, state.exit_code = None, "", None
+    state.current_pass, state.latest_batch = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
     for lease in list(state.held.values()):

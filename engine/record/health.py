@@ -46,7 +46,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if snapshot.paused:
         return Health("PAUSED", "warn")
     if (still := now - snapshot.progressed_at) > _patience(snapshot):
-        return Health("STALLED", "error", f"no batch for {duration(still)}")
+        return Health("STALLED", "error", f"no progress for {duration(still)}")
     if without := degraded(snapshot):
         return Health("DEGRADED", "warn", without)
     return Health("RUN", "ok") if snapshot.phase == "running" else Health(snapshot.phase.upper(), "idle")

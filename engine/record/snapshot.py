@@ -116,7 +116,7 @@ class Snapshot:
     began_at: float = 0.0
     latest_at: float = 0.0
     progressed_at: float = 0.0
-    """When a batch was last committed, a lease changed hands, or anything else but a sample was told."""
+    """When a batch was last committed, a lease changed hands, or anything else was told that is work."""
     slowest: float = 0.0
     """Seconds of the longest batch of the current pass in this session."""
     elapsed: float = 0.0
@@ -228,16 +228,9 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
 def _phase(state: RunState) -> str:
     if state.status:
         return state.status
-    if not state.started:
-        return "starting"
-    if not state.roster:
-        return "resolving"
-    if not state.plans:
-        return "reading"
-    if not state.leases:
-        return "planning"
     ended = state.passes_completed | state.failures.keys()
-    return "delivering" if len(ended) == len(state.roster) else "running"
+    over = state.stage in ("planning", "running") and 0 < len(state.roster) == len(ended)
+    return "delivering" if over else state.stage
 
 
 def _current(state: RunState) -> str:

@@ -195,11 +195,13 @@ class Pace:
 class RunState:
     """Everything an operator or an auditor may ask of a run."""
 
+    stage: str = "starting"
+    """What the latest session has come to: starting, resolving, reading, planning or running."""
     started: ev.RunStarted | None = None
     began_at: float = 0.0
     latest_at: float = 0.0
     progressed_at: float = 0.0
-    """When anything but a sample was told last."""
+    """When anything was told last but a sample, or an answer to an operator that lifts no pause."""
     slowest: float = 0.0
     """Seconds of the longest batch of the current pass in this session."""
     device_kind: str = ""
