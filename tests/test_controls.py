@@ -194,3 +194,15 @@ def test_a_console_that_goes_lifts_its_own_pause_and_none_that_was_asked_for_fro
     session.controls.settle(lambda _: None)
     session.detach()
     assert [f"{each.control} {each.value}" for each in session.controls.pending()] == left
+
+
+def test_a_signal_stops_the_run_though_its_thread_holds_the_controls():
+    controls = Controls()
+
+    def asked() -> None:
+        with controls._lock:  # as a screen that looks what is pending when the handler is called
+            controls.stop(ExitCode.TERMINATED)
+
+    (thread := threading.Thread(target=asked, daemon=True)).start()
+    thread.join(5)
+    assert not thread.is_alive() and controls.code == ExitCode.TERMINATED

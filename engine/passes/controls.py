@@ -51,7 +51,7 @@ class Controls:
         self._refused: dict[str, str] = {}
         self._asked: list[ControlApplied] = []
         self._over = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may stop the run while its thread holds it
 
     @property
     def stop_requested(self) -> bool:
