@@ -426,3 +426,14 @@ async def test_what_is_typed_in_one_burst_with_the_key_that_opens_the_line_is_no
         for key in ("slash", "d", "i", "e", "d"):
             app.post_message(events.Key(key, "/" if key == "slash" else key))
         await shows(pilot, lambda: isinstance(app.screen, Find) and app.screen.query_one(Input).value == "died")
+
+
+async def test_a_run_that_cannot_be_read_is_not_watched_and_says_what_is_wrong(out):
+    journal = out / "died" / "journal.jsonl"
+    data = journal.read_bytes()
+    journal.write_bytes(data[:2000] + b"?" + data[2001:])
+    app = listing(out)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await chosen(pilot, "died")
+        await pilot.press("enter")
+        assert app.is_running and app.next == () and "damaged" in app.screen._notice

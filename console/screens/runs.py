@@ -150,10 +150,12 @@ class RunsScreen(Keyed):
         self._draw()
 
     def action_enter(self) -> None:
-        """Watch a run that is not closed, view one that is."""
+        """Watch a run that is not closed, view one that is; say what is wrong with one that cannot be read."""
         if not (chosen := self._now_chosen()):
             return
-        if chosen.exit_code is None or chosen.held:
+        if chosen.health.word == "UNREADABLE":
+            self.say(chosen.health.detail)
+        elif chosen.exit_code is None or chosen.held:
             self._go(["watch", str(chosen.path)])
         else:
             self._view(chosen.path)
