@@ -1,6 +1,6 @@
 """Lists laid over the main screen: the kinds of events to show or hide, and the mitigations by their causes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -37,6 +37,9 @@ class Listing(ModalScreen[ScreenResultType]):
         super().__init__()
         self._ascii = ascii
         self._at = self._heads = 0
+        self._keys: Sequence[Hashable] = ()
+        """What the lines that were drawn are about."""
+        self._chosen: Hashable = None
         self._pane = Pane(self.TITLE)
 
     def compose(self) -> ComposeResult:
@@ -50,16 +53,17 @@ class Listing(ModalScreen[ScreenResultType]):
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self.draw)
 
-    def content(self, width: int) -> tuple[list[Row], list[Row]]:
-        """Draw what stands above the lines, and the lines, each `width` cells."""
+    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
+        """Draw what stands above the lines, and the lines by what they are about, each `width` cells."""
         raise NotImplementedError
 
     def draw(self) -> None:
         width = max(1, self._pane.inner_width - 1)
         heads, lines = self.content(width)
-        self._heads, self._at = len(heads), max(0, min(self._at, len(lines) - 1))
+        self._heads, self._keys = len(heads), list(lines)
+        self._choose(self._keys.index(self._chosen) if self._chosen in lines else self._at)
         shown: list[Row] = [(Span(" "), *each) for each in heads]
-        for line, each in enumerate(lines):
+        for line, each in enumerate(lines.values()):
             chosen = line == self._at
             text = "".join(span.text for span in each)
             shown.append((Span(CURSOR + text, "chosen"),) if chosen else (Span(" "), *each))
@@ -69,14 +73,19 @@ class Listing(ModalScreen[ScreenResultType]):
         self._pane.show(ascii_only(shown) if self._ascii else shown)
         self._pane.scroll_to(0, max(0, self._heads + self._at + 2 - self._pane.inner_height), animate=False)
 
+    def _choose(self, place: int) -> None:
+        """Choose a line of those that were drawn; the cursor stays on what it is about, wherever that goes."""
+        self._at = max(0, min(place, len(self._keys) - 1))
+        self._chosen = self._keys[self._at] if self._keys else None
+
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self._pane)
         if place:
-            self._at = place.y + self._pane.scroll_offset.y - self._heads
+            self._choose(place.y + self._pane.scroll_offset.y - self._heads)
             self.draw()
 
     def action_move(self, lines: int) -> None:
-        self._at += lines
+        self._choose(self._at + lines)
         self.draw()
 
     def action_leave(self) -> None:
@@ -103,15 +112,15 @@ class Kinds(Listing[None]):
         self._kinds = kinds
         self._toggle = toggle
 
-    def content(self, width: int) -> tuple[list[Row], list[Row]]:
-        return [], [
-            fitted([Span(f"[{'x' if each.shown else ' '}] {fit(each.word, 14)}{each.count:>7,}")], width)
+    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
+        return [], {
+            each.word: fitted([Span(f"[{'x' if each.shown else ' '}] {fit(each.word, 14)}{each.count:>7,}")], width)
             for each in self._kinds()
-        ]
+        }
 
     def action_switch(self) -> None:
-        if kinds := self._kinds():
-            self._toggle([kinds[self._at].word])
+        if self._keys:
+            self._toggle([str(self._chosen)])
             self.draw()
 
     def action_all(self) -> None:
@@ -133,13 +142,19 @@ class Mitigations(Listing[Steps]):
         super().__init__(ascii=ascii)
         self._groups = groups
 
-    def content(self, width: int) -> tuple[list[Row], list[Row]]:
+    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
         if not (groups := self._groups()):
-            return [], []
+            return [], {}
         times, kinds = sum(each.times for each in groups), several(len(groups), "kind")
         names, *lines = table.rows(*tabled(groups), width)[: len(groups) + 1]
-        return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names], lines
+        return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names], {
+            _key(each): line for each, line in zip(groups, lines, strict=True)
+        }
 
     def action_choose(self) -> None:
-        groups = self._groups()
-        self.dismiss(groups[self._at] if groups else None)
+        self.dismiss(next((each for each in self._groups() if _key(each) == self._chosen), None))
+
+
+def _key(steps: Steps) -> Hashable:
+    """What tells these mitigations from others, however many they become."""
+    return steps.rung, steps.device, steps.cause
