@@ -26,7 +26,7 @@ from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.session import Session
 from interlock.engine.config import load
-from interlock.engine.errors import ExitCode
+from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
 from tools.recorded import Recorded
@@ -620,3 +620,68 @@ async def test_a_last_look_while_the_screen_is_taken_down_raises_nothing(recorde
         recorded.play_to(0.7)
         app.poll()
         assert main_screen.snapshot.batches_done
+
+
+async def test_a_question_that_is_ready_late_is_not_laid_over_what_was_opened_meanwhile(recorded):
+    recorded.play_to(FAR)
+    ready, foresee = [], recorded.foresee
+    recorded.foresee = lambda schedule: foresee(schedule) if ready else None
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("x", "slash")
+        ready.append(True)
+        await seen(app, pilot)
+        assert isinstance(app.screen, Find)
+        await pilot.press("enter")
+        await seen(app, pilot)
+        assert isinstance(app.screen, Main) and recorded.controls.pending() == []
+
+
+async def test_what_cannot_be_asked_any_more_once_a_question_is_answered_is_said_to_be_so(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        for keys, title in (("c", "Forbid CPU"), ("S", "Stop the run?")):
+            await pilot.press(keys)
+            assert title in "\n".join(text_of(app))
+            box, recorded.controls = recorded.controls, None
+            await pilot.press("y")
+            assert recorded.unsteered in text_of(app)[-1]
+            assert "STOPPING" not in text_of(app)[0]
+            recorded.controls = box
+        assert box.pending() == [] and box.code is None
+
+
+async def test_the_console_ends_by_itself_when_the_run_was_refused_before_it_began_work(recorded):
+    recorded.play_to(0.0)
+    async with shown(recorded) as (app, pilot):
+        app._session.failure = UsageError("no such model")
+        app._session._done.set()
+        recorded.code = ExitCode.USAGE
+        app.poll()
+        await pilot.pause()
+    assert app.return_value is Leave.OVER
+
+
+async def test_the_cursor_of_a_list_stays_on_what_was_chosen_when_other_lines_come(recorded):
+    recorded.play_to(0.1)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        few = [each.word for each in app.main._events.kinds()]
+        await pilot.press("F")
+        await pilot.pause()
+        await pilot.press(*["down"] * (len(few) - 1))
+        recorded.play_to(FAR)
+        await seen(app, pilot)
+        assert [each.word for each in app.main._events.kinds()].index(few[-1]) > len(few) - 1
+        await pilot.press("space")
+        assert [each.word for each in app.main._events.kinds() if not each.shown] == few[-1:]
+
+
+async def test_the_mitigations_that_are_shown_are_those_that_were_under_the_cursor(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        first, *_, last = app.main._mitigations.groups()
+        await pilot.press("M")
+        await pilot.pause()
+        last.times = first.times + 1
+        await pilot.press("enter")
+        await pilot.pause()
+        assert {line.seq for line in app.main._events.listed()} <= first.seqs

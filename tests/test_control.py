@@ -31,6 +31,7 @@ from interlock.engine.record.occupant import occupant
 from interlock.engine.record.rundir import SOCKET
 from tests.builders import ROOT, interlock, start, summary_of
 from tests.pty_harness import on_terminal
+from tests.summaries import lines_of
 from tools.recorded import Recorded
 
 PATIENCE = 60.0
@@ -403,6 +404,42 @@ async def test_a_watched_run_is_steered_from_the_screen(running):
             assert app.main.snapshot.phase == "stopped" and app.is_running
     finally:
         watcher.close()
+
+
+async def test_a_stop_that_could_not_be_sent_is_not_shown_and_hides_no_dead_process(tmp_path):
+    run = Recorded(rundir.RunDirectory(tmp_path / "r"))
+    run.play_to(0.3)
+    asked = Controls()
+    server = Server(tmp_path / "r", asked, list)
+    watcher = Watched(tmp_path / "r", steered=True)
+    app = Console(watcher, driver=None)
+    try:
+        async with app.run_test(size=(120, 40)) as pilot:
+
+            async def shows(there: Callable[[], bool]) -> None:
+                limit = time.monotonic() + PATIENCE
+                while not there():
+                    assert time.monotonic() < limit, lines_of(app)
+                    await pilot.pause(0.05)
+
+            await shows(lambda: watcher.controls is not None)
+            await pilot.press("S")
+            server.close()
+            await shows(lambda: watcher.controls is None)
+            await pilot.press("y")
+            assert not app.main.stopping and "cannot steer" in lines_of(app)[-1]
+            server = Server(tmp_path / "r", asked, list)
+            await shows(lambda: watcher.controls is not None)
+            await pilot.press("S", "y")
+            assert "after the current batch" in lines_of(app)[-1] and "q asks" not in lines_of(app)[-1]
+            await shows(lambda: "STOPPING" in lines_of(app)[0] and asked.stop_requested)
+            server.close()
+            await shows(lambda: "STOPPING" not in lines_of(app)[0])
+            run.close()
+            await shows(lambda: "PROCESS DIED" in lines_of(app)[0])
+    finally:
+        watcher.close()
+        server.close()
 
 
 def test_watch_steers_a_headless_run_on_a_terminal_and_only_looks_with_readonly(tmp_path):

@@ -233,8 +233,6 @@ def test_an_error_at_the_start_of_a_run_comes_back_into_the_form_with_what_was_t
         terminal.press("./one")
         terminal.wait_for("--roster ./one", PATIENCE)
         terminal.press("\x12")
-        terminal.wait_for("The run has ended", PATIENCE)
-        terminal.press("q")
         terminal.wait_for("the run did not begin", PATIENCE)
         terminal.wait_for(lambda screen: "tokenizer" in screen.text and "in/" in screen.lines[1], PATIENCE)
         terminal.press("\x11")

@@ -17,7 +17,7 @@ from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import Course, Pace, RunState
 from interlock.widgets import cache, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
@@ -186,6 +186,8 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
     assert "eta" not in _text(_head(paused, 120))
     assert _text(_head(paused, 80, pending={"pause": "no"})).startswith(" ▲ RESUMING")
     assert _text(_head(snapshot, 80, pending={"stop": "yes"})).startswith(" ▲ STOPPING")
+    gone = replace(snapshot, phase=GONE)
+    assert "PROCESS DIED" in _text(_head(gone, 80, pending={"stop": "yes", "pause": "yes"}, source_kind="watch"))
 
 
 def test_a_wide_header_says_everything_it_knows() -> None:
@@ -207,6 +209,9 @@ def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
         for width in (40, 80, 200):
             row = _head(sample(), width, source_kind=kind)[0]
             assert chip in row[1].text and row[1].style == "accent"
+        assert chip in _text(header.one_line(sample(), 39, _now(sample()), source_kind=kind))
+    stopping = header.one_line(sample(), 39, _now(sample()), source_kind="watch", pending={"stop": "yes"})
+    assert "WATCH STOPPING" in _text(stopping)
     paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
     assert "REPLAY PAUSED" in _text(paused)
 

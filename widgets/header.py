@@ -10,7 +10,7 @@ from typing import NamedTuple
 from interlock.engine.record.counting import batches_of, pass_of, percent
 from interlock.engine.record.health import Attention, Health
 from interlock.engine.record.outlook import of_run
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
@@ -60,12 +60,13 @@ def rows(
 
 
 def one_line(
-    snapshot: Snapshot, width: int, health: Health, *, stale: float | None = None, ascii: bool = False
-) -> list[Row]:
+    snapshot: Snapshot, width: int, health: Health,
+    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None, ascii: bool = False,
+) -> list[Row]:  # fmt: skip
     """Draw all that a terminal shows which is too small for panes."""
     fields = [
-        *_chip(snapshot, health, "live", NOTHING, ascii),
-        *_marks(snapshot, "live", False),
+        *_chip(snapshot, health, source_kind, pending, ascii),
+        *_marks(snapshot, source_kind, False),
         *_where(snapshot),
         *(field for field in _times(snapshot) if field.rank <= END),
         *_warnings(snapshot, stale, 0, None),
@@ -76,9 +77,10 @@ def one_line(
 
 def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], ascii: bool) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
-    if not snapshot.over and "stop" in pending:
+    waits = not snapshot.over and snapshot.phase != GONE
+    if waits and "stop" in pending:
         health = Health("STOPPING", "warn")
-    elif not snapshot.over and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
+    elif waits and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
     sign, word, style = SIGNS[health.level][ascii], health.word, words.LEVEL_STYLES[health.level]
     if mark := MARKS.get(source_kind):

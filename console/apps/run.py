@@ -54,6 +54,8 @@ class Console(Frame[Leave]):
         self.seen_seq = -1
         """The last entry that the main screen has told of."""
         self._over = False
+        self._stop_heard = False
+        """Whether the run has said that it is to stop."""
 
     def open(self) -> None:
         self.push_screen(Main(self.source, self.look, self))
@@ -65,25 +67,37 @@ class Console(Frame[Leave]):
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
         snapshot = self.seen()
-        if (box := self._session.controls if self._session else self.source.controls) and box.stop_requested:
-            self.main.stopping = True  # a signal asked for it, a key, or somebody at the control socket
+        told = self.source.told()
+        self._follow_stop(told)
         self.main.update(snapshot)
         self.main.foresee()
-        if told := self.source.told():
+        if told:
             self.main.say(told)
         self.seen_seq = self.main.seen
         if self.source.over and not self._over:
             self._over = True
-            if self._session and self._session.work is None:  # a run that never was has nothing to show
-                self.exit(Leave.OVER)
+            session = self._session
+            if session and (session.work is None or (session.failure and not self.seen().over)):
+                self.exit(Leave.OVER)  # a run that was refused has nothing to show: the error is told to the shell
                 return
             if not self.app_focus:
                 ended(self, snapshot)
             self.main.finish()
 
-    def stop_run(self) -> None:
+    def _follow_stop(self, told: str) -> None:
+        """Show that the run is to stop: a signal asked for it, a key, or somebody at the control socket. A run of
+        another process is believed what it says, and what it was `told` in vain is not shown."""
+        box = self._session.controls if self._session else self.source.controls
+        if box and box.stop_requested:
+            self.main.stopping = self._stop_heard = True
+        elif self.main.stopping and not self._session and (self._stop_heard or told or not box):
+            self.main.stopping = self._stop_heard = False
+            self.main.say("")
+
+    def stop_run(self) -> bool:
         if box := self.source.controls:
             box.stop(ExitCode.STOPPED, self.who)
+        return box is not None
 
     def show_recap(self) -> None:
         """Say what became of the run, and offer its summary."""

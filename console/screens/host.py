@@ -33,8 +33,8 @@ class Host(Themed, Protocol):
     def exit(self, result: Leave | None = None) -> None:
         """Leave the screen in this way."""
 
-    def stop_run(self) -> None:
-        """Ask the run for an end after the batch in flight."""
+    def stop_run(self) -> bool:
+        """Ask the run for an end after the batch in flight; whether it could be asked."""
 
     def show_recap(self) -> None:
         """Say what became of the run that has ended."""

@@ -160,7 +160,11 @@ class Main(Steering):
         width, ascii = self.size.width, self._look.ascii
         state = self._health()
         if too_small(*self.size):
-            self._header.show(header.one_line(self.snapshot, width, state, stale=self._stale(), ascii=ascii))
+            shown = header.one_line(
+                self.snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=self._stale(),
+                ascii=ascii,
+            )  # fmt: skip
+            self._header.show(shown)
             return
         dropped, frozen = self._dropped + self.host.skipped, self._frozen_at
         shown = header.rows(

@@ -72,10 +72,12 @@ class Steering(Keyed):
 
     def foresee(self) -> None:
         """Ask about the schedule that is wanted once it is known what it would do; a run of another process is asked
-        for that first."""
+        for that first, and who opened something else meanwhile is not asked any more."""
         if not (wanted := self._wanted) or not (then := self.source.foresee(wanted)):
             return
         self._wanted = None
+        if not self.is_active:
+            return
         lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
         shared = wanted is Schedule.SHARED
         title = "Keep models resident side by side?" if shared else "Run one model at a time?"
@@ -126,12 +128,19 @@ class Steering(Keyed):
             self.recap_due = False
             self.host.exit(Leave.OVER)
         elif how == STOP:
-            self.stopping = True
-            self.host.stop_run()
-            self.say("stopping after the current batch; q asks whether to abort now")
-            self.asked()
+            self._stop()
         elif how:
             self.host.exit(Leave(how))
+
+    def _stop(self) -> None:
+        """Ask for the end; nothing is pending where nobody could be asked."""
+        if not self.host.stop_run():
+            self.say(self.source.unsteered)
+            return
+        self.stopping = True
+        aborts = "; q asks whether to abort now" if self.source.kind == "live" else ""
+        self.say(f"stopping after the current batch{aborts}")
+        self.asked()
 
     def _controls(self, name: str) -> ControlBox | None:
         """The box of controls, where this action may use it now; else the operator is told why not."""
@@ -144,9 +153,9 @@ class Steering(Keyed):
         self.app.push_screen(Ask(title, lines, [choice]), lambda chosen: self._ask(control, chosen))
 
     def _ask(self, control: str, value: str | None) -> None:
-        controls = self.source.controls
-        if not value or not controls:
+        if not value:
             return
-        if refused := controls.ask(control, value, self.host.who):
+        controls = self.source.controls
+        if refused := controls.ask(control, value, self.host.who) if controls else self.source.unsteered:
             self.say(refused)
         self.asked()
