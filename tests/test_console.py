@@ -24,11 +24,16 @@ from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
+from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
+from interlock.console.text.mitigation_table import grouped
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.passes.controls import Controls
+from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
+from interlock.engine.record.counting import several
+from interlock.engine.record.journal import Journal
 from tools.recorded import Recorded
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
@@ -306,7 +311,7 @@ async def test_kinds_of_events_are_toggled_in_a_list_with_their_counts(recorded)
 async def test_mitigations_are_listed_by_cause_and_enter_shows_their_events(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
-        groups = app.main._mitigations.groups()
+        groups = grouped(recorded.mitigations())
         assert sum(each.times for each in groups) == recorded.snapshot().mitigations
         await pilot.press("M")
         await pilot.pause()
@@ -319,6 +324,52 @@ async def test_mitigations_are_listed_by_cause_and_enter_shows_their_events(reco
         assert groups[1].name in "\n".join(text_of(app))
         await pilot.press("escape")
         assert len(app.main._events.listed()) > groups[1].times
+
+
+async def test_a_run_that_was_resumed_lists_the_mitigations_of_its_earlier_sessions_too(tmp_path):
+    first = script(tmp_path)
+    first.play_to(FAR)
+    first.close()
+    again = Recorded(first.directory)
+    async with shown(again, (120, 40)) as (app, pilot):
+        await pilot.press("M")
+        await pilot.pause()
+        count = again.snapshot().mitigations
+        assert count and f"{several(count, 'mitigation')} of " in "\n".join(text_of(app))
+    again.close()
+
+
+async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path, monkeypatch):
+    monkeypatch.setattr("interlock.console.sources.journal.POLL_SECONDS", 0.02)
+    first = script(tmp_path)
+    first.play_to(FAR)
+    first.close()
+    refused = Journal(first.directory.journal)
+    latest = list(refused.replay())[-1]
+
+    def write(session: int, *messages: str) -> None:
+        for seq, message in enumerate(messages, latest.seq + 1):
+            refused.append(amended(latest, seq=seq, session=session, body=ev.Warned(message=message)))
+
+    async def told(message: str) -> None:
+        while not any(line.text == message for line in app.main._events.listed()):
+            await asyncio.sleep(0.02)
+            app.poll()
+
+    watcher = Watched(first.directory.path)
+    app = Console(watcher, Look(), driver=None)
+    try:
+        async with app.run_test(size=(120, 40)):
+            write(1, "one", "two", "three")
+            await asyncio.wait_for(told("three"), 60)
+            refused.rewind()
+            write(2, "another", "and another")
+            await asyncio.wait_for(told("and another"), 60)
+            messages = [line.text for line in app.main._events.listed() if line.seq > latest.seq]
+            assert messages == ["another", "and another"]
+    finally:
+        watcher.close()
+        refused.close()
 
 
 async def test_without_mitigations_the_list_says_so(recorded):

@@ -33,7 +33,7 @@ HOME = "/home/operator"
 class Recorded:
     """One recorded run, told into a directory of its own; one that was left is gone on with where it was."""
 
-    kind = "live"
+    kind, begun = "live", 1
     note = ""
     unsteered = "--readonly: controls are off"
 
@@ -85,6 +85,10 @@ class Recorded:
     def cells(self, model_pass: int) -> PassCells:
         """What is known of the batches of a pass."""
         return self.recorder.look(lambda state: cells_of(state, model_pass))
+
+    def mitigations(self) -> list[Entry]:
+        """What tells of them, of all sessions."""
+        return self.recorder.look(lambda state: list(state.mitigations))
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """Those with a `seq` above `after`, and how many before them were dropped."""

@@ -21,7 +21,7 @@ from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
-from interlock.console.text.mitigation_table import MitigationLog, Steps
+from interlock.console.text.mitigation_table import Steps, grouped
 from interlock.engine.record.counting import several
 from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.safe import safe
@@ -54,10 +54,10 @@ class Main(Steering):
         self.snapshot = Snapshot()
         self._look = look
         self._feed = Feed()
-        self._mitigations = MitigationLog()
         self.seen = -1
         """The `seq` of the last entry that was taken in."""
         self._dropped = 0
+        self._begun = source.begun
         self._wants = Wants(1, 1)
         self._chosen = "events"
         self._zoomed = False
@@ -90,12 +90,13 @@ class Main(Steering):
 
     def update(self, snapshot: Snapshot) -> None:
         """Take in how the run stands; nothing is drawn while the screen is frozen."""
+        if self._begun != self.source.begun:  # what was told was taken back
+            self._begun, self.seen, self._dropped, self._feed = self.source.begun, -1, 0, Feed()
         entries, dropped = self.source.entries(self.seen)
         self._dropped += dropped
         if entries:
             self.seen = entries[-1].seq
         lines = self._feed.take(entries)
-        self._mitigations.take(entries)
         self.snapshot = snapshot
         if self._frozen_at is None:
             self._events.feed(lines)
@@ -170,7 +171,7 @@ class Main(Steering):
         shown = header.rows(
             self.snapshot, width, state, fresh=attention(self.snapshot) - self._looked, source_kind=self.source.kind,
             pending=self.pending, stale=self._stale(), dropped=dropped,
-            frozen=None if frozen is None else self.seen - frozen, readonly=self.readonly, ascii=ascii,
+            frozen=None if frozen is None else max(0, self.seen - frozen), readonly=self.readonly, ascii=ascii,
         )  # fmt: skip
         self._header.show(shown)
 
@@ -268,7 +269,9 @@ class Main(Steering):
 
     def action_mitigations(self) -> None:
         """Show the mitigations by their causes; then the events of the one that was chosen."""
-        self.app.push_screen(Mitigations(self._mitigations.groups, ascii=self._look.ascii), self._show_steps)
+        self.app.push_screen(
+            Mitigations(lambda: grouped(self.source.mitigations()), ascii=self._look.ascii), self._show_steps
+        )
 
     def _show_steps(self, steps: Steps | None) -> None:
         if steps:

@@ -49,6 +49,7 @@ class _Folding(ABC):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.kind, daemon=True)
+        self.begun = 0
         self._forget()
 
     def snapshot(self) -> Snapshot:
@@ -59,6 +60,10 @@ class _Folding(ABC):
     def cells(self, model_pass: int) -> PassCells:
         with self._lock:
             return cells_of(self._state, model_pass)
+
+    def mitigations(self) -> list[Entry]:
+        with self._lock:
+            return list(self._state.mitigations)
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         with self._lock:
@@ -94,7 +99,7 @@ class _Folding(ABC):
 
     def _forget(self) -> None:
         with self._lock:
-            self._state, self._seq = RunState(), -1
+            self._state, self._seq, self.begun = RunState(), -1, self.begun + 1
             self._ring = Ring()
 
     def _take(self, entries: list[Entry]) -> None:

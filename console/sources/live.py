@@ -39,6 +39,8 @@ class Source(Protocol):
 
     kind: str
     """`live`, `watch` or `replay`: what the header says of it."""
+    begun: int
+    """How often it was told from its beginning: once more where entries were taken back."""
 
     @property
     def controls(self) -> ControlBox | None:
@@ -68,6 +70,9 @@ class Source(Protocol):
     def cells(self, model_pass: int) -> PassCells:
         """Copy what is known of the batches of a pass."""
 
+    def mitigations(self) -> list[Entry]:
+        """List the entries that tell of mitigations, those of earlier sessions too."""
+
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """List entries with a `seq` above `after`, and count those before them that were dropped."""
 
@@ -90,7 +95,7 @@ class Reel(Protocol):
 class Live:
     """The run of a session of this process."""
 
-    kind = "live"
+    kind, begun = "live", 1
 
     def __init__(self, session: Session, *, readonly: bool = False) -> None:
         self.controls = None if readonly else session.controls
@@ -112,6 +117,10 @@ class Live:
     def cells(self, model_pass: int) -> PassCells:
         work = self._session.work
         return work.recorder.look(lambda state: cells_of(state, model_pass)) if work else PassCells()
+
+    def mitigations(self) -> list[Entry]:
+        work = self._session.work
+        return work.recorder.look(lambda state: list(state.mitigations)) if work else []
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         work = self._session.work

@@ -36,34 +36,25 @@ class Steps:
         return f"{self.rung or 'step'} on {self.device}" if self.device else self.rung or "step"
 
 
-class MitigationLog:
-    """Groups mitigations as they happen."""
+def grouped(entries: Iterable[Entry]) -> list[Steps]:
+    """Group what of these is a mitigation, the group that happened most often first."""
+    groups: dict[tuple[str, str, str], Steps] = {}
+    for entry in entries:
+        if isinstance(entry.body, Mitigated):
+            key = entry.body.rung, entry.body.device, cause_of(entry.body.cause)
+            _add(groups.setdefault(key, Steps(*key, first=entry.at)), entry, entry.body)
+    return sorted(groups.values(), key=lambda each: (-each.times, each.first))
 
-    def __init__(self) -> None:
-        self._groups: dict[tuple[str, str, str], Steps] = {}
 
-    def take(self, entries: Iterable[Entry]) -> None:
-        """Take in what of these is a mitigation."""
-        for entry in entries:
-            if isinstance(entry.body, Mitigated):
-                self._add(entry, entry.body)
-
-    def groups(self) -> list[Steps]:
-        """List the groups, the one that happened most often first."""
-        return sorted(self._groups.values(), key=lambda each: (-each.times, each.first))
-
-    def _add(self, entry: Entry, step: Mitigated) -> None:
-        cause = cause_of(step.cause)
-        key = step.rung, step.device, cause
-        group = self._groups.setdefault(key, Steps(*key, first=entry.at))
-        group.times += 1
-        group.rows += step.rows
-        group.needs = max(group.needs or 0, step.predicted_bytes or 0) or None
-        group.free = min((size for size in (group.free, step.free) if size is not None), default=None)
-        if timed(entry.device_kind):
-            group.seconds = (group.seconds or 0.0) + (step.cost_seconds or 0.0)
-        group.last = entry.at
-        group.seqs.add(entry.seq)
+def _add(group: Steps, entry: Entry, step: Mitigated) -> None:
+    group.times += 1
+    group.rows += step.rows
+    group.needs = max(group.needs or 0, step.predicted_bytes or 0) or None
+    group.free = min((size for size in (group.free, step.free) if size is not None), default=None)
+    if timed(entry.device_kind):
+        group.seconds = (group.seconds or 0.0) + (step.cost_seconds or 0.0)
+    group.last = entry.at
+    group.seqs.add(entry.seq)
 
 
 def cause_of(text: str) -> str:

@@ -91,6 +91,8 @@ def fold(state: RunState, entry: Entry) -> None:
             _fold_device(state, entry.body)
             _fold_collection(state, entry.body)
             _fold_pass(state, entry.body)
+            if isinstance(entry.body, ev.Mitigated):
+                state.mitigations.append(entry)
 
 
 def _progresses(event: ev.AnyEvent) -> bool:

@@ -218,6 +218,8 @@ class RunState:
     paused: bool = False
     pace: Pace = field(default_factory=Pace)
     mitigated: Counter[int] = field(default_factory=Counter)
+    mitigations: list[ev.Entry] = field(default_factory=list)
+    """What the journal says of them, of all sessions."""
     latest_batch: int | None = None
     canaries: list[ev.CanaryChecked] = field(default_factory=list)
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
