@@ -96,7 +96,8 @@ def best_chunks(
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
     policy = assets.Policy(offline=settings.settings.offline)
-    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor, given)
+    registry = extended(settings.models, settings.settings.allow_pickle)
+    return search_store(store, collection, query, limit, registry, policy, lessor, given)
 
 
 def print_search(
@@ -119,7 +120,7 @@ def models(options: argparse.Namespace) -> int:
     from interlock.engine.models import assets
 
     settings = configuration(options)
-    registry = extended(settings.models)
+    registry = extended(settings.models, settings.settings.allow_pickle)
     specs = find(registry, options.names or list(registry))
     if options.action == "fetch":
         if not options.names:

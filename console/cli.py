@@ -179,7 +179,7 @@ def _search(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
     command.add_argument("--limit", type=int, default=5, metavar="N", help="number of chunks (default 5)")
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
-    _settings(command, "threads", "ceiling", "host_ceiling", "offline")
+    _settings(command, "threads", "ceiling", "host_ceiling", "offline", "allow_pickle")
 
 
 def _models(command: argparse.ArgumentParser) -> None:
@@ -189,7 +189,7 @@ def _models(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="list (default) or fetch")
     command.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _settings(command, "offline", "refresh_models")
+    _settings(command, "offline", "refresh_models", "allow_pickle")
 
 
 def _config(command: argparse.ArgumentParser) -> None:
@@ -234,7 +234,7 @@ def _settings(command: argparse.ArgumentParser, *names: str) -> None:
 
 
 GROUPS = {
-    "models and texts": ("roster", "collections", "dim", "fusion", "offline", "refresh_models"),
+    "models and texts": ("roster", "collections", "dim", "fusion", "offline", "refresh_models", "allow_pickle"),
     "devices and memory": (
         "devices",
         "exclusive",

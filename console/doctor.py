@@ -111,7 +111,7 @@ def _writable(out: Path) -> Check:
 
 def _models(configuration: Configuration) -> Iterator[Check]:
     names = [name for name, _ in configuration.settings.roster]
-    for spec in find(extended(configuration.models), names):
+    for spec in find(extended(configuration.models, configuration.settings.allow_pickle), names):
         here = assets.cached(spec)
         missing = "not on this machine; to fetch it: " + " | ".join(assets.how_to_fetch(spec))
         yield bool(here), f"model {spec.key}", f"{label(here[1])}: {here[0]}" if here else missing

@@ -122,6 +122,12 @@ class RunSettings:
         "", parsers.path_or_none, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
     )
     offline: bool = knob("no", parsers.flag, "", "never touch the network")
+    allow_pickle: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "read the weights of these models though they are pickles only, without running them; kept as safetensors",
+    )
     refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
     strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
     refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)

@@ -124,7 +124,7 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     devices = choose_devices(settings.devices, settings.faults)
     kind, capability = devices[0].kind, lowest_capability(devices) or T4
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
-    specs = list(extended(configuration.models).values())
+    specs = list(extended(configuration.models, configuration.settings.allow_pickle).values())
     found = configurations(specs, Policy(offline=settings.offline))
     least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
     surveyed = [_surveyed(*each, kind, *least, ceiling) for each in zip(specs, found, strict=True)]
@@ -159,7 +159,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     """
     settings = configuration.settings
     check(settings, chunks)
-    specs = find(extended(configuration.models), [name for name, _ in settings.roster])
+    specs = find(extended(configuration.models, settings.allow_pickle), [name for name, _ in settings.roster])
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
     cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices, lambda _: None)

