@@ -12,6 +12,7 @@ import tokenize
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from interlock.engine.passes.batches import Rows
 from interlock.engine.record import atomic
 
 Vectors = npt.NDArray[np.float32]
+Kind = TypeVar("Kind", bound=np.generic)
 UNIT_TOLERANCE = 1e-2
 """What the length of a unit vector may be off: wide enough for half-precision encoders, far too narrow for a model that
 does not normalise."""
@@ -64,19 +66,8 @@ class VectorFile:
         """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
         self.path = path
         if not path.exists():
-            _create(path, texts, dim)
-        try:
-            dtype, shape, size = header_of(path, complete=False)
-            if (dtype, shape) != (np.dtype(np.float32), (texts, dim)):
-                raise InterlockError(f"{path} has {shape} vectors of {dtype}, expected {(texts, dim)} of float32")
-            atomic.take_blocks(path, size)  # what was cut off is there again, and its CRCs differ
-            self.array: Vectors = np.lib.format.open_memmap(path, mode="r+")
-        except NOT_AN_ARRAY as error:
-            raise InterlockError(f"{path} is damaged ({error}): delete it and --resume, which recomputes it") from error
-        except OSError as error:
-            crowded = error.errno in (errno.EMFILE, errno.ENFILE)
-            advice = "raise the open file limit (ulimit -n) and --resume" if crowded else "fix the cause and --resume"
-            raise InterlockError(f"cannot open {path}: {error.strerror or error}; {advice}") from error
+            create(path, np.full((1, dim), np.nan, np.float32), texts)
+        self.array: Vectors = mapped(path, np.dtype(np.float32), (texts, dim), "vectors")
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
         """Write the vectors of `rows`; returns the CRC-32 of their bytes."""
@@ -94,17 +85,37 @@ class VectorFile:
             release(self.array)
 
 
-def _create(path: Path, texts: int, dim: int) -> None:
-    """A file full of NaN."""
+def create(path: Path, row: npt.NDArray[np.generic], rows: int) -> None:
+    """Make a `.npy` of so many rows like `row` [1, n], with a block on the disk for each of its bytes."""
     with atomic.replacing(path) as partial:
-        array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(texts, dim))
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=row.dtype, shape=(rows, row.shape[1]))
         atomic.take_blocks(partial)
-        for start in range(0, texts, 4096):
-            array[start : start + 4096] = np.nan
+        for start in range(0, rows, 4096):
+            array[start : start + 4096] = row
         array.flush()
 
 
-def release(array: npt.NDArray[np.float32]) -> None:
+def mapped(path: Path, expected: np.dtype[Kind], rows: tuple[int, int], what: str) -> npt.NDArray[Kind]:
+    """Map a `.npy` of this type and shape to be written; `what` it holds is for the message. What was cut off is zeros.
+
+    Raises InterlockError where it is something else, is damaged or cannot be opened.
+    """
+    try:
+        dtype, shape, size = header_of(path, complete=False)
+        if (dtype, shape) != (expected, rows):
+            raise InterlockError(f"{path} has {shape} {what} of {dtype}, expected {rows} of {expected}")
+        atomic.take_blocks(path, size)  # what was cut off is there again, and its CRCs differ
+        array: npt.NDArray[Kind] = np.lib.format.open_memmap(path, mode="r+")
+    except NOT_AN_ARRAY as error:
+        raise InterlockError(f"{path} is damaged ({error}): delete it and --resume, which recomputes it") from error
+    except OSError as error:
+        crowded = error.errno in (errno.EMFILE, errno.ENFILE)
+        advice = "raise the open file limit (ulimit -n) and --resume" if crowded else "fix the cause and --resume"
+        raise InterlockError(f"cannot open {path}: {error.strerror or error}; {advice}") from error
+    return array
+
+
+def release(array: npt.NDArray[np.generic]) -> None:
     """Let the kernel take back the pages of a memory-mapped array; they stay in its file."""
     mapped = getattr(array, "_mmap", None)
     if isinstance(mapped, mmap.mmap):
