@@ -1,5 +1,6 @@
 """A journal is followed while another process writes it, and replayed at any speed; neither ever stands in the way."""
 
+import fcntl
 import math
 import os
 import signal
@@ -175,6 +176,26 @@ def test_the_lock_itself_tells_of_a_writer_where_there_is_no_list_of_locks(tmp_p
     kept.close()
     assert not held(kept.path) and not held(tmp_path / "missing")
     Journal(kept.path).close()
+
+
+def test_a_lock_on_another_file_system_is_not_taken_for_that_of_the_journal(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    file = path.stat()
+    monkeypatch.setattr(occupant, "LOCKS", tmp_path / "locks")
+    for device, locked in ((file.st_dev, True), (file.st_dev ^ 1, False)):
+        place = f"{os.major(device):02x}:{os.minor(device):02x}:{file.st_ino}"
+        occupant.LOCKS.write_text(f"1: FLOCK  ADVISORY  WRITE 708 {place} 0 EOF\n")
+        assert held(path) is locked
+
+
+def test_who_only_looks_at_a_journal_keeps_no_writer_out(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    with path.open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(occupant.time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        Journal(path).close()
 
 
 @pytest.mark.parametrize("torn", [b"{", encode(entry(5))[:-1], encode(entry(5)).replace(b"some", b"none")])

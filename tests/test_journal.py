@@ -1,6 +1,7 @@
 """The journal keeps whole lines: through kills, damage, full disks and second openers."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -223,3 +224,19 @@ def test_numbers_go_on_in_the_next_session(path):
     assert (second.first, made.seq, made.session) == (1, 1, 1)
     assert second.drain(-1)[0] == [made]
     assert second.look(lambda state: list(state.warnings)) == ["a", "b"]
+
+
+def test_who_has_a_run_in_use_is_told_whatever_the_system_calls_him(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOGNAME", os.fsdecode(b"j\xf6rg"))
+    kept = Journal(tmp_path / "journal.jsonl")
+    assert occupant.occupant(tmp_path).user == "j\ufffdrg"
+    kept.close()
+
+
+@pytest.mark.parametrize("since", ["1e300", "-1e300", '"noon"'])
+def test_what_says_nothing_sensible_of_who_has_a_run_in_use_names_nobody(tmp_path, since):
+    kept = Journal(tmp_path / "journal.jsonl")
+    (tmp_path / occupant.SESSION).write_text(f'{{"pid":1,"user":"u","host":"h","since":{since}}}')
+    with pytest.raises(UsageError, match="in use by another session"):
+        Journal(tmp_path / "journal.jsonl")
+    kept.close()

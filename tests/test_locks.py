@@ -188,6 +188,11 @@ def test_a_lock_file_full_of_nonsense_is_refused_without_a_name(place, content):
         assert "cuda:0 is in use by another run: wait for it" in refusal(ONE)
 
 
+def test_a_run_whose_name_is_no_text_holds_its_devices_all_the_same(place):
+    with holding([ONE], os.fsdecode(b"caf\xe9")):
+        assert holder(ONE).run == "caf\ufffd"
+
+
 @pytest.mark.parametrize("spoil", ["file", "link"])
 def test_the_users_own_directory_serves_where_the_machine_has_none(place, tmp_path, spoil):
     place.write_text("") if spoil == "file" else place.symlink_to(tmp_path)

@@ -19,6 +19,7 @@ import msgspec
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
+from interlock.engine.record.safe import legible
 
 _FOLDER = "interlock-locks"
 _LONGEST = 4096
@@ -83,7 +84,7 @@ def _take(key: str, name: str, run: str) -> int:
             raise UnavailableError(f"{name} is in use by {who}: wait for it, or choose other --devices")
         with suppress(OSError):  # a full disk: the lock holds all the same
             os.ftruncate(handle, 0)
-            os.pwrite(handle, msgspec.json.encode(Holder(os.getpid(), run, name, time.time())), 0)
+            os.pwrite(handle, msgspec.json.encode(Holder(os.getpid(), legible(run), name, time.time())), 0)
     except BaseException:
         os.close(handle)
         raise

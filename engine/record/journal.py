@@ -6,7 +6,6 @@ line damaged anywhere else is an error that names it. One process at a time may 
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 from collections.abc import Iterator
@@ -83,15 +82,13 @@ class Journal:
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not occupant.lock(self._handle):
                 self._handle.close()
                 who = occupant.occupant(path.parent) or "another session"
                 raise UsageError(
                     f"{path.parent} is in use by {who}: wait for its end, follow it (interlock watch {path.parent}), "
                     f"steer it (interlock ctl {path.parent} status), or choose another --run-id"
-                ) from None
+                )
         occupant.enter(path.parent)
 
     def replay(self) -> Iterator[Entry]:

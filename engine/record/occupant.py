@@ -9,16 +9,18 @@ import os
 import socket
 import time
 from contextlib import suppress
+from io import IOBase
 from pathlib import Path
 
 import msgspec
 
 from interlock.engine.record import atomic
-from interlock.engine.record.safe import unarmed
+from interlock.engine.record.safe import legible, unarmed
 
 SESSION = ".session.json"
 LOCKS = Path("/proc/locks")
 _LONGEST = 4096
+_TRIES, _PAUSE = 5, 0.02
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -31,7 +33,7 @@ class Occupant(msgspec.Struct, frozen=True):
     since: float
 
     def __str__(self) -> str:
-        place = "" if self.host == socket.gethostname() else f" on {self.host}"
+        place = "" if self.host == legible(socket.gethostname()) else f" on {self.host}"
         return (
             f"{self.user} (pid {self.pid}{place}, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.since))})"
         )
@@ -40,14 +42,14 @@ class Occupant(msgspec.Struct, frozen=True):
 def user_name() -> str:
     """Name the user of this process."""
     try:
-        return getpass.getuser()
+        return legible(getpass.getuser())
     except (OSError, KeyError):
         return f"uid {os.getuid()}"
 
 
 def enter(directory: Path) -> None:
     """Say that this process has the run in use; a place that cannot be written is no obstacle."""
-    occupant = Occupant(os.getpid(), user_name(), socket.gethostname(), round(time.time(), 3))
+    occupant = Occupant(os.getpid(), user_name(), legible(socket.gethostname()), round(time.time(), 3))
     with suppress(OSError):
         handle = os.open(directory / SESSION, _WRITE, 0o644)
         try:
@@ -64,9 +66,21 @@ def leave(directory: Path) -> None:
 
 def occupant(directory: Path) -> Occupant | None:
     """Read who has the run in use, or had when it was killed; None where nobody says so."""
-    with suppress(OSError, ValueError, msgspec.MsgspecError), atomic.opened(directory / SESSION) as file:
-        return msgspec.json.decode(file.read(_LONGEST), type=Occupant)
+    with suppress(OSError, ValueError, OverflowError, msgspec.MsgspecError), atomic.opened(directory / SESSION) as file:
+        found = msgspec.json.decode(file.read(_LONGEST), type=Occupant)
+        time.localtime(found.since)  # a moment that no calendar has could not be told either
+        return found
     return None
+
+
+def lock(journal: IOBase) -> bool:
+    """Lock an open journal for this process alone; False where another has it in use."""
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_PAUSE)  # who only looks holds it no longer than that
+    return False
 
 
 def held(journal: Path) -> bool:
@@ -76,7 +90,7 @@ def held(journal: Path) -> bool:
     """
     try:
         with atomic.opened(journal) as handle:
-            if not _listed(os.fstat(handle.fileno()).st_ino):
+            if not _listed(os.fstat(handle.fileno())):
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
     except BlockingIOError:
@@ -86,12 +100,14 @@ def held(journal: Path) -> bool:
     return True
 
 
-def _listed(inode: int) -> bool:
-    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`."""
+def _listed(file: os.stat_result) -> bool:
+    """Lines are like `1: FLOCK  ADVISORY  WRITE 708 08:01:2359301 0 EOF`. Other file systems have the same inode too,
+    and some are listed with another device than their files have: of those the lock itself tells."""
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
         locks = [line.split() for line in LOCKS.read_text().splitlines()]
     except OSError:
         return False
     # Who only looks holds a lock to read, and for a moment.
     wanted = ["FLOCK", "WRITE"]
-    return any([lock[1], lock[3]] == wanted and lock[5].endswith(f":{inode}") for lock in locks if len(lock) > 5)
+    return any([lock[1], lock[3]] == wanted and lock[5] == place for lock in locks if len(lock) > 5)

@@ -4,7 +4,6 @@ A run that was closed is read from its summary, which takes no time; only one th
 Nothing is locked and nothing is written, but by `delete`.
 """
 
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
-from interlock.engine.record.occupant import SESSION, Occupant, held, occupant
+from interlock.engine.record.occupant import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
@@ -116,10 +115,8 @@ def delete(directory: Path) -> None:
             f"{directory} has another run in it ({inner[0]}), so it was not deleted: delete that one first"
         )
     with atomic.explaining(path), atomic.opened(path) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who would resume it meanwhile is refused
-        except BlockingIOError:
-            raise UsageError(f"{directory} is in use by {occupant(directory) or 'another session'}") from None
+        if not lock(handle):  # who would resume it meanwhile is refused
+            raise UsageError(f"{directory} is in use by {occupant(directory) or 'another session'}")
         atomic.remove(directory)
     if directory.exists():
         raise InterlockError(f"{directory} could not be deleted whole: check the permissions of what is left")

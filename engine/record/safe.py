@@ -29,7 +29,12 @@ def safe(text: object, limit: int = LIMIT) -> str:
 
 def named(path: Path) -> str:
     """Write a path as JSON can hold it: bytes of its name that are no UTF-8 are replaced."""
-    return os.fsencode(path).decode(errors="replace")
+    return legible(str(path))
+
+
+def legible(name: str) -> str:
+    """Write what the system calls something as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def unarmed(data: bytes) -> bytes:
