@@ -152,13 +152,16 @@ def _watch(command: argparse.ArgumentParser) -> None:
 
 def _ctl(command: argparse.ArgumentParser) -> None:
     """Ask something of a run that is running in another process of yours, over the control socket in its directory, and
-    wait until it is acknowledged, which is at the next batch. `status` says how a run stands, running or not.
+    wait until it is acknowledged, which is at the next batch, or, for `stop`, until the run has stopped. `status` says
+    how a run stands, running or not.
     """
     command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
     command.add_argument("action", choices=ASKED, help="what to ask for")
     command.add_argument("value", nargs="?", choices=["on", "off"], help="for exclusive and fallback")
     command.add_argument("--no-wait", action="store_true", help="do not wait until it is acknowledged")
-    command.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (default 60)")
+    command.add_argument(
+        "--timeout", type=parsers.seconds, default=60.0, metavar="S", help="seconds to wait (default 60)"
+    )
     command.add_argument("--json", action="store_true", help="machine-readable")
 
 

@@ -19,7 +19,7 @@ from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import overview, state_of
 from interlock.engine.record.safe import named, safe
 from interlock.engine.record.snapshot import snapshot
-from interlock.engine.record.state import Control
+from interlock.engine.record.state import Control, RunState
 from interlock.engine.record.units import duration
 from interlock.widgets.formats import clock
 
@@ -29,6 +29,7 @@ SWITCHES = {
     "fallback": {"on": ("cpu_fallback", YES), "off": ("cpu_fallback", NO)},
 }
 """What each switch asks of the engine."""
+GONE = "its journal is gone: the run was refused before any work, or deleted"
 PLAIN = {"pause": ("pause", YES), "resume": ("pause", NO), "stop": (STOP, YES)}
 
 
@@ -63,6 +64,8 @@ def steer(directory: Path, action: str, value: str | None, patience: float) -> O
         raise UnreachableError(f"{directory}: {_instead(directory, str(error))}") from error
     if answer is None:
         waited = f"no answer within {patience:g} s: it counts from the next batch" if patience else ""
+        if control == STOP and patience:
+            waited = f"not over within {patience:g} s: it stops after the batch or the collection that it is at"
         return Outcome(named(directory), called, "pending", asked.who, "", waited)
     state: Literal["refused", "acknowledged"] = "refused" if answer.refused else "acknowledged"
     return Outcome(named(directory), called, state, answer.who, _iso(answer.at), answer.refused)
@@ -80,8 +83,7 @@ def outcome_text(outcome: Outcome, *, as_json: bool) -> str:
 def status(directory: Path, *, as_json: bool) -> str:
     """Write how a run stands, who has it in use, and what was asked of it. Raises InterlockError for one that cannot be
     read."""
-    with atomic.reading(directory / JOURNAL):
-        folded = state_of(directory)
+    folded = _state(directory)
     seen, now = overview(directory, time.time(), lambda _: folded), snapshot(folded, 0)
     foretold = of_run(now) if seen.held else None
     standing, unsteered = said.Standing(), ""
@@ -124,29 +126,42 @@ def status(directory: Path, *, as_json: bool) -> str:
 def _answer(
     link: Link, directory: Path, asked: said.Answered, control: str, value: str, patience: float
 ) -> Control | None:
-    """Wait for the answer to what was asked; None where there is none so long."""
+    """Wait for the answer to what was asked, which to a stop is the end of the run, whoever asked first; None where
+    there is none so long. Raises UnreachableError where nobody is left to give one."""
     until = time.monotonic() + patience
     while True:
+        lost, ended = None, RunState()
         try:
-            standing = link.ask(said.Inquiry(since=asked.answers), said.Standing)
-            answers = standing.answers
-            if control == STOP and standing.stopping:  # whoever asked first
-                return Control(control, value, asked.who, time.time())
-        except UnreachableError:  # it has ended; its journal has the answer, or it has none
-            ended = state_of(directory)
-            answers, until = ended.controls[asked.answers :], 0.0
-            if control == STOP and ended.exit_code is not None:
-                return Control(control, value, asked.who, ended.latest_at)
+            answers = link.ask(said.Inquiry(since=asked.answers), said.Standing).answers
+        except UnreachableError as error:  # it has ended; its journal has the answer, or there is none
+            lost, ended = error, _state(directory)
+            answers = ended.controls[asked.answers :]
+        if control == STOP and ended.status:
+            otherwise = "" if ended.status == "stopped" else f"the run ended before it could stop ({ended.status})"
+            return Control(control, value, asked.who, ended.latest_at, otherwise)
         for each in answers:
-            if (each.control, each.value, each.who) == (control, value, asked.who):
+            if control != STOP and (each.control, each.value, each.who) == (control, value, asked.who):
                 return each
+        if lost:
+            raise lost
         if time.monotonic() >= until:
             return None
         time.sleep(POLL_SECONDS)
 
 
+def _state(directory: Path) -> RunState:
+    """What the journal of a run says. Raises UnreachableError where the run was taken away meanwhile."""
+    try:
+        with atomic.reading(directory / JOURNAL):
+            return state_of(directory)
+    except FileNotFoundError as error:
+        raise UnreachableError(f"{directory}: {GONE}") from error
+
+
 def _instead(directory: Path, why: str) -> str:
     """Say why a run cannot be asked, and what can be done with it."""
+    if not (directory / JOURNAL).exists():
+        return GONE
     seen = overview(directory, time.time())
     if seen.held:
         return f"cannot steer it: {why}"

@@ -93,6 +93,16 @@ def threads(value: object) -> int:
     return threads
 
 
+def seconds(value: object) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("expected a number of seconds, 0 or more")
+    return seconds
+
+
 def rate(value: object) -> float:
     try:
         rate = float(str(value))

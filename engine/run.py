@@ -35,7 +35,7 @@ from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
 from interlock.engine.passes import reuse
 from interlock.engine.passes.backend import REAL, Backend, RunContext
-from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
 from interlock.engine.record import atomic, rundir, summary, verdict
@@ -203,6 +203,8 @@ class Run:
             if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
                 self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
         for rows in corpus.rows:
+            if rows is corpus.rows[-1] and not self.controls.stop_requested:
+                self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
             self._close_collection(rows, corpus, grid, roster)
         return self.recorder.look(verdict.of_run)
 

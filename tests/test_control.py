@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -18,11 +20,11 @@ from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, Remote, UnreachableError
 from interlock.console.control.place import short
 from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
-from interlock.console.ctl import status
+from interlock.console.ctl import status, steer
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import rundir
 from interlock.engine.record.events import ControlApplied
@@ -247,11 +249,45 @@ def test_a_run_that_is_refused_leaves_no_directory_and_no_socket(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_stop_that_somebody_else_asked_for_first_is_acknowledged_to_all(running):
-    asking = [start("ctl", running, "stop") for _ in range(3)]
-    said_to_each = [process.communicate(PATIENCE)[0] for process in asking]
-    assert [process.returncode for process in asking] == [0, 0, 0]
-    assert all("stop acknowledged" in text for text in said_to_each)
+def test_a_stop_is_acknowledged_to_all_who_asked_for_it_once_the_run_has_stopped(tmp_path):
+    run, asked = Recorded(rundir.RunDirectory(tmp_path / "r")), []
+    run.play_to(0.3)
+    real = run.controls.stop
+    run.controls.stop = lambda *about: asked.append(real(*about))
+    with ThreadPoolExecutor() as others:
+        with steerable(tmp_path / "r", run.controls, list):
+            first = steer(tmp_path / "r", "stop", None, 0.2)
+            assert (first.state, first.code) == ("pending", 1) and "not over within 0.2 s" in first.reason
+            both = [others.submit(steer, tmp_path / "r", "stop", None, PATIENCE) for _ in range(2)]
+            until(lambda: len(asked) == 3)
+            run.go()
+        assert [each.result().state for each in both] == ["acknowledged"] * 2
+
+
+def test_a_stop_that_comes_too_late_is_not_acknowledged(tmp_path):
+    run, controls = Recorded(rundir.RunDirectory(tmp_path / "r")), Controls()
+    with ThreadPoolExecutor() as others:
+        with steerable(tmp_path / "r", controls, list):
+            late = others.submit(steer, tmp_path / "r", "stop", None, PATIENCE)
+            until(lambda: controls.stop_requested)
+            run.go()
+            controls.refuse(STOP, "it ends by itself")
+            refused = steer(tmp_path / "r", "stop", None, PATIENCE)
+        assert (refused.state, refused.reason) == ("refused", "it ends by itself")
+        assert (late.result().state, late.result().reason) == (
+            "refused", "the run ended before it could stop (incomplete)",
+        )  # fmt: skip
+
+
+def test_who_asks_a_run_that_is_refused_meanwhile_is_told_that_it_is_gone(served):
+    (served.directory / "journal.jsonl").touch()
+    with ThreadPoolExecutor() as others:
+        asking = others.submit(steer, served.directory, "pause", None, PATIENCE)
+        until(served.controls.pending)
+        rmtree(served.directory)
+        served.server.close()
+        with pytest.raises(UnreachableError, match="the run was refused before any work"):
+            asking.result()
 
 
 def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
@@ -270,7 +306,17 @@ def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
     assert "STOPPED" in interlock("ctl", running, "status").stdout
 
 
-@pytest.mark.parametrize("args", [("pause", "on"), ("exclusive",), ("fallback", "perhaps"), ("sing",)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("pause", "on"),
+        ("exclusive",),
+        ("fallback", "perhaps"),
+        ("sing",),
+        ("pause", "--timeout", "nan"),
+        ("pause", "--timeout", "-3"),
+    ],
+)
 def test_ctl_refuses_what_it_cannot_ask_for_with_2(running, args):
     interlock("ctl", running, *args, check=2)
 

@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
+from interlock.engine import run as engine_run
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.intake.chunks import ChunkReader
 from interlock.engine.outlet import delivery, files, windows
 from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVerified
@@ -154,6 +155,15 @@ def test_a_run_that_fails_and_cannot_record_it_says_why_it_failed(tmp_path, tiny
     monkeypatch.setattr(Journal, "append", full)
     with pytest.raises(InterlockError, match="the network went away; this could not be recorded: the disk is full"):
         run.go()
+
+
+def test_a_stop_is_refused_once_the_last_collection_is_being_written(tmp_path, tiny_a, monkeypatch):
+    refusals, deliver = [], engine_run.deliver
+    root = corpus(tmp_path / "in", {name: {"a_chunks.json": [name]} for name in ("Docs", "Wiki")})
+    run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
+    monkeypatch.setattr(engine_run, "deliver", lambda *a: refusals.append(run.controls.refusal(STOP)) or deliver(*a))
+    assert run.go() == ExitCode.COMPLETED
+    assert refusals == ["", "the last collection is being written, so the run ends by itself"]
 
 
 def test_chunk_files_are_read_once_for_the_plan_and_once_for_files_and_store_together(embed, monkeypatch):

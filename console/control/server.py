@@ -17,7 +17,7 @@ from pathlib import Path
 from interlock.console.control import protocol as said
 from interlock.console.control.place import name_of, short, user_behind
 from interlock.engine.errors import ExitCode, reason
-from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
@@ -155,8 +155,9 @@ class Server:
                 return said.Answered(controls.ask(control, value, who, elsewhere=True), before, who)
             case said.Halt():
                 before = len(self._answers())
-                controls.stop(ExitCode.STOPPED, who)
-                return said.Answered("", before, who)
+                if not (refused := controls.refusal(STOP)):
+                    controls.stop(ExitCode.STOPPED, who)
+                return said.Answered(refused, before, who)
             case said.Foresee(schedule=schedule):
                 wanted = Schedule(schedule)
                 then = controls.preview(wanted)
