@@ -44,7 +44,7 @@ MAIN, VIEW, EVENT, HELP, SETUP, RUNS = SCREENS = ("main", "view", "event", "help
 
 ACTIONS = (
     Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP, RUNS), footer=True),
-    Action("enter", "enter", "Open", "watch a run that goes on, view one that is over", (RUNS,), footer=True),
+    Action("enter", "enter", "Open", "watch a running run, view one that is over", (RUNS,), footer=True),
     Action("mark", "space", "Mark", "mark a run to be compared", (RUNS,), footer=True),
     Action("compare", "o", "Compare", "compare the two marked runs", (RUNS,), footer=True),
     Action("resume", "r", "Resume", "continue a run; its command is shown first", (RUNS,), footer=True, changes=True),
@@ -93,7 +93,7 @@ ACTIONS = (
     Action("back", "escape", "Back", "go back", (VIEW, EVENT, HELP, RUNS), footer=True),
     Action("runs", "R", "Runs", "list the runs: watch, view, resume, compare, delete", (MAIN, VIEW), wide=160),
     Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW, RUNS), wide=160),
-    Action("suspend", "ctrl+z", "Suspend", "stop for the shell until fg; no run stops with it", (MAIN, VIEW, RUNS)),
+    Action("suspend", "ctrl+z", "Suspend", "suspend to the shell; fg returns", (MAIN, VIEW, RUNS)),
     Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, RUNS), footer=True),
 )  # fmt: skip
 
@@ -132,6 +132,12 @@ def named(name: str) -> Action:
 def first_key(action: Action, keymap: Mapping[str, str]) -> str:
     """Choose the key that a footer shows for an action."""
     return shown_keys(action, keymap).split()[0]
+
+
+def line_key(action: Action, keymap: Mapping[str, str]) -> str:
+    """Choose the key of an action that works in a line to type in as well, where there is one."""
+    keys = shown_keys(action, keymap).split()
+    return next((key for key in keys if len(key) > 1), keys[0])
 
 
 def shown_keys(action: Action, keymap: Mapping[str, str]) -> str:

@@ -196,7 +196,7 @@ async def test_mistakes_are_marked_and_hold_the_run_and_the_focus_goes_to_the_fi
     async with shown((80, 30)) as (app, pilot):
         fill(app, chunks="chunks", other="nobody", ceiling="twelve")
         await pilot.press("ctrl+r")
-        lines = await until(pilot, "X to mend: others, ceiling")
+        lines = await until(pilot, "X fix: others, ceiling")
         assert not any("interlock run" in line for line in lines[-4:])
         assert app.screen.focused.id == "other"
         assert any(line.strip().startswith("X others") for line in lines)
@@ -380,3 +380,30 @@ def test_the_machine_says_which_models_are_here_and_how_large_they_are(place):
     found = {each.key: each for each in machine().looked_at()}
     assert found["one"].here and found["one"].size and found["one"].dim == 32
     assert configuration(parse(["run", "x"])).settings.roster == (("one", 1.0),)
+
+
+@pytest.mark.parametrize("asked", ["plan", "hindrance"])
+async def test_an_error_that_nobody_knew_is_told_and_leaves_the_form_as_it_was(place, monkeypatch, asked):
+    def boom(*_):
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr(Machine, asked, boom)
+    monkeypatch.setattr("interlock.console.crash.tempfile.tempdir", str(place))
+    async with shown((120, 40)) as (app, pilot):
+        fill(app, chunks="chunks")
+        await until(pilot, "2 collections")
+        await pilot.press("ctrl+r" if asked == "hindrance" else "down")
+        text = "\n".join(await until(pilot, "ZeroDivisionError: boom"))
+        assert "checking..." not in text and "reading and tokenising..." not in text
+        assert app.is_running and app.screen.filled.text("chunks") == "chunks"
+
+
+async def test_the_form_shows_the_keys_that_the_settings_give_its_actions(place, monkeypatch):
+    monkeypatch.setattr("interlock.console.screens.setup.UNASKED", 100)
+    keys = {"run": "f5", "browse": "f6", "plan": "f7", "leave": "f8"}
+    async with shown((120, 40), keys=keys) as (app, pilot):
+        assert any("or f6 for a tree" in line for line in lines_of(app))
+        said = " ".join(lines_of(app)[-1].split())
+        assert said == "f5 Run f7 Plan f6 Tree ^g Earlier runs tab Next field f1 Help f8 Quit"
+        fill(app, chunks="chunks")
+        await until(pilot, "press f7 for it")

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from interlock.console.crash import reportable
+
 T = TypeVar("T")
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Do `work` in a thread and give what it gives, or raise what it raises."""
+    """Do `work` in a thread and give what it gives. Raises what it raises, as an InterlockError that can be told."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -31,7 +33,7 @@ async def aside(work: Callable[[], T]) -> T:
         try:
             result = work()
         except BaseException as error:  # it is raised where it is waited for
-            failure = error
+            failure = reportable(error)
         with suppress(RuntimeError):  # the application has ended
             loop.call_soon_threadsafe(settle, result, failure)
 

@@ -94,7 +94,7 @@ def problems(filled: Filled, models: Mapping[str, ModelSpec], gpus: Sequence[str
 
 def _chunks(text: str) -> str:
     if not text:
-        return "name the directory that holds your collections (^o shows a tree)"
+        return "name the directory that holds your collections"
     return "" if directory(text) else "no such directory: name the one that holds your collections"
 
 

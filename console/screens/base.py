@@ -4,6 +4,7 @@ from typing import ClassVar, cast
 
 from textual.screen import Screen
 
+from interlock.console.actions import first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Themed
@@ -17,6 +18,10 @@ class Keyed(Screen[None]):
 
     def say(self, text: str) -> None:
         """Tell the operator something."""
+
+    def shown_key(self, name: str) -> str:
+        """Name the key that this screen shows for an action."""
+        return first_key(named(name), self._look.keys)
 
     def action_help(self) -> None:
         self.app.push_screen(Help(self.ACTIONS, self._look))

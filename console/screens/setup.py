@@ -18,8 +18,10 @@ from textual.app import ComposeResult
 from textual.containers import Container, VerticalScroll
 from textual.geometry import Region
 from textual.widgets import Input, Static
+from textual.worker import Worker, WorkerState
 
-from interlock.console.actions import SETUP, bindings_of
+from interlock.console.actions import SETUP, actions_of, bindings_of, line_key, named
+from interlock.console.crash import reportable
 from interlock.console.form.aside import aside
 from interlock.console.form.filled import FIELDS, Filled, command_of, directory, problems
 from interlock.console.form.found import ChunksSeen, Machine, shelf
@@ -49,11 +51,8 @@ LABELS = {
     "fusion": "fusion", "qdrant": "store", "out": "runs", "run_id": "run id", "flags": "flags",
 }  # fmt: skip
 PATHS = ("chunks", "qdrant", "out")
-KEYS = (
-    Key("^r", "Run", action="run"), Key("^p", "Plan", action="plan"), Key("^o", "Tree", action="browse"),
-    Key("^g", "Earlier runs", action="earlier"), Key("tab", "Next field", action="next"),
-    Key("f1", "Help", action="help"), Key("^q", "Quit", action="leave"),
-)  # fmt: skip
+LAST = ("help", "leave")
+"""Actions that stand at the end of the footer."""
 
 
 class Setup(Keyed):
@@ -98,7 +97,7 @@ class Setup(Keyed):
         self._plan: Forecast | None = None
         self._planned: Sequence[str] = ()
         self._stop = threading.Event()
-        self._note = ""
+        self._note = self._unplanned = ""
 
     def compose(self) -> ComposeResult:
         first, paths = self._first.text, Paths
@@ -180,20 +179,29 @@ class Setup(Keyed):
             self.query_one("#plan", Pane).entitle(above="plan before these changes")
         title = (" A NEW RUN  ", "bold"), ("the command below is this form; any flag can be added", "dim")
         self.query_one("#title", Bar).show([row(*title)])
-        self.query_one("#footer", Bar).offer(KEYS, self.size.width)
+        self.query_one("#footer", Bar).offer(self._keys(), self.size.width)
         self.call_after_refresh(self._reveal)
 
+    def _keys(self) -> list[Key]:
+        """The keys of the footer, what is done with the form first."""
+        offered = sorted((each for each in actions_of(SETUP) if each.footer), key=lambda each: each.name in LAST)
+        keys = [Key(line_key(each, self._look.keys), each.label, action=each.name) for each in offered]
+        return [*keys[: -len(LAST)], Key("tab", "Next field", action="next"), *keys[-len(LAST) :]]
+
+    def shown_key(self, name: str) -> str:
+        return line_key(named(name), self._look.keys)
+
     def _draw_command(self, wrong: dict[str, str]) -> None:
-        """The command that the form is; where it is none yet, what to mend. A reason that was told stays in sight."""
+        """The command that the form is; where it is none yet, what to fix. A reason that was told stays in sight."""
         said = self.query_one("#command", Static)
         fresh = list(wrong) == ["chunks"] and "chunks" not in self._touched
         said.set_class(bool((wrong and not fresh) or self._failed), "bad")
         if fresh and not self._failed:
-            said.update(Text("fill in the chunks, and the command stands here", "dim"))
+            said.update(Text("fill in the chunks, and the command appears here", "dim"))
         elif wrong and not fresh:
             first = next(iter(wrong))
             names = ", ".join(LABELS[name] for name in wrong)
-            said.update(Text(f"X to mend: {names}\n{LABELS[first]}: {safe(wrong[first], 300)}"))
+            said.update(Text(f"X fix: {names}\n{LABELS[first]}: {safe(wrong[first], 300)}"))
         elif self._failed or self._note:
             said.update(Text(safe(self._failed or self._note, 400)))
         else:
@@ -206,7 +214,7 @@ class Setup(Keyed):
     def _hint(self, name: str) -> str:
         """What is known of what stands in a field; of the one with the cursor, what it may be."""
         if name == "chunks":
-            return form_text.chunks(self._shelf, self.filled.text("chunks"))
+            return form_text.chunks(self._shelf, self.filled.text("chunks"), self.shown_key("browse"))
         here = self.focused is not None and self.focused.id == name
         return form_text.hint(name, self._gpus, ascii=self._look.ascii) if here else ""
 
@@ -249,11 +257,18 @@ class Setup(Keyed):
         self._changed()
 
     def _changed(self) -> None:
-        self._failed = self._note = ""
+        self._failed = self._note = self._unplanned = ""
         self._draw()
         self._plan_soon()
 
     # What is looked for meanwhile
+
+    @on(Worker.StateChanged)
+    def _broke_off(self, event: Worker.StateChanged) -> None:
+        """Say what nobody expected of it."""
+        if event.state is WorkerState.ERROR and event.worker.error:
+            self._note, self._failed = "", str(reportable(event.worker.error))
+            self._draw()
 
     @work(exclusive=True, group="machine", exit_on_error=False)
     async def _look_around(self) -> None:
@@ -271,6 +286,8 @@ class Setup(Keyed):
         try:
             await asyncio.sleep(PAUSE / 2)
             self._shelf = await aside(lambda: shelf(text, place, left.is_set))
+        except InterlockError as error:
+            self._shelf = ChunksSeen(text, problem=str(error))
         finally:
             left.set()
         self._draw()
@@ -293,15 +310,16 @@ class Setup(Keyed):
         pane = self.query_one("#plan", Pane)
         pane.entitle(above="plan: reading and tokenising...")
         try:
-            self._plan, failed = await aside(lambda: self._machine.plan(words, stop.is_set)), ""
-            self._planned = words
+            self._plan = await aside(lambda: self._machine.plan(words, stop.is_set))
+            self._planned, self._unplanned = words, ""
         except InterlockError as error:
-            self._plan, self._planned, failed = None, (), str(error)
-        pane.entitle(above="plan")
-        self._draw_plan(failed)
+            self._plan, self._planned, self._unplanned = None, (), str(error)
+        finally:
+            pane.entitle(above="plan")
+        self._draw_plan()
 
-    def _draw_plan(self, failed: str = "") -> None:
-        pane = self.query_one("#plan", Pane)
+    def _draw_plan(self) -> None:
+        pane, failed = self.query_one("#plan", Pane), self._unplanned
         self.set_class(bool(failed or self._plan), "-known")
         width = pane.inner_width
         if failed:
@@ -311,7 +329,8 @@ class Setup(Keyed):
             pane.show(plan_rows(self._plan, width, ascii=self._look.ascii))
         elif not self._plan:
             much = self._shelf.bytes if self._shelf.bytes > UNASKED else 0
-            pane.show([row((line, "dim")) for line in wrapped(form_text.no_plan(much), max(1, width))])
+            said = form_text.no_plan(much, self.shown_key("plan"))
+            pane.show([row((line, "dim")) for line in wrapped(said, max(1, width))])
 
     # What an operator asks
 

@@ -10,10 +10,10 @@ NAMED = 4
 """Collections that are named; more are counted."""
 
 
-def chunks(shelf: ChunksSeen, typed: str) -> str:
-    """Say what the directory that was `typed` holds, as far as it was looked at."""
+def chunks(shelf: ChunksSeen, typed: str, tree: str) -> str:
+    """Say what the directory that was `typed` holds, as far as it was looked at; `tree` is the key that shows all."""
     if not typed:
-        return "type a path (tab completes it), or ^o for a tree of directories"
+        return f"type a path (tab completes it), or {tree} for a tree of directories"
     if shelf.of != typed:
         return "looking..."
     each = [f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in shelf.found]
@@ -38,8 +38,9 @@ def hint(name: str, gpus: Sequence[str] | None, *, ascii: bool) -> str:
     return ""
 
 
-def no_plan(much: int) -> str:
-    """Say why there is no plan yet; `much` are the bytes of chunks that would be read unasked, where they are many."""
+def no_plan(much: int, key: str) -> str:
+    """Say why there is no plan yet; `much` are the bytes of chunks that would be read unasked, where they are many, and
+    `key` asks for it."""
     if much:
-        return f"{human_bytes(much)} of chunks would be read and tokenised for a plan: press ^p for it."
+        return f"{human_bytes(much)} of chunks would be read and tokenised for a plan: press {key} for it."
     return "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."
