@@ -38,7 +38,8 @@ def test_a_bar_says_how_far_how_long_and_where():
 
 def test_a_line_of_a_paused_run_says_so_before_it_says_how_far():
     paused = sample(paused=True)
-    assert progress(paused).startswith("paused, ") and "  paused  eta " in bar(paused, 120)
+    assert progress(paused).startswith("paused, ") and "  paused  " in bar(paused, 120)
+    assert "left" in progress(sample()) and "left" not in progress(paused) and "eta" not in bar(paused, 120)
     assert "paused" not in progress(sample()) + bar(sample(), 120)
 
 

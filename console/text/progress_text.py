@@ -22,7 +22,7 @@ def bar(snapshot: Snapshot, width: int) -> str:
     """Draw how far a run is in at most `width` ASCII signs; what matters least is left out first."""
     if snapshot.over or not snapshot.passes or snapshot.current_pass is None:
         return progress(snapshot)[:width]
-    now, left = snapshot.passes[snapshot.current_pass], of_run(snapshot)
+    now, left = snapshot.passes[snapshot.current_pass], None if snapshot.paused else of_run(snapshot)
     full = int(BAR * snapshot.share_done)
     parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"] + ["paused"] * snapshot.paused
     if timed(snapshot.device_kind):
@@ -49,7 +49,7 @@ BEFORE = {
 
 def progress(snapshot: Snapshot) -> str:
     """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
-    if snapshot.over or snapshot.current_pass is None or snapshot.phase in BEFORE:
+    if snapshot.over or not snapshot.passes or snapshot.current_pass is None or snapshot.phase in BEFORE:
         return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
     now = snapshot.passes[snapshot.current_pass]
     parts = ["paused"] * snapshot.paused + [f"{percent(snapshot.share_done).strip()} of the run"]
@@ -58,7 +58,7 @@ def progress(snapshot: Snapshot) -> str:
     if timed(snapshot.device_kind):
         each = " each" if len(now.devices) > 1 else ""
         parts += [f"{now.rows_per_second:.1f} texts/s{each}"] * bool(now.rows_per_second)
-        mine, left = of_pass(now), of_run(snapshot)
+        mine, left = (None, None) if snapshot.paused else (of_pass(now), of_run(snapshot))  # nobody knows how long
         parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
         parts += [f"{duration(left.seconds)} left in all"] if left else []
     return f"{', '.join(parts)} {feigned(snapshot.device_kind)}".rstrip()
