@@ -248,7 +248,7 @@ def test_a_control_tells_who_asked_and_why_it_was_refused():
     applied = ev.ControlApplied(control="schedule", value="shared", who="kim")
     refused = ev.ControlRefused(control="pause", value="maybe", who="kim", reason="pause is yes or no")
     assert texts(applied, refused) == [
-        "notice control kim set schedule to shared",
+        "notice control kim set the schedule to shared",
         "warning control pause stays as it is: pause is yes or no (kim asked for maybe)",
     ]
 
@@ -357,3 +357,19 @@ def test_hostile_names_in_every_field_give_short_plain_lines(text, filled):
     for line in feed.take(entry(seq, example(kind, text, filled)) for seq, kind in enumerate(EVENTS)):
         assert line.text == safe(line.text, 6000)
         assert len(line.text) <= 5001
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "said"),
+    [
+        ("stop", "yes", "ann asked the run to stop"), ("pause", "yes", "ann paused the run"),
+        ("pause", "no", "ann resumed the run"), ("cpu_fallback", "no", "ann turned CPU fallback off"),
+        ("cpu_fallback", "yes", "ann turned CPU fallback on"), ("schedule", "shared", "ann set the schedule to shared"),
+    ],
+)  # fmt: skip
+def test_what_somebody_asked_for_is_told_as_what_it_does(control, value, said):
+    assert line_of(ev.ControlApplied(control=control, value=value, who="ann")) == said
+
+
+def test_a_parked_text_is_counted_from_1_among_those_of_the_run():
+    assert line_of(parked(396)).startswith("error: text 397 of the run (Docs) has no minilm vector: ")

@@ -61,7 +61,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.DeviceLost():
             return Description("error", "device", f"{event.device} lost: {event.reason}")
         case ev.ControlApplied():
-            return Description("notice", "control", f"{event.who} set {event.control} to {event.value}")
+            return Description("notice", "control", f"{event.who} {_asked(event)}")
         case ev.ControlRefused():
             text = f"{event.control} stays as it is: {event.reason} ({event.who} asked for {event.value})"
             return Description("warning", "control", text)
@@ -124,7 +124,8 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)
         case ev.RowParked():
-            text = f"text {event.row} of {event.collection} has no {event.model} vector: {event.reason}"
+            place = f"text {event.row + 1:,} of the run ({event.collection})"
+            text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
@@ -162,6 +163,20 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             )
             return Description(BY_STATUS[event.status], "run", f"run {event.status}{with_all}{_because(event.reason)}")
     assert_never(event)
+
+
+_ASKED = {
+    ("stop", "yes"): "asked the run to stop",
+    ("pause", "yes"): "paused the run",
+    ("pause", "no"): "resumed the run",
+    ("cpu_fallback", "yes"): "turned CPU fallback on",
+    ("cpu_fallback", "no"): "turned CPU fallback off",
+}
+
+
+def _asked(event: ev.ControlApplied) -> str:
+    """What somebody did with a control."""
+    return _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
 
 
 def _because(reason: str) -> str:
