@@ -14,6 +14,7 @@ from msgspec.structs import replace as amended
 from textual.command import CommandList
 from textual.pilot import Pilot
 
+from interlock.console.actions import MAIN
 from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
 from interlock.console.form.found import Machine
@@ -21,7 +22,7 @@ from interlock.console.look import Leave, Look
 from interlock.console.screens import main
 from interlock.console.screens.ask import Answer, Ask, Find, Recap
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.help import Help
+from interlock.console.screens.help import Help, entries
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
@@ -34,6 +35,8 @@ from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
 from interlock.engine.record.counting import several
 from interlock.engine.record.journal import Journal
+from interlock.engine.record.ring import LATEST
+from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
@@ -194,6 +197,38 @@ async def test_a_frozen_screen_draws_nothing_until_released(recorded):
         after = await seen(app, pilot)
         assert "FROZEN" not in after[0]
         assert after[1:] != before[1:]
+
+
+async def test_a_frozen_screen_shows_the_same_moment_at_another_size_and_zoomed(recorded):
+    recorded.play_to(0.1)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("2", "z")
+        zoomed = await seen(app, pilot)
+        await pilot.press("z")
+        await seen(app, pilot)
+        await pilot.press("space")
+        before = text_of(app)
+        recorded.play_to(FAR)
+        await seen(app, pilot)
+        await pilot.press("z")
+        await pilot.pause()
+        assert text_of(app)[1:-1] == zoomed[1:-1]
+        await pilot.press("z")
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert text_of(app) == before
+
+
+async def test_a_run_that_ends_under_a_frozen_screen_is_told_in_the_footer(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("space")
+        recorded.play_to(1)
+        await seen(app, pilot)
+        await pilot.press("escape")
+        assert "the run has ended: space shows it" in text_of(app)[-1]
 
 
 async def test_quitting_a_live_run_asks_first_and_stopping_is_obeyed(recorded):
@@ -549,6 +584,9 @@ async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
         assert "mitigations" not in lines[0]
         assert "mitigations" in lines[-1]
         assert any("4 Events  warnings" in line for line in lines)
+        assert "esc shows all events again" in lines[-1]
+        await pilot.press("escape")
+        assert any("4 Events  all" in line for line in text_of(app))
 
 
 @pytest.mark.parametrize(("key", "question"), [("x", "side by side?"), ("c", "Forbid CPU"), ("S", "Stop the run?")])
@@ -640,7 +678,7 @@ async def test_a_console_beside_a_run_of_its_process_is_not_suspended_and_says_h
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("ctrl+z")
-        assert "^z would stop the run too, its GPUs held: q d detaches" in text_of(app)[-1]
+        assert "^z would suspend the run as well and keep its GPUs; q then d detaches" in text_of(app)[-1]
 
 
 @pytest.mark.parametrize("keys", ["question_mark", "x", "c", "S", "q", "M", "F", "4 up enter"])
@@ -729,10 +767,44 @@ async def test_the_cursor_of_a_list_stays_on_what_was_chosen_when_other_lines_co
 async def test_the_mitigations_that_are_shown_are_those_that_were_under_the_cursor(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
-        first, *_, last = app.main._mitigations.groups()
+        real = recorded.mitigations
+        first, *_, last = grouped(real())
+        again = [each for each in real() if each.seq in last.seqs] * (first.times + 1)
         await pilot.press("M")
         await pilot.pause()
-        last.times = first.times + 1
+        recorded.mitigations = lambda: real() + again
         await pilot.press("enter")
         await pilot.pause()
         assert {line.seq for line in app.main._events.listed()} <= first.seqs
+
+
+async def test_events_from_before_the_screen_was_there_are_not_counted_as_dropped(tmp_path):
+    count = 3 * LATEST
+    (tmp_path / "journal.jsonl").write_bytes(journal_lines(count))
+    source = Watched(tmp_path)
+    app = Console(source, Look(refresh=10), driver=None)
+    try:
+        async with app.run_test(size=(200, 40)) as pilot:
+            for _ in range(600):
+                if app.main.seen == count - 1:
+                    break
+                await pilot.pause(0.05)
+            await seen(app, pilot)
+            assert app.main.seen == count - 1 and "dropped" not in text_of(app)[0]
+    finally:
+        source.close()
+
+
+async def test_events_that_came_faster_than_the_screen_looked_are_counted_as_dropped(recorded):
+    recorded.play_to(0.1)
+    async with shown(recorded, (200, 40)) as (app, pilot):
+        recorded.play_to(0.2)
+        real = recorded.entries
+        recorded.entries = lambda after: (real(after)[0][5:], 5)
+        assert "dropped 5" in (await seen(app, pilot))[0]
+
+
+def test_help_names_the_keys_that_the_settings_give_its_actions():
+    told = [f"{each.keys} {each.text}" for each in entries(MAIN, Look(keys={"attend": "f9", "zoom": "f4"}))]
+    assert any("not looked at: f9 shows them" in text for text in told)
+    assert any(text == "f4 the whole receipt of a lease" for text in told)

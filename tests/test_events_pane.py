@@ -122,7 +122,11 @@ def test_a_found_pattern_is_marked_in_either_case_and_brought_before_the_cut():
 
 def test_an_empty_pane_says_so():
     assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
-    assert plain(rows([], None, 0, 30, 2, sieve=Sieve("warnings")))[0].strip() == "no warnings yet"
+    assert plain(rows([], None, 0, 40, 2, sieve=Sieve("warnings")))[0].strip() == "no warnings yet: esc shows all"
+    hidden = Sieve(hidden=frozenset({"lease"}))
+    assert plain(rows([], None, 0, 50, 2, sieve=hidden, back="f9"))[0].strip() == (
+        "nothing with all  without lease: f9 shows all"
+    )
 
 
 def test_each_level_lets_its_severities_through():
@@ -279,6 +283,21 @@ async def test_kinds_are_counted_hidden_and_shown_again():
         ]  # fmt: skip
         app.pane.toggle(["cache"])
         assert len(app.pane.listed()) == 30
+
+
+async def test_all_that_was_held_back_is_let_through_again_at_once():
+    app = Tiny()
+    async with app.run_test(size=SIZE):
+        app.pane.feed(lines(30))
+        for hold_back in (
+            lambda: app.pane.show_level("warnings"),
+            lambda: app.pane.toggle(["lease"]),
+            lambda: app.pane.find("line 3"),
+        ):
+            hold_back()
+            assert len(app.pane.listed()) < 30
+            assert (app.pane.clear(), len(app.pane.listed()), app.pane.level) == (True, 30, "all")
+            assert app.pane.clear() is False
 
 
 async def test_chosen_events_are_shown_alone_and_named():

@@ -111,17 +111,18 @@ def found(line: Line, find: re.Pattern[str]) -> bool:
 
 def rows(
     lines: Sequence[Line], chosen: int | None, top: int, width: int, height: int,
-    *, sieve: Sieve = EVERYTHING, ascii: bool = False,
+    *, sieve: Sieve = EVERYTHING, back: str = "esc", ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `sieve` lets through."""
+    """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `sieve` lets through, `back` is
+    the key that lets all through."""
     if width < 1:
         return []
-    find, level = finder(sieve.pattern), sieve.level
+    find = finder(sieve.pattern)
     shown = [_row(line, at == chosen, width, find) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
-        bare = " nothing yet" if level == ALL else f" no {level} yet"
-        held_back = f" nothing with {'  '.join(sieve.words)}: esc shows more, F has the kinds"
-        shown = [fitted([Span(bare if sieve == Sieve(level) else held_back, "dim")], width)]
+        nothing = f"no {sieve.level} yet" if sieve == Sieve(sieve.level) else f"nothing with {'  '.join(sieve.words)}"
+        said = "nothing yet" if sieve == EVERYTHING else f"{nothing}: {back} shows all"
+        shown = [fitted([Span(f" {said}", "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
     return ascii_only(shown) if ascii else shown
 
@@ -180,9 +181,11 @@ class EventsPane(Pane):
         Binding("end", "follow", "Follow", show=False),
     ]
 
-    def __init__(self, name: str = "4 Events", *, id: str = "events", ascii: bool = False) -> None:
+    def __init__(self, name: str = "4 Events", *, id: str = "events", back: str = "esc", ascii: bool = False) -> None:
+        """`back` is the key that calls `clear`."""
         super().__init__(id=id)
         self._heading = name
+        self._back = back
         self._ascii = ascii
         self._lines: tuple[Line, ...] = ()
         self._kept: list[Line] = []
@@ -247,9 +250,9 @@ class EventsPane(Pane):
         self._sift(replace(self._sieve, hidden=self._sieve.hidden ^ frozenset(words)))
 
     def clear(self) -> bool:
-        """Let through what a pattern or a choice held back; whether there was any."""
-        held_back = bool(self._sieve.pattern) or self._sieve.only is not None
-        self._sift(replace(self._sieve, pattern="", only=None, about=""))
+        """Let everything through again; whether anything was held back."""
+        held_back = self._sieve != EVERYTHING
+        self._sift(EVERYTHING)
         return held_back
 
     def find(self, pattern: str) -> int:
@@ -339,6 +342,7 @@ class EventsPane(Pane):
             self._known = max(self._known, self._kept[bottom - 1].seq)
         cursor = None if self.following and not self.has_focus else self._place
         lines, width = self._kept, self.inner_width
-        self.show(rows(lines, cursor, self._top, width, height, sieve=self._sieve, ascii=self._ascii))
+        sieve, back = self._sieve, self._back
+        self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=back, ascii=self._ascii))
         following, matches = self.following, len(lines)
         self.entitle(above=title(self._heading, self._sieve, following=following, fresh=self.fresh, matches=matches))

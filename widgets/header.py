@@ -47,12 +47,11 @@ class Field(NamedTuple):
 def rows(
     snapshot: Snapshot, width: int, health: Health,
     *, fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
-    stale: float | None = None, dropped: int = 0, frozen: int | None = None, readonly: bool = False,
+    stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
     ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
     """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
-    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown,
-    `frozen` those since it was frozen."""
+    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown."""
     chip = _chip(snapshot, health, source_kind, pending, ascii)
     left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
     right = [*_counts(fresh, width), *_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
@@ -69,7 +68,7 @@ def one_line(
         *_marks(snapshot, source_kind, False),
         *_where(snapshot),
         *(field for field in _times(snapshot) if field.rank <= END),
-        *_warnings(snapshot, stale, 0, None),
+        *_warnings(snapshot, stale, 0, frozen=False),
         Field(90, "(enlarge to 40x10)", "dim"),
     ]
     return _laid(fields, [], width, ascii)
@@ -142,13 +141,13 @@ def _toggle(rank: int, name: str, on: bool, asked: bool) -> Field:
     return Field(rank, f"{name} {'on' if on else 'off'}{'*' * asked}", "warn" if asked else "")
 
 
-def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: int | None) -> list[Field]:
+def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: bool) -> list[Field]:
     """What is wrong with the picture itself."""
     fields = []
     if stale is not None and stale > STALE_SECONDS and not snapshot.over:
         fields.append(Field(6, f"STALE {duration(stale)}", "error"))
-    if frozen is not None:
-        fields.append(Field(5, f"FROZEN +{words.count(frozen)}", "warn"))
+    if frozen:
+        fields.append(Field(5, "FROZEN", "warn"))
     if dropped:
         fields.append(Field(7, f"dropped {words.count(dropped)}", "warn"))
     return fields

@@ -4,12 +4,13 @@ It draws how a source tells that the run stands (`update`); a replay, a journal 
 """
 
 import time
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import MAIN, actions_of, bindings_of, first_key, named
+from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.event import EventScreen
@@ -22,6 +23,7 @@ from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
 from interlock.console.text.mitigation_table import Steps, grouped
+from interlock.engine.record.cells import PassCells
 from interlock.engine.record.counting import several
 from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.safe import safe
@@ -34,6 +36,14 @@ from interlock.widgets.pane import Bar, Chooser, Key, Pane
 from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
 from interlock.widgets.vram import Vram
+
+
+class Picture(NamedTuple):
+    """The run at one moment, in seconds since the epoch, with the batches of each of its passes."""
+
+    snapshot: Snapshot
+    at: float
+    cells: Callable[[int], PassCells]
 
 
 class Main(Steering):
@@ -61,14 +71,16 @@ class Main(Steering):
         self._wants = Wants(1, 1)
         self._chosen = "events"
         self._zoomed = False
-        self._frozen_at: int | None = None
+        self._frozen: Picture | None = None
+        """What the screen was frozen on, until it is released."""
+        self._since = time.time()
         self._looked = Attention()
         self._notice = ""
         self._header = Bar(id="header")
         self._vram = Vram("1 VRAM", id="vram")
         self._passes = Passes("2 Passes", id="passes")
         self._leases = Leases("3 Leases", id="leases")
-        self._events = EventsPane("4 Events", id="events", ascii=look.ascii)
+        self._events = EventsPane("4 Events", id="events", back=self.shown_key("unzoom"), ascii=look.ascii)
         self._cache = Cache("5 Cache + throughput", id="cache")
         self._footer = Bar(id="footer")
 
@@ -93,12 +105,14 @@ class Main(Steering):
         if self._begun != self.source.begun:  # what was told was taken back
             self._begun, self.seen, self._dropped, self._feed = self.source.begun, -1, 0, Feed()
         entries, dropped = self.source.entries(self.seen)
-        self._dropped += dropped
         if entries:
+            # What happened before the screen was there, as in a journal that is caught up with, was not missed.
+            before = self.seen < 0 or (self.source.kind == "watch" and entries[0].at < self._since)
+            self._dropped += 0 if before else dropped
             self.seen = entries[-1].seq
         lines = self._feed.take(entries)
         self.snapshot = snapshot
-        if self._frozen_at is None:
+        if not self._frozen:
             self._events.feed(lines)
             self._draw()
 
@@ -108,7 +122,7 @@ class Main(Steering):
             self.host.exit(Leave.STOP)
             return
         self.stopping = False
-        self._notice = ""
+        self._notice = f"the run has ended: {self.shown_key('freeze')} shows it" if self._frozen else ""
         self._draw()
         self.recap_due = self.source.kind == "live"
         if self.is_active:
@@ -128,8 +142,14 @@ class Main(Steering):
     def asked(self) -> None:
         self._draw_header()
 
+    @property
+    def _picture(self) -> Picture:
+        """What is drawn: the run now, or as it was when the screen was frozen."""
+        return self._frozen or Picture(self.snapshot, time.time(), self.source.cells)
+
     def _draw(self) -> None:
-        wants = Wants(max(1, len(self.snapshot.devices)), max(1, len(self.snapshot.passes)))
+        snapshot = self._picture.snapshot
+        wants = Wants(max(1, len(snapshot.devices)), max(1, len(snapshot.passes)))
         if wants != self._wants:
             self._wants = wants
             self._arrange()
@@ -140,16 +160,16 @@ class Main(Steering):
         ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
             if pane.display:
-                (pane.detail if self._zoomed else pane.draw)(self.snapshot, ascii=ascii)
+                (pane.detail if self._zoomed else pane.draw)(snapshot, ascii=ascii)
         if self._passes.display and self._zoomed:
-            self._passes.detail(self.snapshot, self.source.cells, ascii=ascii)
+            self._passes.detail(snapshot, self._picture.cells, ascii=ascii)
         elif self._passes.display:
-            self._passes.draw(self.snapshot, with_cache=not self._cache.display, ascii=ascii)
+            self._passes.draw(snapshot, with_cache=not self._cache.display, ascii=ascii)
         self._draw_hints()
 
     def _draw_hints(self) -> None:
         """Say above the pane that has the focus what keys do in it."""
-        keys = {name: first_key(named(name), self._look.keys) for name in ("zoom", "unzoom", "detail")}
+        keys = {name: self.shown_key(name) for name in ("zoom", "unzoom", "detail")}
         for name in PANES:
             pane = self._pane(name)
             hints = [f"{keys['unzoom']} all panes" if self._zoomed else f"{keys['zoom']} zoom"]
@@ -159,19 +179,18 @@ class Main(Steering):
 
     def _draw_header(self) -> None:
         width, ascii = self.size.width, self._look.ascii
-        state = self._health()
+        snapshot, now, _ = self._picture
+        state, stale = self._health(snapshot, now), self._stale(snapshot, now)
         if too_small(*self.size):
             shown = header.one_line(
-                self.snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=self._stale(),
-                ascii=ascii,
+                snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=stale, ascii=ascii,
             )  # fmt: skip
             self._header.show(shown)
             return
-        dropped, frozen = self._dropped + self.host.skipped, self._frozen_at
         shown = header.rows(
-            self.snapshot, width, state, fresh=attention(self.snapshot) - self._looked, source_kind=self.source.kind,
-            pending=self.pending, stale=self._stale(), dropped=dropped,
-            frozen=None if frozen is None else max(0, self.seen - frozen), readonly=self.readonly, ascii=ascii,
+            snapshot, width, state, fresh=attention(snapshot) - self._looked, source_kind=self.source.kind,
+            pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
+            frozen=self._frozen is not None, readonly=self.readonly, ascii=ascii,
         )  # fmt: skip
         self._header.show(shown)
 
@@ -191,15 +210,14 @@ class Main(Steering):
             ]  # fmt: skip
             self._footer.offer(shown, self.size.width)
 
-    def _stale(self) -> float | None:
+    def _stale(self, snapshot: Snapshot, now: float) -> float | None:
         """Seconds since anything was heard of a run that is expected to say something."""
-        waits = self.snapshot.over or self.source.kind == "replay" or not self.snapshot.latest_at
-        return None if waits else time.time() - self.snapshot.latest_at
+        waits = snapshot.over or self.source.kind == "replay" or not snapshot.latest_at
+        return None if waits else now - snapshot.latest_at
 
-    def _health(self) -> Health:
+    def _health(self, snapshot: Snapshot, now: float) -> Health:
         """How the run stands now; one that is replayed, at the moment that is shown."""
-        replayed = self.source.kind == "replay"
-        return health(self.snapshot, self.snapshot.latest_at if replayed else time.time())
+        return health(snapshot, snapshot.latest_at if self.source.kind == "replay" else now)
 
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
@@ -219,10 +237,11 @@ class Main(Steering):
 
     def action_freeze(self) -> None:
         """Stop drawing, or go on and show what came meanwhile."""
-        if self._frozen_at is None:
-            self._frozen_at = self.seen
+        if not self._frozen:
+            cells = {each.model_pass: self.source.cells(each.model_pass) for each in self.snapshot.passes}
+            self._frozen = Picture(self.snapshot, time.time(), cells.__getitem__)
         else:
-            self._frozen_at = None
+            self._frozen = None
             self._events.feed(self._feed.held())
         self._draw()
 
@@ -277,7 +296,8 @@ class Main(Steering):
         if steps:
             self._events.show_only(steps.seqs, steps.name)
             self.action_pane("events")
-            self.say(f"{several(steps.times, 'mitigation')}, {steps.name}: esc shows all events again")
+            told = f"{several(steps.times, 'mitigation')}, {steps.name}"
+            self.say(f"{told}: {self.shown_key('unzoom')} shows all events again")
 
     def action_attend(self) -> None:
         """Show what went wrong, and count only what is new from here on."""
@@ -285,7 +305,8 @@ class Main(Steering):
         self._looked = counted
         self._events.show_level("warnings")
         self.action_pane("events")
-        self.say("  ".join(counted.words) or "nothing went wrong so far")
+        told = "  ".join(counted.words) or "nothing went wrong so far"
+        self.say(f"{told}: {self.shown_key('unzoom')} shows all events again")
 
     def action_follow(self) -> None:
         self._events.follow()
