@@ -100,7 +100,7 @@ def test_control_z_beside_a_run_stops_nothing_and_says_how_to_leave(place):
     with run(place) as terminal:
         terminal.wait_for("running", PATIENCE)
         terminal.press("\x1a")
-        terminal.wait_for("q d detaches and lets it go on", PATIENCE)
+        terminal.wait_for("q then d detaches", PATIENCE)
         assert psutil.Process(terminal.process.pid).status() != psutil.STATUS_STOPPED
         assert settled(place, "completed")
 
@@ -201,12 +201,12 @@ def test_the_form_takes_its_mistakes_back_shows_the_plan_and_runs_what_its_comma
             terminal.wait_for(seen, PATIENCE)
         past_devices(terminal, "\t")
         retype(terminal, "twelve", "memory of each device")
-        terminal.wait_for("X to mend: others, ceiling", PATIENCE)
+        terminal.wait_for("X fix: others, ceiling", PATIENCE)
         assert "interlock run" not in "\n".join(terminal.screen().lines[-4:])
         terminal.press("\x1b[Z")
         past_devices(terminal, "\x1b[Z")
         retype(terminal, "./one", "hf:org/name, pkg:dist or a directory, each")
-        terminal.wait_for("X to mend: ceiling", PATIENCE)
+        terminal.wait_for("X fix: ceiling", PATIENCE)
         terminal.press("\t")
         past_devices(terminal, "\t")
         retype(terminal, "2GiB", "memory of each device")

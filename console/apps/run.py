@@ -12,6 +12,7 @@ from pathlib import Path
 from textual.driver import Driver
 from textual.timer import Timer
 
+from interlock.console.actions import first_key, named
 from interlock.console.apps.base import Frame
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Ask, Choice, Recap
@@ -194,7 +195,8 @@ class Console(Frame[Leave]):
         """That the run of this process would stand still as well, with what it holds of the GPUs."""
         if not self._session or self.source.over:
             return ""
-        return "^z would stop the run too, its GPUs held: q d detaches and lets it go on"
+        suspend, leave = (first_key(named(name), self.look.keys) for name in ("suspend", "quit"))
+        return f"{suspend} would suspend the run as well and keep its GPUs; {leave} then d detaches"
 
     def _begin(self) -> None:
         """There is something on the screen: from here on it is kept up to date."""

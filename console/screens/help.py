@@ -13,7 +13,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, shown_keys
+from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, first_key, named, shown_keys
 from interlock.console.look import Look
 
 AREAS = {
@@ -24,30 +24,30 @@ AREAS = {
 """What the actions of the main screen concern, by the beginning of their names; the rest is the screen itself."""
 IN_PANES = {
     "vram": [
-        ("z", "the whole course of each device"),
+        ("{zoom}", "the whole course of each device"),
         ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),
     ],
     "passes": [
-        ("z", "the whole grid of a pass, with the state and seconds of each batch"),
+        ("{zoom}", "the whole grid of a pass, with the state and seconds of each batch"),
         ("up down", "choose the pass, once zoomed; pageup and pagedown scroll its grid"),
     ],
-    "leases": [("z", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
+    "leases": [("{zoom}", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
     "events": [("up down", "move; the end follows again"), ("click", "choose an event")],
-    "cache": [("z", "graphs of paces, memory and heat")],
+    "cache": [("{zoom}", "graphs of paces, memory and heat")],
 }
-"""What keys do in the panes of the main screen."""
+"""What keys do in the panes of the main screen; `{zoom}` is the key of that action."""
 LEGEND = (
     ("VRAM", "weights, activations, context, others; the tick is the ceiling, ^ the peak so far"),
     ("Passes", "the bar fills as batches are committed"),
     ("Leases", "GiB before > peak > after, and the residue left behind"),
     ("Events", "note, notice, warning, error"),
     ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
-    ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: press a"),
+    ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: {attend} shows them"),
     ("EXCL on*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),
     ("SIMULATED", "the GPUs are not real: the logic is, the speed is not"),
 )
-"""What the signs of the main screen mean."""
+"""What the signs of the main screen mean; `{attend}` is the key of that action."""
 
 
 class HelpLine(NamedTuple):
@@ -64,8 +64,10 @@ def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     if screen != MAIN:
         return [HelpLine("Keys", keys, text) for _, keys, text in actions]
     made = [HelpLine(_area(name), keys, text) for name, keys, text in actions]
-    made += [HelpLine(name.capitalize(), *line) for name, lines in IN_PANES.items() for line in lines]
-    made += [HelpLine("Signs", *line) for line in LEGEND]
+    told = [(name.capitalize(), line) for name, lines in IN_PANES.items() for line in lines]
+    told += [("Signs", line) for line in LEGEND]
+    named_keys = {name: first_key(named(name), look.keys) for name in ("zoom", "attend")}
+    made += [HelpLine(area, keys.format(**named_keys), text.format(**named_keys)) for area, (keys, text) in told]
     order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]
     areas = list(dict.fromkeys([*order, *(entry.area for entry in made)]))
     return sorted(made, key=lambda entry: areas.index(entry.area))
@@ -93,7 +95,7 @@ def written(listed: Sequence[HelpLine]) -> Text:
             area = entry.area
             text.append("\n" if text else "").append(f"{area}\n", "bold")
         text.append(f"  {entry.keys:<12} {entry.text}\n")
-    return text or Text("nothing like that; esc closes")
+    return text or Text("nothing like that")
 
 
 class Help(ModalScreen[None]):
@@ -114,11 +116,12 @@ class Help(ModalScreen[None]):
     def __init__(self, screen: str, look: Look, pane: str = "") -> None:
         super().__init__()
         self._entries = entries(screen, look, pane)
+        self._back = first_key(named("back"), look.keys)
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Keys"
-            box.border_subtitle = "up/down scroll, esc closes"
+            box.border_subtitle = f"up/down scroll, {self._back} closes"
             yield Input(placeholder="type to search", compact=True)
             with VerticalScroll(can_focus=False):
                 yield Static(written(self._entries))

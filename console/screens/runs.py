@@ -111,7 +111,8 @@ class RunsScreen(Keyed):
             width = self._list.inner_width
             rows = run_rows.rows(runs_text.HEADS, cells, levels, marks, self._place, cursor, width)
         else:
-            nothing = ["No run says so: esc shows all."] if there else runs_text.nothing(self._runs.out)
+            none = f"No run says so: {self.shown_key('back')} shows all."
+            nothing = [none] if there else runs_text.nothing(self._runs.out)
             rows = [row(""), *(row((f" {line}", "dim")) for line in nothing)]
             rows = rows if self._runs.complete else []
         self._list.show(ascii_only(rows) if ascii else rows)
@@ -186,7 +187,7 @@ class RunsScreen(Keyed):
         """Compare the two runs that are marked, the older one first."""
         marked = [each.path for each in reversed(self._runs.seen) if each.path in self._marked]
         if len(marked) != 2:
-            self.say("mark two runs first (space)")
+            self.say(f"mark two runs first ({self.shown_key('mark')})")
             return
         self._view(*marked)
 

@@ -138,8 +138,8 @@ class Steering(Keyed):
             self.say(self.source.unsteered)
             return
         self.stopping = True
-        aborts = "; q asks whether to abort now" if self.source.kind == "live" else ""
-        self.say(f"stopping after the current batch{aborts}")
+        abort = f"; {self.shown_key('quit')} asks whether to abort now" if self.source.kind == "live" else ""
+        self.say(f"stopping after the current batch{abort}")
         self.asked()
 
     def _controls(self, name: str) -> ControlBox | None:

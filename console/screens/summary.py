@@ -12,7 +12,7 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from interlock.console.actions import VIEW, actions_of, bindings_of, first_key, named
+from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Keyed
@@ -169,7 +169,8 @@ class SummaryScreen(Keyed):
         places, chosen = self._walk(), self._outline.node.steps
         place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
         what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
-        more = "" if not self._pattern or self._searching.over else " so far, searching... (esc ends it)"
+        ends = f" so far, searching... ({self.shown_key('back')} ends it)"
+        more = "" if not self._pattern or self._searching.over else ends
         count = self._searching.count if self._pattern else f"{len(places):,}"
         return f"{what} {place}{count}{more}"
 
@@ -266,7 +267,8 @@ class SummaryScreen(Keyed):
         if places and not (stay and self._outline.node.steps in places):
             self._outline.reveal(places[self._outline.following(places, way)])
         elif not places and not stay:
-            self.say("nothing to step through: / searches, o compares with another summary")
+            find, compare = map(self.shown_key, ("find", "open"))
+            self.say(f"nothing to step through: {find} searches, {compare} compares with another summary")
         self._redraw()
 
     def action_copy(self) -> None:
@@ -308,7 +310,7 @@ class SummaryScreen(Keyed):
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
-            self.say(f"{first_key(named('quit'), self._look.keys)} leaves")
+            self.say(f"{self.shown_key('quit')} leaves")
 
     async def action_quit(self) -> None:
         """Leave as the app does, which asks while a run is live."""

@@ -11,7 +11,7 @@ from interlock.engine.record.runs import Overview
 from interlock.engine.record.safe import named
 from interlock.engine.record.units import human_bytes
 
-HEADS = ("state", "run", "age", "done", "look at", "device", "models", "rows", "size", "pid", "host")
+HEADS = ("state", "run", "age", "done", "issues", "device", "models", "rows", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
 NAMED = 2
 """Models that are named; more are counted."""
@@ -74,7 +74,7 @@ def says(seen: Overview, pattern: str) -> bool:
 
 def table(seen: Sequence[Overview], now: float) -> str:
     """Write runs for a pipe, a line each."""
-    place = HEADS.index("look at")
+    place = HEADS.index("issues")
     rows = [cells(each, now) for each in seen]
     for line, each in zip(rows, seen, strict=True):
         line[place] = ", ".join(each.attention.words) or "-"
