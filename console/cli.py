@@ -32,6 +32,8 @@ COMMANDS = {
     "doctor": "check this machine; --gpu tries its GPUs out",
     "schema": "print the JSON Schema of summary.json",
 }
+ANSWERED = ("plan", "search", "models", "config", "doctor", "schema")
+"""The commands that only print something."""
 ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
 EXAMPLES = {
     "run": "example:\n"

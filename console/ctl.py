@@ -166,7 +166,8 @@ def _instead(directory: Path, why: str) -> str:
     if seen.held:
         return f"cannot steer it: {why}"
     how = f"the run is over ({seen.health.word})" if seen.exit_code is not None else "the run's process died"
-    return f"{how}: continue it with {command(resume_words(seen.chunks, seen.path))}" if seen.resumable else how
+    words = resume_words(seen.chunks, seen.path, rehearsed=seen.rehearsed)
+    return f"{how}: continue it with {command(words)}" if seen.resumable else how
 
 
 def _told(answer: Control) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from interlock.console.cli import parse
+from interlock.console.cli import ANSWERED, parse
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
 from interlock.engine.record.safe import safe
 
@@ -76,7 +76,7 @@ def _command(arguments: Sequence[str]) -> int:
         options = parse(arguments)
         from interlock.console import answers, commands
 
-        room = commands if hasattr(commands, options.command) else answers
+        room = answers if options.command in ANSWERED else commands
         return int(getattr(room, options.command)(options))
     except InterlockError as error:
         return _refuse(error)

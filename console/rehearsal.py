@@ -18,6 +18,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import REHEARSAL
 
 if TYPE_CHECKING:
     from interlock.console.sources.session import Work
@@ -108,7 +109,7 @@ def configured(configuration: Configuration) -> Configuration:
     wanted = {name: value for name, value in DEFAULTS.items() if origins[name] == "default"}
     if "devices" not in wanted:
         wanted.pop("faults", None)
-    knobs, origins = replace(knobs, **wanted), origins | dict.fromkeys(wanted, "rehearsal")
+    knobs, origins = replace(knobs, **wanted), origins | dict.fromkeys(wanted, REHEARSAL)
     if knobs.qdrant is None:
         knobs = replace(knobs, qdrant=knobs.out / "rehearsal-store")
     dims = [DEFAULTS["dim"]]

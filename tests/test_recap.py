@@ -14,8 +14,8 @@ from tests.snapshots import one_lease, sample
 RUN = Path("runs/r 1")
 
 
-def text_of(snapshot, store=""):
-    return "\n".join(recap(snapshot, RUN, store))
+def text_of(snapshot):
+    return "\n".join(recap(snapshot, RUN))
 
 
 def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
@@ -55,7 +55,7 @@ def test_a_run_that_did_not_complete_says_how_to_go_on(phase):
 
 
 def test_a_store_that_was_written_is_what_one_searches_next():
-    first, _ = next_commands(sample(phase="completed"), RUN, "my store")
+    first, _ = next_commands(replace(sample(phase="completed"), store="my store"), RUN)
     assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
 
 
@@ -70,3 +70,11 @@ def test_the_command_that_a_stopped_run_names_goes_on_with_it(tmp_path, tiny_a):
     said = interlock("run", chunks, "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a).stderr
     assert "DONE: 1 model, 12 texts of 1 collection" in said
     assert f"next: interlock view {tmp_path / 'runs' / 'r'}" in said
+
+
+def test_a_run_that_was_continued_says_how_its_store_is_searched(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}})
+    where = ("--out", tmp_path / "runs", "--run-id", "r")
+    interlock("run", chunks, *where, "--roster", tiny_a, "--qdrant", tmp_path / "store")
+    said = interlock("run", chunks, *where, "--resume").stderr
+    assert f"next: interlock search {tmp_path / 'store'}" in said

@@ -33,6 +33,7 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, runs
 from interlock.engine.record.atomic import LARGEST, content
+from interlock.engine.record.facts import Setting
 from interlock.engine.record.health import attention, health
 from interlock.engine.record.occupant import occupant
 from interlock.engine.record.rundir import RunDirectory
@@ -96,7 +97,7 @@ def test_a_closed_run_is_read_from_its_summary_and_says_what_its_journal_would(o
     assert seen.share_done == pytest.approx(whole.share_done, abs=1e-4)
     assert seen.models == tuple(each.model for each in whole.passes)
     assert (seen.began_at, seen.exit_code) == (pytest.approx(whole.began_at, abs=0.001), whole.exit_code)
-    assert seen.rows == sum(each.chunks for each in whole.collections) > 0
+    assert seen.chunks_read == sum(each.chunks for each in whole.collections) > 0
 
 
 def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_summary(out):
@@ -218,9 +219,17 @@ def test_an_age_has_one_unit(seconds, said):
     assert runs_text.age(seconds) == said
 
 
-def test_a_rehearsal_is_resumed_as_one_and_any_other_run_by_its_chunks(tmp_path):
-    assert resume_words("/a/b", tmp_path / "r")[:2] == ["run", "/a/b"]
-    assert resume_words("/a/rehearsal-chunks", tmp_path / "r")[:2] == ["demo", "--scripted"]
+def test_a_rehearsal_is_known_by_its_settings_and_resumed_as_one_and_any_other_run_by_its_chunks(out, tmp_path):
+    assert {each.rehearsed for each in overviews(out, LATER)} == {True}
+    assert snapshot(state_of(out / "died"), 0).rehearsed
+    begun = next(iter(journal.read(out / "died" / "journal.jsonl")))
+    own = {name: Setting(each.value, "default") for name, each in begun.body.config.items()}
+    (tmp_path / "own").mkdir()
+    mine = replace(begun, body=replace(begun.body, config=own, chunks="/a/rehearsal-chunks"))
+    (tmp_path / "own" / "journal.jsonl").write_bytes(journal.encode(mine))
+    assert not overview(tmp_path / "own", LATER).rehearsed
+    assert resume_words("/a/rehearsal-chunks", tmp_path / "r", rehearsed=False)[:2] == ["run", "/a/rehearsal-chunks"]
+    assert resume_words("/a/b", tmp_path / "r", rehearsed=True)[:2] == ["demo", "--scripted"]
 
 
 def test_the_command_lists_runs_for_people_and_for_programs(out):

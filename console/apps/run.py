@@ -38,17 +38,16 @@ class Console(Frame[Leave]):
 
     def __init__(
         self, source: Source, look: Look | None = None,
-        *, session: Session | None = None, summary: Path | None = None, store: str = "",
+        *, session: Session | None = None, summary: Path | None = None,
         painted: Callable[[], object] = lambda: None, driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
-        """`session` is that of a run of this process; `summary` is where that of another run is, `store` where its
-        points are written; `painted` is called when there is something on the screen."""
+        """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
+        when there is something on the screen."""
         super().__init__(look, driver=driver)
         self.source = source
         self.who = user_name()
         self._session = session
         self._summary = summary
-        self._store = store
         self._painted = painted
         self._rate = self.look.rate
         self._timer: Timer | None = None
@@ -105,7 +104,7 @@ class Console(Frame[Leave]):
         path = self._summary_path
         if path is None:
             return
-        lines = recap(self.seen(), path.parent, self._store)
+        lines = recap(self.seen(), path.parent)
         choices = [Choice("s,enter", "show the summary", "summary"), Choice("q", "quit", Leave.OVER)]
         self.push_screen(Recap("The run has ended", lines, choices), self._after_recap)
 

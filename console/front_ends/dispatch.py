@@ -66,20 +66,14 @@ def run_with_front_end(
         raise failure from error
     if session.work:
         if not outputs.quiet:
-            _sum_up(session.work, configuration)
+            for line in recap(session.work.recorder.snapshot(), session.work.directory.path):
+                say(safe(line))
         try:
             _deliver(session.work, front_end, outputs)
         except InterlockError as error:  # a run that did not complete says by its code what to do
             error.exit_code = ExitCode.FAILED if code in (ExitCode.COMPLETED, ExitCode.MITIGATED) else code
             raise
     return code
-
-
-def _sum_up(work: Work, configuration: Configuration) -> None:
-    """Say what became of a run, and what comes next."""
-    store = configuration.settings.qdrant
-    for line in recap(work.recorder.snapshot(), work.directory.path, str(store or "")):
-        say(safe(line))
 
 
 def _deliver(work: Work, front_end: Headless, outputs: Outputs) -> None:
@@ -129,8 +123,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     from interlock.console.sources.live import Live
 
     look = look_of(configuration)
-    store = str(configuration.settings.qdrant or "")
-    app = Console(Live(session, readonly=look.readonly), look, session=session, store=store, painted=session.start)
+    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
     left, failure = None, "it exited"
     stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
         signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),

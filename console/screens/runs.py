@@ -199,7 +199,7 @@ class RunsScreen(Keyed):
             why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
             self.say(f"{chosen.id} is {why}: nothing to resume")
             return
-        words = resume_words(chosen.chunks, chosen.path)
+        words = resume_words(chosen.chunks, chosen.path, rehearsed=chosen.rehearsed)
         if self._leave is None:
             self._go(words)
             return

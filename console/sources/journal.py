@@ -161,7 +161,8 @@ class Watched(_Folding):
         if self.failure:
             return str(self.failure)
         if self.gone:
-            words = resume_words(self._state.started.chunks if self._state.started else "", self.path.parent)
+            seen = super().snapshot()
+            words = resume_words(seen.chunks, self.path.parent, rehearsed=seen.rehearsed)
             return f"{GONE}: its process is gone; continue it with {command(words)}"
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 

@@ -4,13 +4,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-REHEARSED = "rehearsal-chunks"
-"""The chunks of a rehearsal, which writes them itself."""
 
-
-def resume_words(chunks: str, run: Path) -> list[str]:
-    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`."""
-    begun = ["demo", "--scripted"] if Path(chunks).name == REHEARSED else ["run", chunks]
+def resume_words(chunks: str, run: Path, *, rehearsed: bool) -> list[str]:
+    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`; one that was
+    `rehearsed` writes its chunks itself."""
+    begun = ["demo", "--scripted"] if rehearsed else ["run", chunks]
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     return [*begun, "--out", str(run.parent), *named, "--resume"]
 

@@ -15,21 +15,21 @@ from interlock.engine.record.units import duration, human_bytes
 RESUMABLE = ("stopped", "failed", "incomplete")
 
 
-def recap(snapshot: Snapshot, run: Path, store: str = "") -> list[str]:
-    """Sum up a run whose directory is `run`; `store` is where its points were written, if anywhere."""
+def recap(snapshot: Snapshot, run: Path) -> list[str]:
+    """Sum up a run whose directory is `run`."""
     lines = [_headline(snapshot), *_models(snapshot), *(f"memory: {text}" for text in _memory(snapshot))]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"]
-    return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run, store))]
+    return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run))]
 
 
-def next_commands(snapshot: Snapshot, run: Path, store: str = "") -> list[str]:
+def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = []
     if snapshot.phase in RESUMABLE:
-        commands.append(command(resume_words(snapshot.chunks, run)))
-    elif store:
-        commands.append(shlex.join(["interlock", "search", store]) + ' "your question"')
+        commands.append(command(resume_words(snapshot.chunks, run, rehearsed=snapshot.rehearsed)))
+    elif snapshot.store:
+        commands.append(shlex.join(["interlock", "search", snapshot.store]) + ' "your question"')
     return [*commands, shlex.join(["interlock", "view", str(run)])]
 
 

@@ -11,7 +11,7 @@ from interlock.engine.record.runs import Overview
 from interlock.engine.record.safe import named
 from interlock.engine.record.units import human_bytes
 
-HEADS = ("state", "run", "age", "done", "issues", "device", "models", "rows", "size", "pid", "host")
+HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
 NAMED = 2
 """Models that are named; more are counted."""
@@ -26,7 +26,7 @@ class _Listed(msgspec.Struct):
     began_at: float
     latest_at: float
     models: tuple[str, ...]
-    rows: int
+    chunks_read: int
     done: float | None
     device_kind: str
     chunks: str
@@ -54,7 +54,7 @@ def cells(seen: Overview, now: float) -> list[str]:
         f"!{seen.attention.total}" if seen.attention.total else "-",
         KINDS.get(seen.device_kind, seen.device_kind) or "-",
         ", ".join(seen.models[:NAMED]) + more or "-",
-        f"{seen.rows:,}" if seen.rows else "-",
+        f"{seen.chunks_read:,}" if seen.chunks_read else "-",
         human_bytes(seen.bytes),
         str(who.pid) if who else "-",
         who.host if who else "-",
@@ -111,7 +111,7 @@ def _listed(seen: Overview) -> _Listed:
         began_at=seen.began_at,
         latest_at=seen.latest_at,
         models=seen.models,
-        rows=seen.rows,
+        chunks_read=seen.chunks_read,
         done=seen.share_done,
         device_kind=seen.device_kind,
         chunks=seen.chunks,

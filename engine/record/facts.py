@@ -5,7 +5,7 @@ delivered has a row for every chunk. The summary tells these types as they stand
 it extends; descriptions of fields are those of the summary's schema. Types are only ever extended by optional fields.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -24,6 +24,10 @@ class Setting(Struct, frozen=True):
 
     value: Any
     origin: Annotated[str, says("default, file, environment, flag, Python, or the resumed run")]
+
+
+REHEARSAL = "rehearsal"
+"""The origin of what a rehearsal chose, by which its runs are known."""
 
 
 class RosterEntry(Struct, frozen=True, kw_only=True):
@@ -253,6 +257,11 @@ class Verification(Struct, frozen=True, kw_only=True):
 def joined(names: Iterable[str]) -> str:
     """Write several devices or precisions as one word: sorted, by commas; empty for none."""
     return ",".join(sorted({each for name in names for each in name.split(",") if each}))
+
+
+def rehearsed(config: Mapping[str, Setting]) -> bool:
+    """Tell whether a run with these settings was a rehearsal, which writes its chunks itself."""
+    return any(each.origin == REHEARSAL for each in config.values())
 
 
 def timed(device_kind: str) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RunClosed
+from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
 from interlock.engine.record.occupant import SESSION, Occupant, held, lock, occupant
@@ -42,12 +43,13 @@ class Overview:
     began_at: float = 0.0
     latest_at: float = 0.0
     models: tuple[str, ...] = ()
-    rows: int = 0
-    """Chunks of all its collections."""
+    chunks_read: int = 0
+    """Of all its collections."""
     share_done: float | None = None
     """Of its predicted cost, 0 to 1; None where nobody wrote it down."""
     device_kind: str = ""
     chunks: str = ""
+    rehearsed: bool = False
     exit_code: int | None = None
     bytes: int = 0
     held: bool = False
@@ -154,6 +156,7 @@ def _shown(directory: Path, seen: Snapshot, now: float) -> Overview:
         seen.share_done,
         seen.device_kind,
         seen.chunks,
+        seen.rehearsed,
         seen.exit_code,
     )
 
@@ -184,6 +187,7 @@ class _Summary(msgspec.Struct):
     chunks: str
     collections: list[_Collection]
     warnings: list[msgspec.Raw]
+    configuration: dict[str, Setting] = {}
     residues: list[msgspec.Raw] = []
     share_done: float | None = None
 
@@ -222,6 +226,7 @@ def _closed(directory: Path) -> Overview | None:
         1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         said.device_kind,
         said.chunks,
+        rehearsed(said.configuration),
         said.exit_code,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, rehearsed
 from interlock.engine.record.state import Control, Lately, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
@@ -105,6 +105,9 @@ class Snapshot:
     seq: int = -1
     run_id: str = ""
     chunks: str = ""
+    store: str = ""
+    """The directory that its points are written to, if any."""
+    rehearsed: bool = False
     phase: str = "starting"
     """starting, resolving, reading, planning, running, delivering, or how the run ended."""
     reason: str = ""
@@ -187,6 +190,7 @@ class Snapshot:
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """Copy what the state says now, where `seq` is that of the entry folded last."""
     started = state.started
+    config = started.config if started else {}
     held = list(state.held.values())
     # Operations and tokens cannot be added up: tokens count for all, if one share has no price.
     priced = all(share.plan.flops for share in state.shares() if share.plan.batches)
@@ -195,6 +199,8 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         seq=seq,
         run_id=started.run_id if started else "",
         chunks=started.chunks if started else "",
+        store=str(config["qdrant"].value or "") if "qdrant" in config else "",
+        rehearsed=rehearsed(config),
         phase=_phase(state),
         reason=state.reason,
         exit_code=state.exit_code,
