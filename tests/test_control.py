@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from shutil import rmtree
 import pytest
 
 from interlock.console.apps.run import Console
+from interlock.console.control import client
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, Remote, UnreachableError
 from interlock.console.control.place import short
@@ -347,6 +349,18 @@ def test_a_directory_in_use_is_refused_with_who_has_it_and_how_to_follow_it(runn
         Journal(running / "journal.jsonl")
     assert f"pid {occupant(running).pid}" in str(refused.value)
     assert f"interlock watch {running}" in str(refused.value) and f"interlock ctl {running}" in str(refused.value)
+
+
+def test_who_leaves_a_run_that_does_not_answer_need_not_wait_for_it(served, monkeypatch):
+    monkeypatch.setattr(client, "PATIENCE", PATIENCE)
+    asked, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(served.server, "_answer", lambda *_: asked.set() or go_on.wait())
+    remote = Remote(served.directory)
+    assert asked.wait(PATIENCE)
+    began = time.monotonic()
+    remote.close()
+    go_on.set()
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_two_watchers_see_what_the_other_asked_until_the_journal_has_the_answer(running):

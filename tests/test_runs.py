@@ -253,6 +253,19 @@ def test_where_there_is_no_run_the_command_says_what_to_do(tmp_path):
     assert json.loads(interlock("runs", "--out", tmp_path, "--json").stdout) == []
 
 
+def test_a_damaged_first_line_is_unreadable_in_a_list_that_is_kept_too_and_no_dead_run_is_held_in_memory(out):
+    path = out / "died" / "journal.jsonl"
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    kept = RunList(out)
+    try:
+        until(lambda: kept.complete)
+        words = {each.id: each.health.word for each in kept.seen}
+        assert words["died"] == overview(out / "died", LATER).health.word == "UNREADABLE"
+        assert not kept._followed
+    finally:
+        kept.close()
+
+
 def test_a_list_that_is_kept_reads_again_only_what_was_written_to(running, monkeypatch):
     looked: list[str] = []
     real = runs.overview

@@ -62,6 +62,11 @@ class Link:
     def close(self) -> None:
         self._socket.close()
 
+    def cut(self) -> None:
+        """End the wait for a reply, from another thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def ask(self, request: said.Request, kind: type[R]) -> R:
         """Ask, and wait for the reply. Raises UnreachableError."""
         try:
@@ -108,6 +113,7 @@ class Remote:
         self._requests: list[Callable[[Link], None]] = []
         self._foreseen: dict[Schedule, said.Foreseen | None] = {}
         self._told = ""
+        self._link: Link | None = None
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="steer", daemon=True)
@@ -116,6 +122,8 @@ class Remote:
     def close(self) -> None:
         self._ended.set()
         self._wake.set()
+        if self._link:
+            self._link.cut()
         self._thread.join()
 
     @property
@@ -200,7 +208,7 @@ class Remote:
         while not self._ended.is_set():
             try:
                 with Link(self._directory) as link:
-                    self.unreached = ""
+                    self._link, self.unreached = link, ""
                     while not self._ended.is_set():
                         self._talk(link)
                         self._wake.wait(BEAT)

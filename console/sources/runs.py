@@ -87,19 +87,22 @@ class RunList:
             stamp, known = _stamp(path), self._known.get(path)
             if known and known.stamp == stamp and not known.seen.held:
                 continue
-            self._known[path] = _Known(overview(path, time.time(), self._folded), stamp)
+            seen = overview(path, time.time(), self._folded)
+            self._known[path] = _Known(seen, stamp)
+            if not seen.held:
+                self._followed.pop(path, None)
 
     def _folded(self, path: Path) -> RunState:
         """The state of a run, folded on from where it was left."""
         followed = self._followed.setdefault(path, _Followed(Tail(path / JOURNAL)))
-        while not self._ended.is_set():
+        empty = 0
+        while not self._ended.is_set() and empty < 2:  # a line in doubt is looked at twice
             anew, entries = followed.tail.more()
             if anew:
                 followed.state = RunState()
             for _ in fold_each(followed.state, entries):
                 pass
-            if not entries:
-                break
+            empty = 0 if entries else empty + 1
         return followed.state
 
 
