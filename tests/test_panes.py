@@ -490,7 +490,7 @@ def test_everything_that_a_run_saved_is_told() -> None:
 
 def test_the_rates_of_a_finished_run_are_its_mean() -> None:
     rows, tokens = words.rates(sample(phase="completed", seconds=100.0))
-    assert (round(rows), round(tokens)) == (48, 4000)
+    assert (round(rows), round(tokens)) == (96, 8000)  # on two devices
     assert "mean" in _text(cache.rows(sample(phase="completed"), 78, 1))
 
 

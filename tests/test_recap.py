@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from interlock.console.text.progress_text import bar, progress
 from interlock.console.text.recap import next_commands, recap
+from interlock.widgets import formats
 from tests.builders import corpus, interlock, sentences
 from tests.snapshots import one_lease, sample
 
@@ -57,6 +59,16 @@ def test_a_run_that_did_not_complete_says_how_to_go_on(phase):
 def test_a_store_that_was_written_is_what_one_searches_next():
     first, _ = next_commands(replace(sample(phase="completed"), store="my store"), RUN)
     assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
+
+
+def test_texts_a_second_are_those_of_all_devices_wherever_they_are_told():
+    run = sample(phase="completed")
+    both = replace(run.passes[0], rows_done=1000, tokens_done=5000, seconds=100.0, devices=("cuda:0", "cuda:1"))
+    run = replace(run, passes=(both,))
+    assert re.search(r"1,000 texts  +0:50  +20\.0  +cuda:0, cuda:1", text_of(run))
+    assert formats.rates(run) == (20.0, 100.0)
+    now = replace(run, phase="running", exit_code=None, current_pass=0)
+    assert "20.0 texts/s" in progress(now) and "20.0 texts/s" in bar(now, 200)
 
 
 def test_simulated_seconds_are_no_pace():

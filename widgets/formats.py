@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import Snapshot, wall_seconds
 
 MIB, GIB = 2**20, 2**30
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
@@ -82,7 +82,7 @@ def devices_of(names: Sequence[str]) -> str:
 def rates(snapshot: Snapshot) -> tuple[float, float]:
     """Compute rows and tokens a second: of the latest whole seconds; once the run is over, the mean of its batches."""
     if snapshot.over:
-        seconds = sum(each.seconds for each in snapshot.passes) or 1.0
+        seconds = wall_seconds(snapshot.passes) or 1.0
         return sum(each.rows_done for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
     return recent(snapshot.pace.rows, window(snapshot)), recent(snapshot.pace.tokens, window(snapshot))
 

@@ -56,8 +56,7 @@ def progress(snapshot: Snapshot) -> str:
     parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
     parts += [batches_of(now)] if now.batches_done else []
     if timed(snapshot.device_kind):
-        each = " each" if len(now.devices) > 1 else ""
-        parts += [f"{now.rows_per_second:.1f} texts/s{each}"] * bool(now.rows_per_second)
+        parts += [f"{now.rows_per_second:.1f} texts/s"] * bool(now.rows_per_second)
         mine, left = (None, None) if snapshot.paused else (of_pass(now), of_run(snapshot))  # nobody knows how long
         parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
         parts += [f"{duration(left.seconds)} left in all"] if left else []

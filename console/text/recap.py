@@ -61,7 +61,7 @@ def _done(each: PassView) -> str:
 def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
     if not timed(snapshot.device_kind) or not each.seconds:
         return "", ""
-    return duration(each.seconds / max(1, len(each.devices))), f"{each.rows_per_second:.1f}"
+    return duration(each.wall_seconds), f"{each.rows_per_second:.1f}"
 
 
 def _memory(snapshot: Snapshot) -> list[str]:

@@ -79,9 +79,20 @@ class PassView:
         return min(NEARLY, self.cost_done / self.cost) if self.cost else 0.0
 
     @property
+    def wall_seconds(self) -> float:
+        """What its batches took, side by side on its devices."""
+        return wall_seconds([self])
+
+    @property
     def rows_per_second(self) -> float:
-        """Of its batches, as the summary has it; 0 before there were any."""
-        return self.rows_done / self.seconds if self.seconds else 0.0
+        """On all of its devices; 0 before there were any batches."""
+        return self.rows_done / self.wall_seconds if self.seconds else 0.0
+
+
+def wall_seconds(passes: Sequence[PassView]) -> float:
+    """Add up what the batches of these passes took where all their devices were at work all the time."""
+    devices = {name for each in passes for name in each.devices}
+    return sum(each.seconds for each in passes) / max(1, len(devices))
 
 
 @dataclass(frozen=True)
