@@ -1,4 +1,4 @@
-"""Files of a finished collection: `<model>.npy`, `fused.npy` and `points.parquet`, rows in corpus order.
+"""Files of a finished collection: `<model>.npy` or `.npz`, `fused.npy` and `points.parquet`, rows in corpus order.
 
 Vectors are read from the passes a window at a time and go into every file from there, so memory does not grow with
 the collection. What was written is read back and compared with the plan before it gets its name: a file is there whole
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.intake.corpus import digest_of
+from interlock.engine.outlet import csr
 from interlock.engine.outlet.windows import (
     WINDOW,
     Check,
@@ -23,6 +24,7 @@ from interlock.engine.outlet.windows import (
     Vectors,
     Window,
     compare,
+    first,
     pour,
     reading_back,
     uuid_of,
@@ -47,12 +49,14 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, beside: M
     Raises InterlockError where the chunks are not those of the plan, the disk refuses, or a file does not hold what the
     plan says when it is read back; no file of this delivery has got its name then, unless the disk refused just that.
     """
-    kinds: dict[Path, Npy | Parquet] = {}  # each is written, and read back, at a path that is not yet its own
+    kinds: dict[Path, Npy | csr.Npz | Parquet] = {}  # each is written, and read back, at a path that is not yet its own
     rows = len(delivery.rows.texts)
     if "npy" in formats:
         kinds |= {directory / f"{name}.npy": Npy(name, (rows, dim)) for name, dim in delivery.dims.items()}
+        for source in delivery.sparse:
+            kinds[directory / f"{source.name}.npz"] = csr.Npz(source.name, (rows, source.file.width))
     if "parquet" in formats:
-        kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims)
+        kinds[directory / "points.parquet"] = Parquet(rows, delivery.dims, [each.name for each in delivery.sparse])
     with ExitStack() as published:  # files get their names as it closes, when all of them have been compared
         partials = {path: published.enter_context(atomic.replacing(path)) for path in kinds}
         with ExitStack() as open_files:
@@ -95,7 +99,7 @@ class Npy:
             if array.dtype != np.float32 or array.shape != self.shape:
                 return f"found {array.dtype} {array.shape}, expected float32 {self.shape}"
             wanted = window.vectors[self.name]
-            fault = _first(window, _differ(array[window.start : window.start + len(wanted)], wanted), "vector")
+            fault = first(window, _differ(array[window.start : window.start + len(wanted)], wanted), "vector")
             release(array)
             return fault
 
@@ -104,10 +108,14 @@ class Npy:
 
 @dataclass(frozen=True)
 class Parquet:
-    """`points.parquet`: id, chunk_id, source, text, payload (JSON) and one vector column a model and `fused`."""
+    """`points.parquet`: id, chunk_id, source, text, payload (JSON) and one vector column a model and `fused`.
+
+    The columns of sparse models come last, as lists of indices and values.
+    """
 
     rows: int
     widths: Mapping[str, int]
+    sparse: Sequence[str] = ()
 
     @contextmanager
     def written(self, partial: Path) -> Iterator[Sink]:
@@ -116,7 +124,8 @@ class Parquet:
 
         texts = [pa.field(name, pa.string(), nullable=False) for name in TEXTS]
         vectors = [pa.field(name, pa.list_(pa.float32(), width)) for name, width in self.widths.items()]
-        schema = pa.schema(texts + vectors)
+        terms = [pa.field(name, csr.column_type()) for name in self.sparse]
+        schema = pa.schema(texts + vectors + terms)
         with pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=["source"]) as writer:
 
             def take(window: Window) -> None:
@@ -126,6 +135,7 @@ class Parquet:
                 ]
                 columns = [pa.array(column) for column in zip(*rows, strict=True)]
                 columns += [_column(window.vectors[name]) for name in self.widths]
+                columns += [csr.column(window.sparse[name]) for name in self.sparse]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
             yield take
@@ -140,7 +150,8 @@ class Parquet:
             def check(window: Window) -> str:
                 if file.metadata.num_rows != self.rows:
                     return f"found {several(file.metadata.num_rows, 'row')}, expected {self.rows:,}"
-                group = file.read_row_group(window.start // WINDOW, columns=["id", "text", *window.vectors])
+                columns = ["id", "text", *window.vectors, *window.sparse]
+                group = file.read_row_group(window.start // WINDOW, columns=columns)
                 return _unlike_table(window, group)
 
             yield check
@@ -151,13 +162,15 @@ def _unlike_table(window: Window, group: "pa.Table") -> str:
     ids, texts = (group[name].to_pylist() for name in ("id", "text"))
     others = [written != uuid_of(point) for written, point in zip(ids, window.points, strict=True)]
     changed = [digest_of(text) != digest for text, digest in zip(texts, window.digests, strict=True)]
-    fault = _first(window, others, "id") or _first(window, changed, "text")
+    fault = first(window, others, "id") or first(window, changed, "text")
     for name, wanted in window.vectors.items():
         there, column = whole(wanted), group[name].combine_chunks()
         wrong = np.asarray(column.is_valid()) != there
         if not wrong.any():
             wrong[there] = _differ(np.asarray(column.flatten()).reshape(-1, wanted.shape[1]), wanted[there])
-        fault = fault or _first(window, wrong, f"vector {name}")
+        fault = fault or first(window, wrong, f"vector {name}")
+    for name, rows in window.sparse.items():
+        fault = fault or first(window, csr.of_column(group[name]).unlike(rows), f"vector {name}")
     return fault
 
 
@@ -165,14 +178,6 @@ def _differ(written: Vectors, wanted: Vectors) -> Mask:
     """Which rows differ in any bit."""
     differ: Mask = (written.view(np.uint32) != wanted.view(np.uint32)).any(axis=1)
     return differ
-
-
-def _first(window: Window, wrong: Sequence[bool] | Mask, what: str) -> str:
-    """The first row that is wrong, in words; empty: none is."""
-    rows = np.flatnonzero(wrong)
-    if not len(rows):
-        return ""
-    return f"{what} differs in {several(len(rows), 'row')}, first in row {window.start + rows[0]}"
 
 
 def _column(vectors: Vectors) -> "pa.Array[Any]":

@@ -6,7 +6,7 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from uuid import UUID
@@ -18,8 +18,10 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk
 from interlock.engine.intake.corpus import Digests, Rows, reread
 from interlock.engine.outlet.fusion import Fusion, delivered, fuse, truncate
+from interlock.engine.passes.sparse import SparseFile, SparseRows
 from interlock.engine.passes.vectors import release
 from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
 
 WINDOW = 2048
 
@@ -38,9 +40,18 @@ class ModelVectors:
 
 
 @dataclass(frozen=True)
+class SparseSource:
+    """One sparse model's vectors of the run: a row for each distinct text."""
+
+    name: str
+    file: SparseFile
+
+
+@dataclass(frozen=True)
 class Window:
     """Rows from `start` on as the plan has them: the id of each point, the digest of its text, and its vectors by name.
 
+    `vectors` are the dense ones, `sparse` those of sparse models.
     `chunks` are there while they are delivered, and not when what was written is compared.
     """
 
@@ -48,6 +59,7 @@ class Window:
     points: Sequence[bytes]
     digests: Sequence[bytes]
     vectors: Mapping[str, Vectors]
+    sparse: Mapping[str, SparseRows] = field(default_factory=dict)
     chunks: Sequence[Chunk] = ()
 
 
@@ -64,10 +76,11 @@ class Delivery:
     digests: Digests
     sources: Sequence[ModelVectors]
     fusion: Fusion
+    sparse: Sequence[SparseSource] = ()
 
     @property
     def dims(self) -> dict[str, int]:
-        """The width of every vector that is delivered, by name."""
+        """The width of every dense vector that is delivered, by name."""
         return delivered(self.fusion, {source.name: source.dim for source in self.sources})
 
     @property
@@ -76,7 +89,7 @@ class Delivery:
         return range(0, len(self.rows.texts), WINDOW)
 
     def vectors(self, rows: Places) -> dict[str, Vectors]:
-        """Return the vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`.
+        """Return the dense vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`.
 
         Raises InterlockError where the passes hold no such vectors any more.
         """
@@ -93,6 +106,11 @@ class Delivery:
                 f"the vectors of {name} changed after they were computed ({error}): --resume recomputes them"
             ) from error
         return vectors if fused is None else vectors | {"fused": fused}
+
+    def terms(self, rows: Places) -> dict[str, SparseRows]:
+        """Return the sparse vectors of `rows` [n] by model. Raises InterlockError where a pass holds none any more."""
+        texts = self.rows.texts[rows].astype(np.int64)
+        return {source.name: source.file.take(texts) for source in self.sparse}
 
     def places(self, start: int) -> Places:
         """Return the rows of the window that begins at `start`."""
@@ -118,7 +136,7 @@ class Delivery:
     def without_chunks(self) -> Iterator[Window]:
         """Yield the same windows with no chunks in them, for what needs only the plan: no file is read again."""
         for rows in map(self.places, self.starts):
-            yield Window(int(rows[0]), self.points(rows), self.texts(rows), self.vectors(rows))
+            yield Window(int(rows[0]), self.points(rows), self.texts(rows), self.vectors(rows), self.terms(rows))
 
 
 def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
@@ -156,6 +174,14 @@ def _unlike(path: Path, fault: str) -> InterlockError:
         f"{path} differs from what was written ({fault}): no file was delivered for this collection, a store may hold "
         "part of it; check for another writer or a failing disk, then --resume"
     )
+
+
+def first(window: Window, wrong: Sequence[bool] | npt.NDArray[np.bool_], what: str) -> str:
+    """Return the first row of `wrong` [n] in words; empty: none is."""
+    rows = np.flatnonzero(wrong)
+    if not len(rows):
+        return ""
+    return f"{what} differs in {several(len(rows), 'row')}, first in row {window.start + rows[0]}"
 
 
 def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:

@@ -62,6 +62,14 @@ class SparseRows:
         """How many terms each row has [n]."""
         return np.diff(self.starts)
 
+    def unlike(self, other: "SparseRows") -> npt.NDArray[np.bool_]:
+        """Tell which rows [n] differ in any bit from those of `other`."""
+        wrong: npt.NDArray[np.bool_] = (self.parked != other.parked) | (self.counts != other.counts)
+        if not wrong.any():  # or the terms do not stand side by side
+            values = self.values.view(np.uint32) != other.values.view(np.uint32)
+            wrong[np.repeat(np.arange(len(wrong)), self.counts)[(self.indices != other.indices) | values]] = True
+        return wrong
+
     def crc(self) -> int:
         """Return the CRC-32 of these rows: how many terms each has, or that it is parked, then indices and values."""
         return _crc_of(np.where(self.parked, PARKED, self.counts), self.indices, self.values)
