@@ -12,7 +12,8 @@ import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.outlet import qdrant
-from interlock.engine.outlet.qdrant import Point, Store, verify
+from interlock.engine.outlet.points import Point
+from interlock.engine.outlet.qdrant import Store, verify
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 DIMS = {"small": 8, "large": 12}

@@ -1,26 +1,61 @@
 """Sparse vectors as they are delivered: read with the libraries whose formats they are in, never only with our own."""
 
 import errno
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import qdrant_edge as edge
 import scipy.sparse
+from msgspec.structs import replace as changed
 
-from interlock.engine.errors import InterlockError
+from interlock.engine import run as running
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lessor
 from interlock.engine.intake.collections import discover
 from interlock.engine.intake.corpus import read_corpus
-from interlock.engine.outlet import csr, files, windows
+from interlock.engine.models.assets import Policy
+from interlock.engine.outlet import csr, files, shard, windows
+from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion
+from interlock.engine.outlet.manifest import manifest_of, read_manifest
+from interlock.engine.outlet.points import Point, Terms
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.outlet.search import search
+from interlock.engine.outlet.store import sink, verified
 from interlock.engine.outlet.windows import Delivery, ModelVectors, SparseSource
+from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.sparse import SparseFile, SparseRows
+from interlock.engine.record.events import ArtefactWritten, StoreVerified
+from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.rundir import RunDirectory
 from tests.builders import corpus
 
 WIDTH = 40
 TEXTS = [*(f"text {number}" for number in range(9)), "text 3", "text 0"]
 PARKED, EMPTY = 2, 5
+ENTRY = RosterEntry(
+    model="dense",
+    weight=1.0,
+    source="/models/dense",
+    commit=None,
+    fingerprint="f",
+    dim=4,
+    dtype="float32",
+    max_tokens=128,
+    document_prompt="",
+    query_prompt="",
+    batch_tokens=1024,
+)
+SPLADE = changed(ENTRY, model="splade", weight=0.0, dim=WIDTH)
+ROSTER = [ENTRY, SPLADE]
+ONE = "00000000-0000-0000-0000-000000000001"
 
 
 def weights(texts):
@@ -183,3 +218,204 @@ def test_a_disk_that_is_full_while_terms_are_gathered_is_told_and_nothing_is_lef
     with pytest.raises(InterlockError, match=r"cannot write .*splade\.npz: No space left.*free space"):
         written(this, ["npy"])
     assert not list(this.out.iterdir())
+
+
+def manifest(roster=ROSTER, sparse=("splade",)):
+    return manifest_of("docs", Fusion.CONCAT, roster, "one", sparse)
+
+
+def open_store(directory, sparse=("splade",), **more):
+    return Store.open_for_write(directory, "docs", {"dense": 4, "fused": 4}, manifest(sparse=sparse, **more), sparse)
+
+
+def stored(directory, delivery):
+    """What the engine itself has of each row."""
+    engine = edge.EdgeShard.load(str(directory / "docs"), None)
+    ids = [windows.uuid_of(point) for point in delivery.rows.points.tolist()]
+    records = {str(each.id): each.vector for each in engine.retrieve(ids, with_payload=True, with_vector=True)}
+    engine.close()
+    return [records[each] for each in ids]
+
+
+def fill(store, delivery):
+    for window in delivery.windows():
+        sink(store)(window)
+
+
+def test_a_store_has_the_very_terms_of_each_row_beside_its_dense_vectors(made, tmp_path):
+    this = made()
+    with open_store(tmp_path / "store") as store:
+        fill(store, this.delivery)
+        seen = verified(this.delivery, store)
+    assert (seen.ok, seen.points, seen.sampled) == (True, len(TEXTS), len(TEXTS))
+    for row, vectors in enumerate(stored(tmp_path / "store", this.delivery)):
+        if row in (PARKED, EMPTY):
+            assert vectors.keys() == {"dense", "fused"}
+            continue
+        terms = np.flatnonzero(this.matrix[row])
+        assert vectors["splade"].indices == terms.tolist()
+        assert np.array(vectors["splade"].values, np.float32).tolist() == this.matrix[row][terms].tolist()
+        np.testing.assert_allclose(vectors["dense"], this.delivery.vectors(np.array([row]))["dense"][0], atol=1e-6)
+
+
+def test_the_engine_finds_by_terms_as_their_dot_product_says(made, tmp_path):
+    this = made()
+    with open_store(tmp_path) as store:
+        fill(store, this.delivery)
+    engine = edge.EdgeShard.load(str(tmp_path / "docs"), None)
+    query = np.flatnonzero(this.matrix[0])[:3]
+    request = edge.QueryRequest(
+        limit=3,
+        query=edge.Query.Nearest(edge.SparseVector(query.tolist(), [1.0, 2.0, 3.0]), using="splade"),
+    )
+    scores = [point.score for point in engine.query(request)]
+    engine.close()
+    expected = np.sort(np.nan_to_num(this.matrix)[:, query] @ [1.0, 2.0, 3.0])[::-1]
+    np.testing.assert_allclose(scores, expected[:3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda terms: {},
+        lambda terms: {"splade": Terms(terms.indices, np.nextafter(terms.values, np.float32(9)))},
+        lambda terms: {"splade": Terms(terms.indices + 1, terms.values)},
+        lambda terms: {"splade": Terms(terms.indices[1:], terms.values[1:])},
+    ],
+    ids=["lost", "other weights", "other terms", "one fewer"],
+)
+def test_a_store_with_other_terms_than_were_delivered_is_not_called_verified(made, tmp_path, change):
+    this = made()
+    with open_store(tmp_path) as store:
+        fill(store, this.delivery)
+        (point,) = store.retrieve([windows.uuid_of(this.delivery.rows.points.tolist()[3])])
+        store.upsert([replace(point, sparse=change(point.sparse["splade"]))])
+        seen = verified(this.delivery, store)
+    assert not seen.ok
+    assert "1 with other vectors than delivered" in seen.detail
+
+
+def test_a_row_without_terms_that_has_some_in_the_store_is_not_called_verified(made, tmp_path):
+    this = made()
+    with open_store(tmp_path) as store:
+        fill(store, this.delivery)
+        (point,) = store.retrieve([windows.uuid_of(this.delivery.rows.points.tolist()[EMPTY])])
+        store.upsert([replace(point, sparse={"splade": terms([1], [1])})])
+        assert not verified(this.delivery, store).ok
+
+
+def terms(indices, values):
+    return Terms(np.array(indices, np.int32), np.array(values, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("sparse", "why"),
+    [
+        ({"other": terms([1], [1])}, "no sparse vector 'other'; the store has splade"),
+        ({"splade": terms([], [])}, "has no terms"),
+        ({"splade": terms([1, 2], [1])}, "not as many values as indices"),
+        ({"splade": terms([2, 1], [1, 1])}, "not in order"),
+        ({"splade": terms([1, 1], [1, 1])}, "not in order"),
+        ({"splade": terms([-1, 1], [1, 1])}, "not in order"),
+        ({"splade": terms([1], [np.nan])}, "without a weight"),
+        ({"splade": terms([1], [np.inf])}, "without a weight"),
+        ({"splade": terms([1], [0])}, "without a weight"),
+    ],
+)
+def test_what_is_no_sparse_vector_is_refused_before_the_engine_takes_it(tmp_path, sparse, why):
+    with open_store(tmp_path) as store:
+        with pytest.raises(InterlockError, match=f"cannot store point {ONE} in .*{why}"):
+            store.upsert([Point(ONE, {}, {}, sparse)])
+        assert store.count() == 0
+
+
+def test_terms_count_among_the_bytes_that_a_disk_must_have_room_for(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(shard, "require_room", lambda _, size: asked.append(size))
+    with open_store(tmp_path) as store:
+        store.upsert([Point(ONE, {}, {}, {"splade": terms(range(1000), np.ones(1000))})])
+    assert asked[-1] >= 8000
+
+
+@pytest.mark.parametrize(("before", "now"), [(["splade"], []), ([], ["splade"]), (["splade"], ["other"])])
+def test_a_store_of_other_sparse_vectors_is_refused_by_its_manifest_and_by_its_engine(tmp_path, before, now):
+    roster = [ENTRY, *(changed(SPLADE, model=name) for name in before)]
+    open_store(tmp_path, before, roster=roster).close()
+    other = [ENTRY, *(changed(SPLADE, model=name) for name in now)]
+    with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
+        open_store(tmp_path, now, roster=other)
+    with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
+        check_store("docs", other, Fusion.CONCAT, tmp_path, "two", now)
+    told = manifest(roster, before)
+    for asked in (shard.check, lambda *given: Store.open_for_write(*given).close()):
+        with pytest.raises(UsageError, match="other sparse vectors"):
+            asked(tmp_path, "docs", {"dense": 4, "fused": 4}, told, now)
+    check_store("docs", roster, Fusion.CONCAT, tmp_path, "two", before)
+
+
+def test_a_manifest_says_what_its_sparse_vectors_are_and_one_without_any_reads_as_before():
+    plain = json.loads(json.dumps(manifest()))
+    assert plain["sparse"] == [
+        {
+            "model": "splade",
+            "fingerprint": "f",
+            "dim": WIDTH,
+            "dtype": "float32",
+            "max_tokens": 128,
+            "query_prompt": "",
+            "document_prompt": "",
+        }
+    ]
+    dims = {"dense": 4, "fused": 4}
+    assert [each.model for each in read_manifest(plain, dims, ["splade"]).sparse] == ["splade"]
+    with pytest.raises(UsageError, match="sparse vectors do not match the store: splade"):
+        read_manifest(plain, dims)
+    with pytest.raises(UsageError, match="lists a model twice"):
+        read_manifest({**plain, "sparse": plain["sparse"] * 2}, dims, ["splade"])
+    old = manifest([ENTRY], [])
+    assert "sparse" not in old
+    assert read_manifest(old, dims).sparse == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_collection_is_delivered_with_its_sparse_vectors_as_often_as_asked(made, tmp_path, times):
+    this, told = made(), []
+    run = RunDirectory(tmp_path / "run")
+    for _ in range(times):
+        deliver(
+            this.delivery.rows,
+            this.delivery.digests,
+            [this.delivery.sources[0].vectors],
+            ROSTER,
+            Fusion.CONCAT,
+            ["npy", "parquet"],
+            tmp_path / "store",
+            run,
+            told.append,
+            this.delivery.sparse,
+        )
+    written = {each.path.rsplit("/")[-1] for each in told if isinstance(each, ArtefactWritten)}
+    assert written == {"dense.npy", "fused.npy", "splade.npz", "points.parquet"}
+    (*_, seen) = (each for each in told if isinstance(each, StoreVerified))
+    assert (seen.ok, seen.points, seen.stale) == (True, len(TEXTS), 0)
+
+
+@pytest.mark.parametrize("fusion", ["concat", "named"])
+def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tiny_a, monkeypatch, fusion):
+    def with_terms(rows, digests, vectors, roster, *more):
+        file = SparseFile(tmp_path / "rows.npy", len(digests), WIDTH)
+        file.put(np.arange(len(digests)), weights(len(digests)))
+        deliver(rows, digests, vectors, [*roster, SPLADE], *more, [SparseSource("splade", file)])
+
+    def hits(store):
+        chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
+        flags = {"roster": str(tiny_a), "out": str(tmp_path / "runs"), "qdrant": str(store), "fusion": fusion}
+        assert running.Run(chunks, load(flags, {}, None), Controls()).go() == ExitCode.COMPLETED
+        lessor = Lessor(choose("cpu"), 4 << 30)
+        return [(hit.id, hit.score) for hit in search(store, None, TEXTS[5], 4, {}, Policy(offline=True), lessor)]
+
+    dense = hits(tmp_path / "dense")
+    monkeypatch.setattr(running, "deliver", with_terms)
+    assert hits(tmp_path / "both") == dense
+    with Store.open_for_read(tmp_path / "both", "docs") as store:
+        assert store.sparse == {"splade"}

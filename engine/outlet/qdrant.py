@@ -11,7 +11,7 @@ every search is exact.
 import fcntl
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 import numpy as np
-from numpy.typing import NDArray
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import digest_of
 from interlock.engine.outlet import shard
 from interlock.engine.outlet.fusion import shares
+from interlock.engine.outlet.points import Point, Terms, Vector, for_engine, of_engine
 from interlock.engine.outlet.shard import working
 from interlock.engine.record.atomic import sweep
 from interlock.engine.record.compare import few
@@ -34,8 +34,6 @@ from interlock.engine.record.facts import Verification
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard
 
-Vector = NDArray[np.float32]
-
 TEXT = "text"
 """Where a point's payload has the text of its vectors."""
 
@@ -43,15 +41,6 @@ BATCH_BYTES = 8_000_000
 BATCH_POINTS = 256
 FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
 MIN_COSINE = 1 - 1e-5
-
-
-@dataclass(frozen=True)
-class Point:
-    """A chunk in the store. `id` is a UUID; `vectors` lacks the models for which the row was parked."""
-
-    id: str
-    payload: Mapping[str, object]
-    vectors: Mapping[str, Vector]
 
 
 @dataclass(frozen=True)
@@ -64,12 +53,21 @@ class Hit:
 
 
 class Store:
-    """One open collection of an embedded store; a context manager. `dims` gives its vectors' dimensions."""
+    """One open collection of an embedded store; a context manager.
+
+    `dims` gives the dimensions of its dense vectors, `sparse` the names of the others.
+    """
 
     def __init__(
-        self, path: Path, engine: "EdgeShard", manifest: Mapping[str, object], dims: Mapping[str, int], held: ExitStack
+        self,
+        path: Path,
+        engine: "EdgeShard",
+        manifest: Mapping[str, object],
+        dims: Mapping[str, int],
+        sparse: Collection[str],
+        held: ExitStack,
     ) -> None:
-        self.path, self.manifest, self.dims = path, manifest, dims
+        self.path, self.manifest, self.dims, self.sparse = path, manifest, dims, frozenset(sparse)
         self._shard = engine
         self._held = held.pop_all()
         self._unflushed = 0
@@ -78,13 +76,18 @@ class Store:
 
     @classmethod
     def open_for_write(
-        cls, directory: Path, collection: str, dims: Mapping[str, int], manifest: Mapping[str, object]
+        cls,
+        directory: Path,
+        collection: str,
+        dims: Mapping[str, int],
+        manifest: Mapping[str, object],
+        sparse: Collection[str] = (),
     ) -> Self:
         """Open or create a collection. UsageError if it means something else, is foreign, damaged or in use.
 
         `manifest` is JSON-able and kept as it is; on re-use all of it but the key "run" must be the same.
         """
-        shard.check_names(collection, dims)
+        shard.check_names(collection, (*dims, *sparse))
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
         with working(path, f"writing {shard.MANIFEST}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -93,10 +96,10 @@ class Store:
             if not shard.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
                 shard.write_manifest(path, wanted)
             shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
-            engine = shard.load(path, dims)
+            engine = shard.load(path, dims, sparse)
             sweep(path)
             shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
-            return cls(path, engine, wanted, dict(dims), held)
+            return cls(path, engine, wanted, dict(dims), sparse, held)
 
     @classmethod
     def open_for_read(cls, directory: Path, collection: str) -> Self:
@@ -104,7 +107,8 @@ class Store:
         path = shard.find(directory, collection)
         with ExitStack() as held:
             held.enter_context(shard.holding(path, fcntl.LOCK_SH))
-            return cls(path, shard.load(path, None), shard.read_manifest(path), shard.read_dims(path), held)
+            engine, manifest = shard.load(path, None), shard.read_manifest(path)
+            return cls(path, engine, manifest, shard.read_dims(path), shard.read_sparse(path), held)
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +120,8 @@ class Store:
         """Write each point once with all its vectors; the number written. Pass each id once per opening.
 
         Integers beyond 64 bits are stored as their decimal text, because the engine would round them.
-        Raises InterlockError for a vector that is not finite, zero or of another dimension, for a payload
-        that is not JSON, and when the disk has no room.
+        Raises InterlockError for a vector that is not finite, zero or of another dimension, for a sparse one
+        that has no terms or not in order, for a payload that is not JSON, and when the disk has no room.
         """
         written = 0
         for batch, size in _batches(self._gated(point) for point in points):
@@ -149,15 +153,10 @@ class Store:
             return int(self._shard.count(CountRequest(exact=True)))
 
     def retrieve(self, ids: Sequence[str]) -> list[Point]:
-        """Return the points of these ids that exist, in the order asked, with vectors at unit length."""
+        """Return the points of these ids that exist, in the order asked, with dense vectors at unit length."""
         with working(self.path, "reading"):
             records = self._shard.retrieve(list(ids), with_payload=True, with_vector=True)
-        points = []
-        for record in records:
-            assert isinstance(record.vector, dict | None)  # every vector of ours is named
-            vectors = {name: np.array(vector, np.float32) for name, vector in (record.vector or {}).items()}
-            points.append(Point(str(record.id), record.payload or {}, vectors))
-        return points
+        return [of_engine(record) for record in records]
 
     def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
         """Return the text in the payload of each of these points that exists, by id; None where there is none."""
@@ -195,11 +194,11 @@ class Store:
             size = len(json.dumps(point.payload, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError) as cause:
             raise InterlockError(f"cannot store point {point.id} in {self.path}: {cause}") from cause
-        for name, vector in point.vectors.items():
-            if fault := self._fault(name, vector):
-                raise InterlockError(f"cannot store point {point.id} in {self.path}: {fault}")
-            size += vector.nbytes
-        return point, size
+        faults = [self._fault(name, vector) for name, vector in point.vectors.items()]
+        faults += [self._fault_of_terms(name, terms) for name, terms in point.sparse.items()]
+        if fault := next(filter(None, faults), None):
+            raise InterlockError(f"cannot store point {point.id} in {self.path}: {fault}")
+        return point, size + point.vector_bytes
 
     def _fault(self, name: str, vector: Vector) -> str | None:
         if name not in self.dims:
@@ -209,6 +208,12 @@ class Store:
         square = float(vector @ vector)
         return None if 0 < square < float("inf") else f"vector {name!r} is zero or not finite"
 
+    def _fault_of_terms(self, name: str, terms: Terms) -> str | None:
+        if name not in self.sparse:
+            return f"no sparse vector {name!r}; the store has {', '.join(sorted(self.sparse)) or 'none'}"
+        fault = terms.fault()
+        return f"sparse vector {name!r} {fault}" if fault else None
+
     def _send(self, batch: Sequence[Point], size: int) -> None:
         import qdrant_edge as edge
 
@@ -216,11 +221,7 @@ class Store:
         ids = {str(UUID(point.id)) for point in batch}
         with working(self.path, "writing"):
             self._known += len(self._shard.retrieve(list(ids), with_payload=False, with_vector=False))
-            points = []
-            for point in batch:
-                vectors = {name: vector.tolist() for name, vector in point.vectors.items()}
-                payload = {key: _storable(value) for key, value in point.payload.items()}
-                points.append(edge.Point(point.id, vectors, payload))
+            points = [for_engine(point) for point in batch]
             self._shard.update(edge.UpdateOperation.upsert_points(points))
         self._unflushed += size
         if self._unflushed >= FLUSH_BYTES:
@@ -263,13 +264,17 @@ class Store:
 
 
 def verify(
-    store: Store, planned: Iterable[Mapping[str, bytes]], sample: Mapping[str, Mapping[str, Vector]]
+    store: Store,
+    planned: Iterable[Mapping[str, bytes]],
+    sample: Mapping[str, Mapping[str, Vector]],
+    sparse: Mapping[str, Mapping[str, Terms]] = {},
 ) -> Verification:
     """Read the store back and compare it with what was planned.
 
-    `planned` are the points of the corpus, a window at a time: by id the digest of each text. `sample` has the vectors
-    that some of them must have: id -> name -> vector. ok: every planned point is there with its text, there is no other
-    but the stale ones, and every sampled point has just its vectors, each with a cosine above 1 - 1e-5.
+    `planned` are the points of the corpus, a window at a time: by id the digest of each text. `sample` has the dense
+    vectors that some of them must have, id -> name -> vector, and `sparse` their sparse ones. ok: every planned point
+    is there with its text, there is no other but the stale ones, and every sampled point has just its vectors: a dense
+    one with a cosine above 1 - 1e-5, a sparse one with the same terms.
     """
     expected, missing, changed = 0, list[str](), list[str]()
     for window in planned:
@@ -278,14 +283,16 @@ def verify(
         missing += window.keys() - texts.keys()
         changed += [point for point, text in texts.items() if text is None or digest_of(text) != window[point]]
     points, stale = store.count(), store.stale
-    stored = {point.id: point.vectors for point in store.retrieve(list(sample))}
+    stored = {point.id: point for point in store.retrieve(list(sample))}
     cosines = [
-        _cosine(vector, stored.get(point, {}).get(name))
+        _cosine(vector, stored[point].vectors.get(name) if point in stored else None)
         for point, vectors in sample.items()
         for name, vector in vectors.items()
     ]
     worst = min(cosines, default=None)
-    odd = [point for point, vectors in sample.items() if stored.get(point, {}).keys() != vectors.keys()]
+    odd = [
+        point for point in sample if point not in stored or not stored[point].has(sample[point], sparse.get(point, {}))
+    ]
     faults = {"missing": missing, "with a different text": changed, "with other vectors than delivered": odd}
     # Stale points are no fault: an earlier delivery wrote them, and nothing here deletes.
     ok = points - stale == expected and (worst is None or worst > MIN_COSINE) and not any(faults.values())
@@ -319,16 +326,6 @@ def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point],
         total += size
     if batch:
         yield batch, total
-
-
-def _storable(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _storable(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(inner) for inner in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return str(value)
-    return value
 
 
 def _cosine(delivered: Vector, stored: Vector | None) -> float:

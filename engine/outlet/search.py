@@ -44,7 +44,7 @@ def search(
     if type(limit) is not int or limit < 1:
         raise UsageError(f"--limit: expected a whole number of at least 1, got {limit!r:.100}")
     with Store.open_for_read(directory, _named(directory, collection)) as store:
-        manifest = read_manifest(store.manifest, store.dims)
+        manifest = read_manifest(store.manifest, store.dims, store.sparse)
         for member in manifest.models:
             _check_row(member, given.get(member.model, {}))
         places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -66,20 +66,26 @@ def check_name(what: str, name: str) -> None:
         raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
 
 
-def check_names(collection: str, dims: Iterable[str]) -> None:
+def check_names(collection: str, vectors: Iterable[str]) -> None:
     """Raise UsageError unless the collection and all its vectors can be called so."""
     check_name("collection", collection)
-    for name in dims:
+    for name in vectors:
         check_name("vector", name)
 
 
-def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: Mapping[str, object]) -> None:
+def check(
+    directory: Path,
+    collection: str,
+    dims: Mapping[str, int],
+    manifest: Mapping[str, object],
+    sparse: Collection[str] = (),
+) -> None:
     """Raise now, and write nothing, what opening this collection for write would raise later.
 
-    UsageError for names, another meaning, other dimensions, a foreign or damaged directory, one that is in
-    use, and a place where no directory can be made; InterlockError for a disk without room.
+    UsageError for names, another meaning, other dimensions or sparse vectors, a foreign or damaged directory, one that
+    is in use, and a place where no directory can be made; InterlockError for a disk without room.
     """
-    check_names(collection, dims)
+    check_names(collection, (*dims, *sparse))
     path = directory / collection
     there = _there(path)
     if not there.is_dir():
@@ -96,6 +102,8 @@ def check(directory: Path, collection: str, dims: Mapping[str, int], manifest: M
         raise UsageError(
             f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
         )
+    if made:
+        _check_sparse(path, sparse)
 
 
 @contextmanager
@@ -109,16 +117,22 @@ def holding(path: Path, how: int) -> Iterator[None]:
         os.close(handle)
 
 
-def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
-    """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given."""
-    from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeVectorParams
+def load(path: Path, dims: Mapping[str, int] | None, sparse: Collection[str] = ()) -> "EdgeShard":
+    """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given.
+
+    `sparse` are the names of its sparse vectors then.
+    """
+    from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeSparseVectorParams, EdgeVectorParams
 
     config, left = None, list[Path]()
     if dims is not None:
         params = {name: EdgeVectorParams(size=dim, distance=Distance.Cosine) for name, dim in dims.items()}
-        config, left = EdgeConfig(vectors=params), list(path.rglob(LEFT))
+        terms = {name: EdgeSparseVectorParams() for name in sparse}
+        config, left = EdgeConfig(vectors=params, sparse_vectors=terms), list(path.rglob(LEFT))
     if (path / CONFIG).exists():
         read_dims(path)  # the engine would wait for a pipe in its place
+        if dims is not None:
+            _check_sparse(path, sparse)  # the engine itself takes fewer than there are
     with opening(path), panics_untold():
         shard = EdgeShard.load(str(path), config)
     for directory in left:  # whoever made them held the lock that is ours now
@@ -127,10 +141,16 @@ def load(path: Path, dims: Mapping[str, int] | None) -> "EdgeShard":
 
 
 def read_dims(path: Path) -> dict[str, int]:
-    """Read the dimensions of a shard's vectors, by name; UsageError if its configuration is damaged."""
+    """Read the dimensions of a shard's dense vectors, by name; UsageError if its configuration is damaged."""
     with opening(path):
         vectors = json.loads(opened(path / CONFIG).read())["vectors"]
         return {name: int(params["size"]) for name, params in vectors.items()}
+
+
+def read_sparse(path: Path) -> list[str]:
+    """Read the names of a shard's sparse vectors; UsageError if its configuration is damaged."""
+    with opening(path):
+        return sorted(dict(json.loads(opened(path / CONFIG).read()).get("sparse_vectors") or {}))
 
 
 def read_manifest(path: Path) -> dict[str, object]:
@@ -181,6 +201,15 @@ def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
         raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
     return False
+
+
+def _check_sparse(path: Path, wanted: Collection[str]) -> None:
+    there = read_sparse(path)
+    if there != sorted(wanted):
+        raise UsageError(
+            f"{path} was written with other sparse vectors ({', '.join(there) or 'none'}, now "
+            f"{', '.join(sorted(wanted)) or 'none'}): {ELSEWHERE}, or delete that directory"
+        )
 
 
 def _there(path: Path) -> Path:
