@@ -2,8 +2,11 @@
 
 import errno
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -398,6 +401,37 @@ def test_a_collection_is_delivered_with_its_sparse_vectors_as_often_as_asked(mad
     assert written == {"dense.npy", "fused.npy", "splade.npz", "points.parquet"}
     (*_, seen) = (each for each in told if isinstance(each, StoreVerified))
     assert (seen.ok, seen.points, seen.stale) == (True, len(TEXTS), 0)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from uuid import UUID
+import numpy as np
+from interlock.engine.outlet.points import Point, Terms
+from interlock.engine.outlet.qdrant import Store
+store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 4}, {"v": 1}, ["splade"])
+def points():
+    for row in range(20_000):
+        if row % 256 == 0:
+            print(row, flush=True)
+        terms = Terms(np.arange(row % 7 + 1, dtype=np.int32), np.full(row % 7 + 1, row + 1, np.float32))
+        yield Point(str(UUID(int=row + 1)), {}, {"m": np.ones(4, np.float32)}, {"splade": terms})
+store.upsert(points())
+"""
+
+
+@pytest.mark.parametrize("batches", [2, 9])
+def test_terms_of_every_whole_batch_survive_a_kill(tmp_path, batches):
+    with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True) as child:
+        for _ in range(batches + 1):
+            child.stdout.readline()
+        child.kill()
+    with Store.open_for_write(tmp_path, "docs", {"m": 4}, {"v": 1}, ["splade"]) as store:
+        whole = (batches - 1) * 256  # the one after was asked for, and maybe is not there yet
+        found = store.retrieve([str(UUID(int=row + 1)) for row in range(whole)])
+    assert [len(point.sparse["splade"].indices) for point in found] == [row % 7 + 1 for row in range(whole)]
+    assert all((point.sparse["splade"].values == row + 1).all() for row, point in enumerate(found))
 
 
 @pytest.mark.parametrize("fusion", ["concat", "named"])

@@ -131,7 +131,9 @@ def test_what_a_killed_process_wrote_behind_the_last_row_is_never_pointed_at(pat
 
 def test_terms_that_are_gone_or_of_another_file_have_another_checksum(path):
     crc = file_at(path).put(ROWS, DENSE)
+    file = file_at(path)
     terms_of(path).unlink()
+    assert file.crc(ROWS) != crc
     assert file_at(path).crc(ROWS) != crc
     terms_of(path).write_bytes(os.urandom(32))
     assert file_at(path).crc(ROWS) != crc

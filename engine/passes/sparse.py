@@ -8,6 +8,7 @@ rows, as in a dense pass, so that a resumed run knows which rows survived; what 
 import os
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -44,11 +45,13 @@ class SparseRows:
     @classmethod
     def from_dense(cls, matrix: Vectors) -> Self:
         """Keep what is above zero of `matrix` [n, vocabulary]; a row that is not finite is parked."""
-        parked = np.asarray(~np.isfinite(matrix).all(axis=1))
-        kept = (matrix > 0) & ~parked[:, None]
-        starts = np.concatenate([[0], np.cumsum(kept.sum(axis=1))]).astype(np.int64)
-        indices = np.nonzero(kept)[1].astype(np.int32)
-        return cls(starts, indices, matrix[kept].astype(np.float32, copy=False), parked)
+        ends = matrix.min(axis=1, initial=0), matrix.max(axis=1, initial=0)  # which NaN goes through
+        parked = np.asarray(~np.isfinite(ends).all(axis=0))
+        rows, indices = divmod(np.flatnonzero(matrix > 0), max(1, matrix.shape[1]))
+        if parked.any():
+            rows, indices = rows[~parked[rows]], indices[~parked[rows]]
+        starts = np.searchsorted(rows, np.arange(len(matrix) + 1))
+        return cls(starts.astype(np.int64), indices.astype(np.int32), matrix[rows, indices], parked)
 
     def to_dense(self, width: int) -> Vectors:
         """Return float32 [n, `width`], NaN where a row is parked."""
@@ -154,11 +157,10 @@ class SparseFile:
 
     def _mapped(self) -> npt.NDArray[np.void]:
         """All whole terms that are there now."""
-        with atomic.reading(self.terms), atomic.opened(self.terms) as handle:
-            whole = os.fstat(handle.fileno()).st_size // TERM.itemsize
-            if not whole:  # nothing cannot be mapped
-                return np.empty(0, TERM)
-            return np.memmap(handle, TERM, "r", shape=(whole,))
+        with suppress(FileNotFoundError), atomic.reading(self.terms), atomic.opened(self.terms) as handle:
+            if whole := os.fstat(handle.fileno()).st_size // TERM.itemsize:  # nothing cannot be mapped
+                return np.memmap(handle, TERM, "r", shape=(whole,))
+        return np.empty(0, TERM)
 
 
 def _crc_of(counts: Ints, indices: npt.NDArray[np.int32], values: Vectors) -> int:
