@@ -271,6 +271,7 @@ def test_a_simulated_device_is_called_so_and_has_no_seconds(device_kind, word):
     assert word in first
     assert "texts/s" not in second and not re.search(r"\d s\b", second)
     assert "100 texts in 2.0 s (50.0 texts/s)" in texts(done)[0]
+    assert "100 texts in 1.0 s (100.0 texts/s)" in texts(replace(done, device="cuda:0,cuda:1"))[0]
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,6 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     """How long the texts of a pass took, in all sessions; several devices worked at the same time."""
     begin = f"{pass_of(event.model_pass)} {event.model} completed: {several(event.rows, 'text')}"
     if timed and event.seconds:
-        devices = event.device.count(",") + 1
-        on, each = (f" of computing on {devices} devices", " each") if devices > 1 else ("", "")
-        begin += f" in {event.seconds:.1f} s{on} ({event.rows / event.seconds:.1f} texts/s{each})"
+        seconds = event.seconds / (event.device.count(",") + 1)
+        begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
     return begin + (f", {event.dtype} on {event.device}" if event.device else "")
