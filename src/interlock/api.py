@@ -57,6 +57,7 @@ class Settings:
     resume: bool | None = None
     reuse: AnyPath | None = None
     offline: bool | None = None
+    allow_pickle: Sequence[str] | None = field(default=None, hash=False)
     refresh_models: bool | None = None
     strict: bool | None = None
     config: AnyPath | None = None
