@@ -239,7 +239,16 @@ def _settings(command: argparse.ArgumentParser, *names: str) -> None:
 
 
 GROUPS = {
-    "models and texts": ("roster", "collections", "dim", "fusion", "offline", "refresh_models", "allow_pickle"),
+    "models and texts": (
+        "roster",
+        "sparse",
+        "collections",
+        "dim",
+        "fusion",
+        "offline",
+        "refresh_models",
+        "allow_pickle",
+    ),
     "devices and memory": (
         "devices",
         "exclusive",

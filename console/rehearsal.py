@@ -136,7 +136,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
         return master
 
     def encoder(card: "ModelCard", network: Any, device: Device) -> weightless.WeightlessRows:
-        cost = cost_of(card.config)
+        cost = cost_of(card.config, card.kind)
         assert cost is not None
         rate = OPERATIONS * speed * (1 if device.kind == "sim" else 0.05)
 

@@ -44,6 +44,13 @@ class RunSettings:
         "models in pass order with their fusion weights; the first is the primary",
         kept="roster",
     )
+    sparse: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "sparse models, which weigh terms (splade-tiny): passes of their own after the roster's",
+        kept="sparse",
+    )
     collections: tuple[str, ...] = knob(
         "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
     )

@@ -15,7 +15,8 @@ from interlock.engine.intake.tokens import TokenStore
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.vectors import VectorFile, damaged_batches
+from interlock.engine.passes.pass_files import open_pass, place_of
+from interlock.engine.passes.vectors import PassFile, damaged_batches
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import several
@@ -49,11 +50,11 @@ class Continuation:
     def plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
         """Lay out one pass without the texts that are reused; tell what is planned, and what is truncated."""
         directory, emit = self._directory, self._recorder.emit
-        path = directory.vectors(model_pass, card.key)
+        vectors = directory.vectors(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
-        if kept and not path.exists():
+        if kept and not place_of(vectors, card.kind).exists():
             raise self._not_reused(kept, kept.rows)
-        file = VectorFile(path, len(corpus.digests), card.dim)
+        file = open_pass(vectors, card.kind, len(corpus.digests), card.dim)
         if kept and (damaged := reuse.damaged(kept, file)):
             raise self._not_reused(kept, damaged)
         if not kept and all(planned != model_pass for planned, _ in begun):
@@ -64,7 +65,7 @@ class Continuation:
                 f"run {directory.id} was planned by another version of interlock: start a new run with "
                 f"--reuse {directory.path}"
             )
-        reuse.keep_order(path, layout.batches)
+        reuse.keep_order(vectors, layout.batches)
         for share in layout.planned:
             emit(share)
             name = share.collection
@@ -95,7 +96,7 @@ class Continuation:
                 "for another writer, then --resume"
             )
 
-    def _take_over(self, model_pass: int, corpus: Corpus, file: VectorFile) -> ev.RowsReused | None:
+    def _take_over(self, model_pass: int, corpus: Corpus, file: PassFile) -> ev.RowsReused | None:
         """Copy what the source has of one pass; tell what was taken, with its checksums, and what is damaged there."""
         entry, damaged = self._directory.inputs()["roster"][model_pass], list[int]()
         found = reuse.take_over(self._source, entry, model_pass, corpus.digests, file, damaged.append)

@@ -24,7 +24,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.configurations import Found, configurations
 from interlock.engine.models.network import packable
 from interlock.engine.models.precision import T4, Capability, precision_for
-from interlock.engine.models.registry import ModelSpec, extended, find
+from interlock.engine.models.registry import ModelSpec, extended, members
 from interlock.engine.models.roster import (
     as_input,
     cards_of,
@@ -141,7 +141,7 @@ def _surveyed(
         return ModelForecast(spec.key, found.source, dtype, longest, None)
     packed = packable(config) or not why_padded(config, spec.attention)
     kernel = kernel_for(config, dtype, capability, packed=packed) if kind == "cuda" else Kernel.HOST
-    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel)
+    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel, spec.kind)
     tokens = spec.tokens_for(kind, processors)
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
@@ -159,7 +159,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     """
     settings = configuration.settings
     check(settings, chunks)
-    specs = find(extended(configuration.models, settings.allow_pickle), [name for name, _ in settings.roster])
+    registry = extended(configuration.models, settings.allow_pickle)
+    specs = members(registry, [name for name, _ in settings.roster], settings.sparse)
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
     cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices, lambda _: None)
@@ -171,7 +172,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
             lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(source, card, corpus))
             for number, card in enumerate(cards)
         ]
-    fused = fused_width(Fusion(settings.fusion), dims, [card.key for card in cards])
+    dense = [card.key for card in cards if card.kind == "dense"]
+    fused = fused_width(Fusion(settings.fusion), dims[: len(dense)], dense)
     passes, budget = _forecasts(layouts, devices, settings)
     ignored = ignored_dim(specs, settings.dim)
     unused = [

@@ -28,7 +28,7 @@ from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.registry import extended, find
+from interlock.engine.models.registry import extended, members
 from interlock.engine.models.roster import as_input, delivered_dim, entry_of, ignored_dim, token_key, tokenisings
 from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
@@ -38,6 +38,7 @@ from interlock.engine.passes.backend import REAL, Backend, RunContext
 from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.vectors import VectorFile
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
@@ -78,8 +79,9 @@ class Run:
             check(self.settings, chunks)
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
             registry = extended(configuration.models, self.settings.allow_pickle)
-            self._specs = find(registry, [name for name, _ in self.settings.roster])
-            self._weights = shares([weight for _, weight in self.settings.roster]).tolist()
+            self._specs = members(registry, [name for name, _ in self.settings.roster], self.settings.sparse)
+            dense = shares([weight for _, weight in self.settings.roster]).tolist()
+            self._weights = [*dense, *[0.0] * len(self.settings.sparse)]
             self._collections = discover(chunks, self.settings.collections)
             self._notes += overlooked(chunks, self._collections)
             self._devices = self._choose_devices()
@@ -188,7 +190,7 @@ class Run:
         executor.check()
         if settings.qdrant:  # what the store would refuse after all the work, it refuses now
             for name in (each.qdrant_collection for each in self._collections if each.files):
-                check_store(name, roster, Fusion(settings.fusion), settings.qdrant, self.directory.id)
+                check_store(name, _dense(roster), Fusion(settings.fusion), settings.qdrant, self.directory.id)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
 
@@ -211,7 +213,8 @@ class Run:
     def _roster(self, cards: list[ModelCard]) -> list[RosterEntry]:
         """The resolved roster, once it is known that its vectors can be fused."""
         dims = [delivered_dim(spec, card, self.settings.dim) for spec, card in zip(self._specs, cards, strict=True)]
-        fused_width(Fusion(self.settings.fusion), dims, [card.key for card in cards])
+        dense = [card.key for card in cards if card.kind == "dense"]
+        fused_width(Fusion(self.settings.fusion), dims[: len(dense)], dense)
         roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
         known = paces(self.settings.out, self._devices[0].kind)
         before = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
@@ -256,9 +259,10 @@ class Run:
         status: Status
         try:
             if rows.chunks and seen_by_all:
-                vectors = [cells.file.array for cells in grid]
+                vectors = [cells.file.array for cells in grid if isinstance(cells.file, VectorFile)]
                 fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-                deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, self.directory, self._emit)
+                fused = _dense(roster)
+                deliver(rows, corpus.digests, vectors, fused, fusion, formats, store, self.directory, self._emit)
             status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         except InterlockError as error:
             status, reason = "failed", str(error)
@@ -294,3 +298,8 @@ class Run:
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
         return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED
+
+
+def _dense(roster: list[RosterEntry]) -> list[RosterEntry]:
+    """The models whose vectors are fused."""
+    return [entry for entry in roster if entry.kind == "dense"]

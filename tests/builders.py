@@ -67,6 +67,13 @@ def tiny_model(
     return directory
 
 
+def tiny_sparse(directory: Path, *, seed: int = 0, kind: str = "bert", **config: object) -> Path:
+    """A model with a masked-LM head in `directory`, for `--sparse`; `config` as for `tiny_model`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _weights(directory, seed, kind, _tokenizer(directory, 128), 32, 2, 4, 128, config, "AutoModelForMaskedLM")
+    return directory
+
+
 def _module(number: int, path: str, kind: str) -> dict[str, object]:
     return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
 
@@ -107,9 +114,11 @@ def _weights(
     heads: int,
     max_tokens: int,
     config: Mapping[str, object],
+    base: str = "AutoModel",
 ) -> None:
     import torch
-    from transformers import AutoConfig, AutoModel
+    import transformers
+    from transformers import AutoConfig
 
     settings: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -125,7 +134,7 @@ def _weights(
     before = torch.get_rng_state()
     torch.manual_seed(seed)
     try:
-        model = AutoModel.from_config(AutoConfig.for_model(kind, **settings)).eval()
+        model = getattr(transformers, base).from_config(AutoConfig.for_model(kind, **settings)).eval()
         for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
     finally:

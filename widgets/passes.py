@@ -257,6 +257,13 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""
 
 
+def _weight(each: PassView) -> str:
+    """Its weight in the fusion; of a sparse model, which is not fused, how many terms a text has."""
+    if each.kind == "dense":
+        return f"w {each.weight:.2f}"
+    return f"{each.terms_per_text:.0f} terms" if each.terms else "sparse"
+
+
 NEEDED = 4
 COLUMNS = (
     PassColumn(0, lambda each, _: percent(each.share_done), right=True),
@@ -265,7 +272,7 @@ COLUMNS = (
     PassColumn(3, _time, right=True),
     PassColumn(4, lambda each, _: trouble(each.mitigations, each.parked), style="warn"),
     PassColumn(6, lambda each, _: devices_of(each.devices), style="dim"),
-    PassColumn(7, lambda each, _: f"w {each.weight:.2f}", style="dim"),
+    PassColumn(7, lambda each, _: _weight(each), style="dim"),
 )
 """In their order on the screen."""
 

@@ -16,7 +16,7 @@ from interlock.console.cli import parse
 from interlock.engine import parsers
 from interlock.engine.config import RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import UsageError
-from interlock.engine.models.registry import ModelSpec, find
+from interlock.engine.models.registry import ModelSpec, members
 from interlock.engine.record.facts import Setting
 
 KNOBS = ("devices", "ceiling", "fusion", "qdrant", "out", "run_id")
@@ -116,7 +116,7 @@ def _models(filled: Filled, models: Mapping[str, ModelSpec]) -> dict[str, str]:
     reason = _refused("roster", roster_of(filled))
     try:
         if not reason:
-            find(models, [name for name, _ in _parser("roster")(roster_of(filled))])
+            members(models, [name for name, _ in _parser("roster")(roster_of(filled))])
     except UsageError as error:
         reason = str(error)
     return {"other" if filled.text("other") else "models": reason}

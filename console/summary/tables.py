@@ -159,7 +159,7 @@ COLUMNS: Mapping[str, str] = {
     "collections": "collection=name status files chunks dup=duplicates refused passes=passes.count "
     "mitig=mitigations.count verified=verification.ok reason",
     "passes": "pass=model_pass model status batches rows reused=rows_reused tokens seconds rows/s=rows_per_second "
-    "device truncated=truncated_rows dtype weight reason",
+    "device truncated=truncated_rows dtype weight kind terms=terms_per_text reason",
     "leases": "lease pass=model_pass model devices held=held_seconds peak=receipts.peak budget=budget_bytes "
     "residue=receipts.residue predicted=predicted_bytes weights=weights_bytes attach=attach_seconds streamed warm "
     "schedule",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, pass_of, several
-from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, Status, timed
+from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, RosterEntry, Status, timed
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -74,7 +74,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             text = f"download attempt {event.attempt} failed ({event.reason}), retrying in {event.wait_seconds:g} s"
             return Description("warning", "cache", f"model {event.model}: {text}")
         case ev.RosterResolved():
-            models = ", ".join(f"{entry.model} (weight {entry.weight:g})" for entry in event.roster)
+            models = ", ".join(f"{entry.model} ({_share(entry)})" for entry in event.roster)
             order = ", primary first" * (len(event.roster) > 1)
             return Description("note", "roster", f"{several(len(event.roster), 'model')}{order}: {models}")
         case ev.RecordRefused():
@@ -172,6 +172,10 @@ _ASKED = {
     ("cpu_fallback", "yes"): "turned CPU fallback on",
     ("cpu_fallback", "no"): "turned CPU fallback off",
 }
+
+
+def _share(entry: RosterEntry) -> str:
+    return "sparse" if entry.kind == "sparse" else f"weight {entry.weight:g}"
 
 
 def _asked(event: ev.ControlApplied) -> str:

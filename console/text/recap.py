@@ -54,8 +54,9 @@ def _models(snapshot: Snapshot) -> list[str]:
 
 
 def _done(each: PassView) -> str:
-    """Texts that were computed, and those of them without a vector."""
-    return f"{each.rows_done:,} texts" + f", {each.parked} parked" * bool(each.parked)
+    """Texts that were computed, those of them without a vector, and how many terms a text has where it has terms."""
+    texts = f"{each.rows_done:,} texts" + f", {each.parked} parked" * bool(each.parked)
+    return texts + f", {each.terms_per_text:.0f} terms a text" * bool(each.terms)
 
 
 def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:

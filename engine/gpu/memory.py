@@ -2,7 +2,8 @@
 
 `peak(tokens, longest) = weights + constant + line * longest + square * longest^2 + tokens * max(a_i + b_i * longest)`:
 two phases of a layer compete, attention and feed-forward, each affine in the longest row; nothing depends on the depth,
-because inference keeps no graph. `tokens` counts padding. All of it is pure: `fit` makes a `Law` of traced forwards,
+because inference keeps no graph. Of a model that weighs terms the head competes with them, which takes a part of the
+tokens at a time. `tokens` counts padding. All of it is pure: `fit` makes a `Law` of traced forwards,
 measured batches make a `Calibration`.
 """
 
@@ -33,6 +34,21 @@ UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True)
+class HeadLaw:
+    """Bytes of what comes after the layers: a constant, some for each token, and `part` for each of the first `tokens`
+    of them, which are as many as it computes at a time."""
+
+    constant: int
+    token: float
+    part: float
+    tokens: int
+
+    def activations(self, tokens: int) -> int:
+        """Predict the bytes beside the weights for `tokens` tokens."""
+        return math.ceil(self.constant + self.token * tokens + self.part * min(tokens, self.tokens))
+
+
+@dataclass(frozen=True)
 class Law:
     """Bytes of one model in one precision: weights, a constant, and activations by tokens and longest row.
 
@@ -42,7 +58,8 @@ class Law:
     what is made and gone before the layers begin, such as masks: of a few long rows it can be the peak. `bare` is the
     law of rows of one length, where they are computed without the mask that this law counts. `beyond` is the law of
     rows of which the longest has more than `reach` tokens: where a window cuts them. Rows are computed as long
-    as the longest, rounded up to a multiple of `step`.
+    as the longest, rounded up to a multiple of `step`. `head` is the law of what comes after the layers, where that can
+    be the peak.
     """
 
     weights: int
@@ -57,6 +74,7 @@ class Law:
     reach: int = 0
     beyond: "Law | None" = None
     aligned: "Law | None" = None
+    head: HeadLaw | None = None
 
     def activations(self, tokens: int, longest: int) -> int:
         """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
@@ -66,7 +84,8 @@ class Law:
         longest += -longest % self.step
         steepest = max(fixed + slope * longest for fixed, slope in self.phases)
         layers = math.ceil(self.constant + (self.line + self.square * longest) * longest + tokens * steepest)
-        return max(layers, self.prelude.activations(tokens, longest)) if self.prelude else layers
+        others = [self.prelude.activations(tokens, longest)] if self.prelude else []
+        return max(layers, *others, self.head.activations(tokens) if self.head else 0)
 
     def peak(self, tokens: int, longest: int) -> int:
         """Predict the bytes of weights and activations together."""

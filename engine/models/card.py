@@ -17,9 +17,10 @@ from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
 from interlock.engine.models.network import packable
 from interlock.engine.models.precision import OLDEST, Capability, precision_for
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.registry import Kind, ModelSpec
 from interlock.engine.models.sdpa import Kernel, kernel_for
-from interlock.engine.models.sentence import check_sentence, check_whole, limits_of
+from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole, limits_of
+from interlock.engine.models.sparsity import check_kind
 from interlock.engine.models.tokenizer import check_tokenizer
 
 POOLINGS = {
@@ -44,13 +45,14 @@ class ModelCard:
     dim: int
     max_tokens: int
     pooling: str | None
-    """None for a mixture, which sentence-transformers pools itself."""
+    """None for a mixture, which sentence-transformers pools itself, and for a sparse model."""
     packed: bool
     dtype: str
     document_prompt: str
     query_prompt: str
     batch_tokens: int
     attention: str
+    kind: Kind = "dense"
     kernel: Kernel = Kernel.RUNS
     """How a GPU attends to its rows; a host does it in runs of one length."""
     positions: int = POSITIONS
@@ -105,12 +107,14 @@ def read_card(
             "model without it"
         )
     check_settings(path, config, modules)
-    check_sentence(spec.key, path, config)
-    poolings = _poolings(spec, path, modules)
+    check_sentence(spec.key, path, config, SPARSE if spec.kind == "sparse" else PLAIN)
+    check_kind(spec, snapshot.weights, path, config, modules)
+    sparse = spec.kind == "sparse"
+    poolings = () if sparse else _poolings(spec, path, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     kinds = [module.kind for module in modules]
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    ours = plain and pooling in ("cls", "mean") and packable(config)
+    ours = sparse or (plain and pooling in ("cls", "mean") and packable(config))
     attention = spec.attention if ours else _attention(spec, path, config)
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
@@ -127,6 +131,7 @@ def read_card(
         positions=_positions(path, config) or _max_tokens(spec, path, config),
         pooling=pooling,
         packed=not padded_because,
+        kind=spec.kind,
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
@@ -208,7 +213,8 @@ def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str]:
 
 
 def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
-    read = _whole(path / "config.json", config, "hidden_size", "n_embd", "d_model", "dim") or spec.dim
+    names = ("vocab_size",) if spec.kind == "sparse" else ("hidden_size", "n_embd", "d_model", "dim")
+    read = _whole(path / "config.json", config, *names) or spec.dim
     if read is None:
         raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
     for module in modules:

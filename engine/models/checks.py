@@ -18,6 +18,7 @@ COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "
 KINDS = {
     *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
     *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
+    *("MLMTransformer", "SpladePooling"),
 }
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
@@ -30,7 +31,7 @@ def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> Non
         raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported: merge it into the weights")
     for module in modules:
         _require(path / "modules.json", "type", module.type, _is_module, "a module of sentence-transformers")
-        if module.kind == "Transformer" and Path(module.path) != Path():
+        if module.kind in ("Transformer", "MLMTransformer") and Path(module.path) != Path():
             raise UnavailableError(
                 f"{path / 'modules.json'}: path of the Transformer: expected the model's directory, got {module.path!r}"
             )

@@ -1,12 +1,14 @@
 """What a forward pass costs, predicted from a model's configuration: a pure function.
 
 Counted are the matrices of the layers, for each token, and attention's two products, for each pair of tokens of one
-row; a multiplication with its addition is two operations. Embeddings, norms and poolers are small beside these and left
-out. Where a pass runs, and in which precision, changes its pace and not its cost.
+row; a multiplication with its addition is two operations. Of a sparse model the head counts too, which scores its whole
+vocabulary for each token. Embeddings, norms and poolers are small beside these and left out. Where a pass runs, and in
+which precision, changes its pace and not its cost.
 """
 
 from collections.abc import Mapping
 
+from interlock.engine.models.registry import Kind
 from interlock.engine.record.facts import Cost
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gated")
@@ -16,8 +18,8 @@ MOST = 1 << 31
 """No dimension of a model is as large."""
 
 
-def cost_of(config: Mapping[str, object]) -> Cost | None:
-    """Predict what a token and a pair of tokens cost by a parsed `config.json`.
+def cost_of(config: Mapping[str, object], kind: Kind = "dense") -> Cost | None:
+    """Predict what a token and a pair of tokens cost by a parsed `config.json` and the kind of model.
 
     None where it does not say how wide and how deep the model is.
     """
@@ -36,7 +38,8 @@ def cost_of(config: Mapping[str, object]) -> Cost | None:
     activation = next((str(config[name]) for name in activations if config.get(name)), "")
     gated = activation.startswith(GATED_ACTIVATIONS) or str(config.get("model_type", "")).startswith(GATED_TYPES)
     feed_forward = (3 if gated else 2) * width * inner
-    return Cost(per_token=2.0 * depth * (attention + feed_forward), per_pair=4.0 * depth * heads * size)
+    head = width * (width + (_whole(config, "vocab_size") or 0)) if kind == "sparse" else 0
+    return Cost(per_token=2.0 * (depth * (attention + feed_forward) + head), per_pair=4.0 * depth * heads * size)
 
 
 def _whole(config: Mapping[str, object], *names: str) -> int | None:

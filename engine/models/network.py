@@ -1,13 +1,16 @@
 """The forward pass of BERT-family encoders over packed rows: sequences laid end to end, no padding.
 
 Token ids (special tokens included) and the length of each sequence go in; the last hidden state comes out,
-one row for each token, as transformers computes it: in float32 equal to rounding. Every setting and weight
-is checked when the encoder is made; what this code cannot compute exactly is refused with a ValueError.
+one row for each token, as transformers computes it: in float32 equal to rounding. With its masked-LM head an encoder
+gives one row of term weights for each sequence instead. Every setting and weight is checked when the encoder is made;
+what this code cannot compute exactly is refused with a ValueError.
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,11 +19,22 @@ from interlock.engine.models.attention import attend
 from interlock.engine.models.packing import PackedBatch
 
 PACKED_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet"})
+TERM_TYPES = frozenset({"bert"})
+"""Whose masked-LM head is known here too."""
+HEAD = "cls.predictions."
+"""What the names of a head's tensors begin with."""
+PART, BLOCK = 256, 16
+"""A head computes so many tokens at a time, and gives the terms of so many of their sequences at a time: the logits of
+a whole batch would be gigabytes, and these are enough to keep a device busy."""
+Keep = Callable[[int, Tensor], object]
+"""Takes the number of a sequence and `[n, words]`, its largest logits and those of its followers, for the tokens of one
+part; it must not keep the tensor. A sequence in several parts is given several times."""
 
 _BERT_PARTS = ("attention.self.query", "attention.self.key", "attention.self.value",
                "attention.output.dense", "attention.output.LayerNorm")  # fmt: skip
 _MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
                 "attention.attn.o", "attention.LayerNorm")  # fmt: skip
+_FORMER_NORM = {"weight": ".gamma", "bias": ".beta"}  # what a norm's tensors were called in TensorFlow's checkpoints
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
 
@@ -79,6 +93,10 @@ class PackedEncoder(nn.Module):
         Neighbours of one length may share an attention call, so sorted sequences run fastest; the order changes nothing
         else. Raises ValueError when a sequence has no token or more than there are positions.
         """
+        return self.states(batch)[: batch.tokens]
+
+    def states(self, batch: PackedBatch) -> Tensor:
+        """Compute what `forward` does, with the rows that fill the batch up: they mean nothing."""
         positions = len(self.embeddings.places) - 1
         shortest, longest = min(batch.lengths, default=0), max(batch.lengths, default=0)
         if not 1 <= shortest <= longest <= positions:
@@ -90,7 +108,38 @@ class PackedEncoder(nn.Module):
         rows = self.embeddings(batch)
         for layer in self.layers:
             rows = layer(rows, batch, bias)
-        return rows[: batch.tokens]  # type: ignore[no-any-return]
+        return rows  # type: ignore[no-any-return]
+
+
+class PackedTermEncoder(PackedEncoder):
+    """An encoder of one of `TERM_TYPES` with its masked-LM head, which scores every word of its vocabulary."""
+
+    def __init__(self, shape: "_Shape", weights: "_Weights") -> None:
+        super().__init__(shape, weights)
+        self.head = _MaskedLmHead(weights, shape)
+
+    @property
+    def words(self) -> int:
+        """Numbers in a row of the result: the size of the vocabulary."""
+        return self.embeddings.words.shape[0]
+
+    def terms(self, batch: PackedBatch, keep: Keep) -> None:
+        """Give `keep` the largest logit of each word over the tokens of each sequence, special tokens included."""
+        self.head(self.states(batch), batch, keep)
+
+
+class _MaskedLmHead(nn.Module):
+    """Hidden states to logits, a part of the tokens at a time."""
+
+    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+        super().__init__()
+        self.transform = _Transform(weights, [f"{HEAD}transform.dense"], shape.width, shape.width)
+        self.transform.activation = shape.activation
+        self.norm = _norm(weights, f"{HEAD}transform.LayerNorm", shape)
+        self.decoder = _Decoder(*weights.decoder(shape))
+
+    def forward(self, rows: Tensor, batch: PackedBatch, keep: Keep) -> None:
+        self.decoder(self.norm(self.transform(rows)), batch, keep)
 
 
 class _Embeddings(nn.Module):
@@ -185,6 +234,39 @@ class _Linear(nn.Module):
         return F.linear(rows, self.weight, self.bias).add_(other)
 
 
+class _Transform(_Linear):
+    """The first step of a masked-LM head; called as a module, so that its weights may come when it is its turn."""
+
+    activation = "gelu"
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.activated(rows, self.activation)
+
+
+class _Decoder(_Linear):
+    """The last step of a masked-LM head, and the largest logit of each sequence. Its weights are its own, also where
+    they equal the embedding's: the two may lie in different layouts, and come to a device at different times."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias = weight, bias
+
+    def forward(self, rows: Tensor, batch: PackedBatch, keep: Keep) -> None:
+        ends = np.cumsum(batch.lengths)
+        block = rows.new_empty(BLOCK, len(self.bias))
+        for start in range(0, len(rows), PART):
+            stop = min(start + PART, batch.tokens)
+            logits = self.activated(rows[start : start + PART])
+            first, last = (int(np.searchsorted(ends, token, "right")) for token in (start, stop - 1))
+            bounds = [0, *(ends[first:last] - start).tolist(), stop - start]
+            for number, (begin, end) in enumerate(pairwise(bounds)):
+                place = number % BLOCK
+                torch.amax(logits[begin:end], 0, out=block[place])
+                if place == BLOCK - 1 or first + number == last:
+                    keep(first + number - place, block[: place + 1])
+            del logits  # before the next ones are computed
+
+
 def _buckets(distance: Tensor) -> Tensor:
     """T5's two-sided buckets as MPNet uses them: exact for near keys, then logarithmic up to `_REACH`."""
     side, exact = _BUCKETS // 2, _BUCKETS // 4
@@ -197,6 +279,11 @@ def _norm(weights: "_Weights", name: str, shape: "_Shape") -> nn.LayerNorm:
     norm = nn.LayerNorm(shape.width, shape.epsilon)
     norm.weight, norm.bias = (weights.take(f"{name}.{part}", shape.width) for part in ("weight", "bias"))
     return norm
+
+
+def gives_terms(config: Mapping[str, object]) -> bool:
+    """Tell whether this code also computes the masked-LM head of what a `config.json` describes."""
+    return packable(config) and config.get("model_type") in TERM_TYPES
 
 
 def packable(config: Mapping[str, object]) -> bool:
@@ -225,6 +312,7 @@ class _Shape:
         # RoBERTa's kin give the pad token no position and begin after its id; BERT counts every token
         fixed = {"bert": -1, "mpnet": 1}
         self.padding = fixed[self.kind] if self.kind in fixed else _count(config, "pad_token_id")
+        self.tied = config.get("tie_word_embeddings", True) is not False
         if self.heads < 1 or self.width % self.heads:
             raise ValueError(f"config.json: hidden_size {self.width} is not a multiple of {self.heads} heads")
         self.head = self.width // self.heads
@@ -253,12 +341,25 @@ class _Weights:
         self._state, self._dtype = state, dtype
 
     def take(self, name: str, *shape: int) -> nn.Parameter:
-        tensor = self._state.get(self._prefix + name)
+        full = name if name.startswith(HEAD) else self._prefix + name
+        tensor = self._state.get(full)
+        if tensor is None and (former := _FORMER_NORM.get(name.rpartition("LayerNorm.")[2])):
+            tensor = self._state.get(full.rpartition(".")[0] + former)
         if tensor is None:
-            raise ValueError(f"the checkpoint lacks the tensor {self._prefix}{name}")
+            raise ValueError(f"the checkpoint lacks the tensor {full}")
         if tensor.shape != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
         return _frozen(tensor.to(self._dtype))
+
+    def decoder(self, shape: _Shape) -> tuple[nn.Parameter, nn.Parameter]:
+        """Weight and bias of a masked-LM head; where they are tied and the checkpoint has no others, the embedding's
+        and that of the predictions."""
+        weight, bias = f"{HEAD}decoder.weight", f"{HEAD}decoder.bias"
+        if shape.tied and weight not in self._state:
+            weight = "embeddings.word_embeddings.weight"
+        if shape.tied and bias not in self._state:
+            bias = f"{HEAD}bias"
+        return self.take(weight, shape.words, shape.width), self.take(bias, shape.words)
 
     def places(self, shape: _Shape) -> nn.Parameter:
         """Row n is for the n-th counted token and row 0 for an uncounted one; token type 0 is added in."""

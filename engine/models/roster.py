@@ -49,6 +49,7 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
         document_prompt=card.document_prompt,
         query_prompt=card.query_prompt,
         batch_tokens=card.batch_tokens,
+        kind=card.kind,
     )
 
 
@@ -57,7 +58,7 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
 
     Raises UsageError where a Matryoshka model was not trained for it. Other models are not cut.
     """
-    if not wanted or not spec.matryoshka or wanted >= card.dim:
+    if not wanted or not spec.matryoshka or card.kind == "sparse" or wanted >= card.dim:
         return card.dim
     if wanted not in spec.matryoshka:
         raise UsageError(f"--dim {wanted}: {card.key} supports only {', '.join(map(str, spec.matryoshka))}")
@@ -96,4 +97,5 @@ def token_key(card: ModelCard) -> str:
 
 def as_input(entry: RosterEntry) -> dict[str, object]:
     """Return an entry as run.json keeps it; where the files came from is no part of what they are."""
-    return {name: value for name, value in asdict(entry).items() if name not in ("source", "commit")}
+    unsaid = {"source", "commit"} | ({"kind"} if entry.kind == "dense" else set())  # as older versions wrote it
+    return {name: value for name, value in asdict(entry).items() if name not in unsaid}

@@ -40,6 +40,8 @@ PLAIN = {
     "modality_config.text.method_output_name": "last_hidden_state",
 }
 """What a model that turns text into vectors says of itself since sentence-transformers 5.4."""
+SPARSE = PLAIN | {"transformer_task": "fill-mask", "modality_config.text.method_output_name": "logits"}
+"""What one says of itself that weighs terms."""
 CUT_WHOLE = (True, "longest_first")
 
 
@@ -51,10 +53,11 @@ class _Tokenizer(msgspec.Struct):
     truncation: _Truncation | None = None
 
 
-def check_sentence(model: str, path: Path, config: Settings) -> None:
-    """Raise UnavailableError for a setting that would change vectors and is not done here; `config` is config.json."""
+def check_sentence(model: str, path: Path, config: Settings, usual: Settings = PLAIN) -> None:
+    """Raise UnavailableError for a setting that would change vectors and is not done here; `config` is config.json,
+    `usual` what such a model says of itself."""
     file, settings = sentence_config(path)
-    for key, value in _unknown(settings, config):
+    for key, value in _unknown(settings, config, usual):
         raise UnavailableError(
             f"model {model}: {file}: {key} is {value!r:.100}, which changes vectors and is not supported"
         )
@@ -88,18 +91,18 @@ def limits_of(path: Path) -> Iterator[tuple[Path, str, object]]:
         yield own, key, read_object(own).get(key)
 
 
-def _unknown(settings: Settings, config: Settings) -> Iterator[tuple[str, object]]:
+def _unknown(settings: Settings, config: Settings, usual: Settings) -> Iterator[tuple[str, object]]:
     """Keys and values that are neither used nor harmless."""
     for key, value in settings.items():
         if value is None or value == {} or key in USED or key in UNHEARD:
             continue
         if key not in (*GROUPS, "processing_kwargs", "modality_config") or not isinstance(value, dict):
-            if PLAIN.get(key) != value:
+            if usual.get(key) != value:
                 yield key, value
         elif key == "modality_config":
             text = _group(value, "text")
             for name in ("method", "method_output_name"):
-                if PLAIN[place := f"{key}.text.{name}"] != text.get(name):
+                if usual[place := f"{key}.text.{name}"] != text.get(name):
                     yield place, text.get(name)
         elif key == "processing_kwargs":
             for bucket in ("common", "text"):

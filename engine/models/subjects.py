@@ -15,19 +15,24 @@ from torch import Tensor, nn
 from interlock.engine.models.attention import attending, register, spread_heads
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS
-from interlock.engine.models.network import PackedEncoder, packable
+from interlock.engine.models.network import PackedEncoder, PackedTermEncoder, packable
 from interlock.engine.models.packing import PackedBatch, filling, pack
+from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import ALIGNED, Kernel, Sdpa
 
 Config = Mapping[str, Any]
 
 
-def subject_of(config: Config, dtype: torch.dtype, attention: str, kernel: Kernel, *, packed: bool) -> "Subject":
+def subject_of(
+    config: Config, dtype: torch.dtype, attention: str, kernel: Kernel, kind: Kind = "dense", *, packed: bool
+) -> "Subject":
     """Return the network that `config.json` describes, computed in `dtype`.
 
     `packed` networks are ours, without padding; any other is built by transformers, with the given `attention` where
     its rows are padded.
     """
+    if kind == "sparse":
+        return _PackedTerms(config, dtype, kernel)
     if not packed:
         return _Padded(config, dtype, attention, kernel)
     return _Packed(config, dtype, kernel) if packable(config) else _EndToEnd(config, dtype, kernel)
@@ -65,6 +70,13 @@ class _Packed:
         batch = _laid(rows, length, self._kernel)
         hidden = network(batch).float()
         return F.normalize(hidden[batch.starts[:-1]], dim=1)
+
+
+class _PackedTerms(_Packed):
+    """Our network with its head: in its weights, and not in its forwards, for the head has a law of its own."""
+
+    def blank(self, layers: int) -> nn.Module:
+        return PackedTermEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
 
 
 class _Padded:

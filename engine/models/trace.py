@@ -17,11 +17,12 @@ import msgspec
 import torch
 
 from interlock.engine.errors import InterlockError
-from interlock.engine.gpu.memory import Law, Sample, fit
+from interlock.engine.gpu.memory import HeadLaw, Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import why_padded
 from interlock.engine.models.layout import values_in
-from interlock.engine.models.network import packable
+from interlock.engine.models.network import BLOCK, PART, PackedTermEncoder, gives_terms, packable
+from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Kernel
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
@@ -42,13 +43,21 @@ Config = Mapping[str, Any]
 def law_for(card: "ModelCard", device_kind: str) -> Law:
     """Find the law of a card's model on a device of this kind: its weights as held there, or as its files say."""
     dtype: torch.dtype = getattr(torch, card.dtype)
+    if device_kind == "cpu" and card.kind == "sparse":
+        return _weighing(packed_law(card.config, dtype, card.kind), _weights_with_head(card.config, dtype))
     if device_kind == "cpu" and card.ours:
         return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
     kernel = card.kernel_on(device_kind)
     law = law_of(
-        card.config, packed=card.packed, dtype=computed, attention=card.attention, narrow=narrow, kernel=kernel
+        card.config,
+        packed=card.packed,
+        dtype=computed,
+        attention=card.attention,
+        narrow=narrow,
+        kernel=kernel,
+        kind=card.kind,
     )
     return law if card.ours else _weighing(law, _weights_in(card, 2 if narrow else dtype.itemsize))
 
@@ -59,13 +68,15 @@ def law_of_config_only(
     dtype: torch.dtype = torch.float16,
     attention: str = "sdpa",
     kernel: Kernel = Kernel.HOST,
+    kind: Kind = "dense",
 ) -> Law:
     """Find the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
     ours, narrow = packable(config), device_kind == "sim"
     packed = ours or not why_padded(config, attention)
     computed = torch.float32 if narrow else dtype
-    law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow, kernel=kernel)
-    return _weighing(packed_law(config, dtype), law.weights) if device_kind == "cpu" and ours else law
+    kind = kind if gives_terms(config) else "dense"  # of a sparse model that no run would take, what its trunk needs
+    law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow, kernel=kernel, kind=kind)
+    return _weighing(packed_law(config, dtype, kind), law.weights) if device_kind == "cpu" and ours else law
 
 
 def law_of(
@@ -76,24 +87,29 @@ def law_of(
     attention: str = "sdpa",
     narrow: bool = False,
     kernel: Kernel = Kernel.HOST,
+    kind: Kind = "dense",
 ) -> Law:
     """Find the law of what `config.json` describes, computed in `dtype`: traced, or as it was traced before.
 
     `packed` networks are ours, without padding; any other is built by transformers, with the given attention kernel
     where it has it. Its law counts the mask that rows of different lengths need; `Law.bare` is the one without.
-    `narrow` counts float32 at half its bytes. Weights are those of the network alone. An architecture that cannot be
+    `narrow` counts float32 at half its bytes. Weights are those of the network alone, and of the head where the
+    `kind` of model computes one. An architecture that cannot be
     traced gets a generous closed form.
     """
     matters = {key: value for key, value in config.items() if key not in _UNHEARD}
     about = [LAW_VERSION, matters, packed, str(dtype), attention, narrow, kernel, *map(metadata.version, _LIBRARIES)]
+    about += [kind, PART, BLOCK] if kind == "sparse" else []
     described = json.dumps(about, sort_keys=True, default=str).encode()
     file = model_cache() / "laws" / f"{hashlib.sha256(described).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(file.read_bytes(), type=Law)
     try:
-        law = _traced(subject_of(config, dtype, attention, kernel, packed=packed), narrow=narrow)
+        law = _traced(subject_of(config, dtype, attention, kernel, kind, packed=packed), narrow=narrow)
     except Exception:  # what foreign architectures do under a trace is beyond counting; measuring will correct it
         return _guessed(config, 2 if narrow else dtype.itemsize, attention)
+    if kind == "sparse":
+        law = replace(law, head=head_law(config, 2 if narrow else dtype.itemsize))
     with suppress(InterlockError):  # it can be traced again
         atomic.write_bytes(file, msgspec.json.encode(law))
     return law
@@ -107,16 +123,32 @@ def _weights_in(card: "ModelCard", size: int) -> int:
     return size * sum(values_in(file) for file in card.snapshot.weights)
 
 
+def _weights_with_head(config: Config, dtype: torch.dtype) -> int:
+    """Bytes of the whole network: its files may have one table for the embedding and the head, of which it has two."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return size_of(PackedTermEncoder.blank(config, dtype))
+
+
 def _weighing(law: Law, weights: int) -> Law:
     return replace(law, weights=weights, bare=law.bare and replace(law.bare, weights=weights))
 
 
-def packed_law(config: Config, dtype: torch.dtype) -> Law:
-    """State the packed network's law: `max(6d, 2d + ff)` values for each token, and MPNet's addition to the scores."""
+def head_law(config: Config, size: int) -> HeadLaw:
+    """State the law of a masked-LM head in values of `size` bytes: states before and after its first step, beside what
+    a batch brings with it (three numbers for each token), the logits of a part, and the largest of a block of rows."""
+    words = config["vocab_size"] * size
+    return HeadLaw(BLOCK * words, float(2 * config["hidden_size"] * size + 3 * 8), float(words), PART)
+
+
+def packed_law(config: Config, dtype: torch.dtype, kind: Kind = "dense") -> Law:
+    """State the packed network's law: `max(6d, 2d + ff)` values for each token, MPNet's addition to the scores, and a
+    sparse model's head."""
     width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
     phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)
     if config["model_type"] != "mpnet":
-        return Law(0, 0, phases)
+        return Law(0, 0, phases, head=head_law(config, size) if kind == "sparse" else None)
     square = float(config["num_attention_heads"] * size)
     prelude = Law(0, 0, ((0.0, 0.0),), square=max(2 * square, 44.0))  # the scores twice, or distances as whole numbers
     return Law(0, 0, phases, square=square, prelude=prelude)

@@ -23,8 +23,9 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import SimDevice
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import pack
+from interlock.engine.models.registry import Kind
 from interlock.engine.models.stages import layers_of, size_of, slot_bytes
 from interlock.engine.models.trace import packed_law
 from interlock.engine.models.weights import DTYPES, Master
@@ -162,7 +163,7 @@ def vectors_of(rows: Sequence[Ids], dim: int) -> Vectors:
 def load(card: ModelCard) -> WeightlessNetwork:
     """Build the network of a card that is packed, in place of reading its files."""
     with CONTENTLESS:
-        return WeightlessNetwork(PackedEncoder.blank(card.config, DTYPES[card.dtype]), _packed)
+        return WeightlessNetwork(*_blank(dict(card.config), card.dtype, card.kind))
 
 
 def hydrate(card: ModelCard) -> Master:
@@ -173,14 +174,26 @@ def hydrate(card: ModelCard) -> Master:
 
 def law(card: ModelCard, device_kind: str) -> Law:
     """Find the memory law of what `load` gives; the host computes in float32, which takes twice as much."""
-    return _law(card.key, tuple(card.config.items()), "float32" if device_kind == "cpu" else card.dtype)
+    return _law(card.key, tuple(card.config.items()), "float32" if device_kind == "cpu" else card.dtype, card.kind)
 
 
 @cache
-def _law(key: str, config: tuple[tuple[str, Any], ...], dtype: str) -> Law:
+def _law(key: str, config: tuple[tuple[str, Any], ...], dtype: str, kind: Kind) -> Law:
     with CONTENTLESS:
-        network = PackedEncoder.blank(dict(config), DTYPES[dtype])
-    return replace(packed_law(dict(config), DTYPES[dtype]), weights=size_of(network), slots=slot_bytes(network))
+        network, _ = _blank(dict(config), dtype, kind)
+    return replace(packed_law(dict(config), DTYPES[dtype], kind), weights=size_of(network), slots=slot_bytes(network))
+
+
+def _blank(config: dict[str, Any], dtype: str, kind: Kind) -> tuple[nn.Module, Forward]:
+    """A network of this kind, and how it computes rows."""
+    if kind == "sparse":
+        return PackedTermEncoder.blank(config, DTYPES[dtype]), _terms
+    return PackedEncoder.blank(config, DTYPES[dtype]), _packed
+
+
+def _terms(network: nn.Module, lengths: Sequence[int]) -> None:
+    assert isinstance(network, PackedTermEncoder)
+    network.terms(pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu")), lambda *_: None)
 
 
 def _packed(network: nn.Module, lengths: Sequence[int]) -> torch.Tensor:

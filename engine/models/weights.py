@@ -21,7 +21,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.attention import register, spread_heads
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.fused import fuse, pack_for_cpu
-from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from interlock.engine.models.streaming import Stage, Streaming
 from interlock.engine.models.tensors import TensorFiles, unmap
@@ -211,7 +211,8 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _packed(card: ModelCard) -> PackedEncoder:
-    return PackedEncoder.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+    network = PackedTermEncoder if card.kind == "sparse" else PackedEncoder
+    return network.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
 
 
 def _graph(card: ModelCard) -> nn.Module:

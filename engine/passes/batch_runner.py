@@ -19,7 +19,7 @@ from interlock.engine.passes.encoder import Ids, Vectors
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from interlock.engine.passes.vectors import gate
+from interlock.engine.passes.vectors import gate, gate_terms
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
 from interlock.engine.record.facts import Computed
@@ -199,7 +199,8 @@ class BatchRunner:
             if got.trouble is Trouble.LOST:
                 self._lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
-        bad = gate(got, self._cells.card.dim)
+        card = self._cells.card
+        bad = (gate_terms if card.kind == "sparse" else gate)(got, card.dim)
         self._count(piece, refused=bool(bad))
         if self.queue.refused >= MOST_REFUSED:
             raise TooNarrow

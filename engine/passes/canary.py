@@ -260,7 +260,7 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
     every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
     every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
     order = every[np.argsort(cells.tokens.lengths(card.max_tokens)[every], kind="stable")]
-    cost, most = cost_of(card.config), len(order)
+    cost, most = cost_of(card.config, card.kind), len(order)
     while most:
         places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
         rows = cells.ids(order[places[::-1]])
@@ -271,8 +271,10 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
 
 
 def lowest_cosine(vectors: Vectors, others: Vectors) -> float:
-    """Return the lowest cosine between unit vectors [rows, dim]; -1 where a number is not finite."""
-    cosines = (vectors.astype(np.float64) * others).sum(1)
+    """Return the lowest cosine between vectors [rows, dim]; -1 where a number is not finite, or all of a row are 0."""
+    one, other = (matrix.astype(np.float64) for matrix in (vectors, others))
+    with np.errstate(invalid="ignore"):
+        cosines = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
     return float(cosines.min()) if np.isfinite(cosines).all() else -1.0
 
 

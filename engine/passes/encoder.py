@@ -1,4 +1,4 @@
-"""From the token ids of a batch to unit vectors: forward pass, pooling and normalisation.
+"""From the token ids of a batch to unit vectors: forward pass, pooling and normalisation; or to weights of terms.
 
 Rows are laid end to end without padding, through our network of the BERT family or through one that transformers
 builds. What cannot be packed goes through the module graph of sentence-transformers, padded to its longest row; there
@@ -20,7 +20,7 @@ from interlock.engine.intake.tokens import encoded, load_tokenizer, naming, spec
 from interlock.engine.models.attention import attending
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import POSITIONS
-from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_for
@@ -37,11 +37,13 @@ class Encoder(Protocol):
     """Whether every row costs as much as the longest."""
 
     def encode(self, rows: Sequence[Ids]) -> Vectors:
-        """Compute unit vectors [len(rows), dim] of rows of token ids, special tokens included."""
+        """Compute unit vectors, or weights of terms, [len(rows), dim] of rows of token ids, special tokens included."""
 
 
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
+    if isinstance(network, PackedTermEncoder):
+        return TermRows(network, device.torch, card.kernel_on(device.kind))
     if card.packed:
         how = card.pooling or "mean", device.torch, card.kernel_on(device.kind)
         if isinstance(network, PackedEncoder):
@@ -86,6 +88,34 @@ class PackedRows:
             weight = next(module.parameters(), vectors)
             vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
         return _unit(vectors.float())
+
+
+class TermRows:
+    """Weighs the terms of rows laid end to end, as SPLADE does (arxiv.org/abs/2109.10086): by the largest logit of each
+    over the tokens of a row, log1p(relu(logit)). Nothing is normalised.
+
+    Logits leave the device as the head gives them, so that a batch takes no more of it for having more rows.
+    """
+
+    padded = False
+
+    def __init__(self, network: PackedTermEncoder, device: torch.device, kernel: Kernel = Kernel.HOST) -> None:
+        self._network = network
+        self._device = device
+        self._kernel = kernel
+
+    @torch.inference_mode()
+    def encode(self, rows: Sequence[Ids]) -> Vectors:
+        weights = np.zeros((len(rows), self._network.words), np.float32)
+        largest = torch.from_numpy(weights)  # from 0: what no token brings above it weighs nothing
+
+        def keep(first: int, logits: torch.Tensor) -> None:
+            here = largest[first : first + len(logits)]
+            torch.maximum(here, logits.to("cpu", torch.float32), out=here)
+
+        self._network.terms(pack(rows, self._device, self._kernel), keep)
+        largest.log1p_()
+        return weights
 
 
 class Hidden:

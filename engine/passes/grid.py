@@ -19,7 +19,7 @@ from interlock.engine.models.cost import cost_of
 from interlock.engine.models.packing import filling, padded_tokens
 from interlock.engine.passes.batches import Batch, plan
 from interlock.engine.passes.encoder import computed_tokens
-from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.passes.vectors import PassFile
 from interlock.engine.record.events import BatchCommitted, PassPlanned
 
 
@@ -63,7 +63,7 @@ class Cells:
     model_pass: int
     layout: Layout
     tokens: TokenStore
-    file: VectorFile
+    file: PassFile
 
     @property
     def card(self) -> ModelCard:
@@ -94,7 +94,7 @@ def lay_out(
 ) -> Layout:
     """Lay out one pass over `corpus`, without the texts that are `reused` [texts]."""
     lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
-    layout, cost = Layout(card), cost_of(card.config)
+    layout, cost = Layout(card), cost_of(card.config, card.kind)
     for rows in corpus:
         own = np.arange(rows.first_text, rows.first_text + rows.own_texts, dtype=np.int64)
         todo = own[~reused[own]]

@@ -18,20 +18,25 @@ import numpy.typing as npt
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import DIGEST, Digests, digest_of_texts
 from interlock.engine.passes.batches import Batch, Rows, digest_of
-from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, crc_of, header_of
+from interlock.engine.passes.pass_files import place_of
+from interlock.engine.passes.sparse import TERMS, SparseFile
+from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, PassFile, Vectors, crc_of, header_of
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 
-SAME = ("fingerprint", "max_tokens", "document_prompt")
+SAME = ("fingerprint", "max_tokens", "document_prompt", "kind")
 """What two passes of a model must have in common for their vectors to be the same."""
 ORDER = "order.npy"
 WINDOW = 512
 """Rows taken over that share a checksum."""
 Mask = npt.NDArray[np.bool_]
 Report = Callable[[int], object]
+Kept = Callable[[Rows, int], tuple[Vectors, Mask] | None]
+"""Gives rows of an earlier run by their numbers and checksum: what it has of them [rows, dim], and which are vectors;
+None where they are not what was checked in."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def take_over(
     entry: Mapping[str, object],
     model_pass: int,
     digests: Digests,
-    file: VectorFile,
+    file: PassFile,
     report: Report,
 ) -> RowsReused | None:
     """Copy into `file` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
@@ -70,7 +75,7 @@ def take_over(
     """
     taken = np.zeros(len(digests), np.bool_)
     for rows, vectors in available(earlier, entry, digests, report):
-        if earlier and vectors.shape[1] != (dim := file.array.shape[1]):
+        if earlier and vectors.shape[1] != (dim := file.width):
             raise UsageError(
                 f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: drop "
                 "--reuse"
@@ -99,9 +104,9 @@ def mask_of(reused: RowsReused | None, texts: int) -> Mask:
     return np.unpackbits(bits, count=texts).astype(np.bool_)
 
 
-def damaged(reused: RowsReused, file: VectorFile) -> int:
+def damaged(reused: RowsReused, file: PassFile) -> int:
     """Count the rows taken over whose checksum does not hold any more."""
-    windows = _windows(np.flatnonzero(mask_of(reused, len(file.array))))
+    windows = _windows(np.flatnonzero(mask_of(reused, file.texts)))
     return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if file.crc(rows) != crc)
 
 
@@ -124,27 +129,27 @@ def available(
 
     Raises UsageError naming a file that is not what that run wrote.
     """
-    roster = earlier.state.roster if earlier else ()
-    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == entry[name] for name in SAME))
+    roster, wanted = earlier.state.roster if earlier else (), {"kind": "dense", **entry}
+    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == wanted[name] for name in SAME))
     model_pass = next(same, None)
     if earlier is None or model_pass is None:
         return
     member, texts = earlier.state.roster[model_pass], len(earlier.digests)
     path = earlier.directory.vectors(model_pass, member.model)
     groups = list(_groups(earlier, model_pass, path, str(entry["dtype"])))
-    vectors = _load(path, texts, member.dim) if path.exists() else None
+    kept = (_kept_terms if member.kind == "sparse" else _kept)(path, texts, member.dim)
     positions = _positions(digests, earlier.digests)
     for rows, crc in groups:
         here = positions[rows]
         if not (here >= 0).any():
             continue
-        window = None if vectors is None else vectors[rows]
-        if window is None or crc_of(window) != crc:
+        found = kept(rows, crc)
+        if found is None:
             report(len(rows))
             continue
-        with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
-            good = (here >= 0) & (np.abs(np.linalg.norm(window, axis=1) - 1) <= UNIT_TOLERANCE)
-        yield here[good], window[good]
+        vectors, whole = found
+        good = (here >= 0) & whole
+        yield here[good], vectors[good]
 
 
 def _groups(earlier: Earlier, model_pass: int, vectors: Path, dtype: str) -> Iterator[tuple[Rows, int]]:
@@ -196,6 +201,39 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
         if digest_of_texts(digests) != state.texts_digest:
             raise ValueError("texts differ from the journal's")
         return digests
+
+
+def _kept(path: Path, texts: int, dim: int) -> Kept:
+    """What gives rows of a dense pass."""
+    vectors = _load(path, texts, dim) if path.exists() else None
+
+    def taken(rows: Rows, crc: int) -> tuple[Vectors, Mask] | None:
+        if vectors is None or crc_of(window := vectors[rows]) != crc:
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
+            return window, np.abs(np.linalg.norm(window, axis=1) - 1) <= UNIT_TOLERANCE
+
+    return taken
+
+
+def _kept_terms(path: Path, texts: int, words: int) -> Kept:
+    """What gives rows of a sparse pass, written out."""
+    table = place_of(path, "sparse")
+    if not (table.exists() and table.with_name(TERMS).exists()):
+        return lambda *_: None
+    with _damage_of(table):
+        dtype, shape, _ = header_of(table)
+        if dtype != np.int64 or shape != (texts, 2):
+            raise ValueError(f"found {dtype} {shape}, expected {texts:,} rows of terms")
+        file = SparseFile.over(table, np.lib.format.open_memmap(table, mode="r"), words)
+
+    def taken(rows: Rows, crc: int) -> tuple[Vectors, Mask] | None:
+        if file.crc(rows) != crc:
+            return None
+        terms = file.take(rows)
+        return terms.to_dense(words), ~terms.parked
+
+    return taken
 
 
 def _load(path: Path, texts: int, least: int) -> Vectors:

@@ -86,12 +86,23 @@ class SparseFile:
 
         Raises InterlockError where there is no room for them or the table has another shape.
         """
-        self.path, self.terms, self.width = path, path.with_name(TERMS), width
-        if not path.exists() or not self.terms.exists():
-            atomic.write_bytes(self.terms, b"")
+        terms = path.with_name(TERMS)
+        if not path.exists() or not terms.exists():
+            atomic.write_bytes(terms, b"")
         if not path.exists():
             create(path, np.array([[NEVER, 0]], np.int64), texts)
-        self.table: Ints = mapped(path, np.dtype(np.int64), (texts, 2), "rows")
+        self._hold(path, mapped(path, np.dtype(np.int64), (texts, 2), "rows"), width)
+
+    @classmethod
+    def over(cls, path: Path, table: Ints, width: int) -> Self:
+        """Read what lies at `path` by its row table [texts, 2], which nothing is written to."""
+        file = cls.__new__(cls)
+        file._hold(path, table, width)
+        return file
+
+    def _hold(self, path: Path, table: Ints, width: int) -> None:
+        self.path, self.terms, self.width, self.texts = path, path.with_name(TERMS), width, len(table)
+        self.table = table
         self._appending = threading.Lock()
 
     def put(self, rows: Rows, vectors: Vectors) -> int:

@@ -12,7 +12,7 @@ import tokenize
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ Kind = TypeVar("Kind", bound=np.generic)
 UNIT_TOLERANCE = 1e-2
 """What the length of a unit vector may be off: wide enough for half-precision encoders, far too narrow for a model that
 does not normalise."""
+NOT_FINITE = "not finite"
 NOT_AN_ARRAY = (ValueError, EOFError, TypeError, KeyError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
 """What numpy raises for a file that is not, or is no longer, a `.npy`."""
 
@@ -35,8 +36,13 @@ def gate(vectors: Vectors, dim: int) -> dict[int, str]:
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise InterlockError(f"the model gave vectors of shape {vectors.shape}, expected {dim} dimensions")
     reasons = {int(row): "zero vector" for row in np.flatnonzero(~vectors.any(axis=1))}
-    reasons |= {int(row): "not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
+    reasons |= {int(row): NOT_FINITE for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1))}
     return reasons
+
+
+def gate_terms(vectors: Vectors, dim: int) -> dict[int, str]:
+    """Find what `gate` does of weights of terms: a text may have none. Raises InterlockError as it does."""
+    return {row: reason for row, reason in gate(vectors, dim).items() if reason == NOT_FINITE}
 
 
 def crc_of(vectors: Vectors) -> int:
@@ -68,6 +74,14 @@ class VectorFile:
         if not path.exists():
             create(path, np.full((1, dim), np.nan, np.float32), texts)
         self.array: Vectors = mapped(path, np.dtype(np.float32), (texts, dim), "vectors")
+
+    @property
+    def texts(self) -> int:
+        return len(self.array)
+
+    @property
+    def width(self) -> int:
+        return int(self.array.shape[1])
 
     def put(self, rows: Rows, vectors: Vectors) -> int:
         """Write the vectors of `rows`; returns the CRC-32 of their bytes."""
@@ -122,6 +136,29 @@ def release(array: npt.NDArray[np.generic]) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def damaged_batches(file: VectorFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
+class PassFile(Protocol):
+    """What the passes need of the file of a model, dense or sparse."""
+
+    path: Path
+
+    @property
+    def texts(self) -> int:
+        """How many rows it has."""
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has when it is written out."""
+
+    def put(self, rows: Rows, vectors: Vectors) -> int:
+        """Write the vectors of `rows`, NaN for parked ones; returns the CRC-32 of what was written."""
+
+    def crc(self, rows: Rows) -> int:
+        """Return the CRC-32 of what stands in `rows` now."""
+
+    def sync(self) -> None:
+        """Make every row written so far survive a power cut."""
+
+
+def damaged_batches(file: PassFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
     """List the committed batches (index -> CRC-32) whose rows in `file` are not what was committed."""
     return [index for index, crc in committed.items() if file.crc(batches[index]) != crc]

@@ -159,6 +159,7 @@ class Worker:
             crc=crc,
             forwards=result.forwards,
             dtype=joined(part.dtype for part in parts),
+            terms=int((result.vectors > 0).sum()) if cells.card.kind == "sparse" else 0,
             parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,
         )
         self.emit(event)

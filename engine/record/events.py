@@ -220,7 +220,7 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
     joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
     them came from one place. `rows` counts those that were parked too; `seconds` is the wall time of the batch, with
-    what its mitigations cost."""
+    what its mitigations cost; `terms` how many weights the rows of a sparse model have, 0 of any other."""
 
     model_pass: int
     batch_index: int
@@ -233,6 +233,7 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     forwards: int = 1
     dtype: str = ""
     parts: list[Computed] = []
+    terms: int = 0
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):

@@ -44,6 +44,9 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
     document_prompt: str
     query_prompt: str
     batch_tokens: int
+    kind: Annotated[Literal["dense", "sparse"], says("what it makes of a text: a vector, or weights of terms")] = (
+        "dense"
+    )
 
 
 class Memory(Struct, frozen=True, kw_only=True):

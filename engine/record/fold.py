@@ -299,6 +299,7 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.rows_done += sign * batch.rows
     share.tokens_done += sign * batch.tokens
     share.seconds += sign * batch.seconds
+    share.terms += sign * batch.terms
     share.flops_done += sign * _flops(share, batch)
     if sign > 0:
         share.by_tokens.add(batch.tokens, batch.seconds)

@@ -70,6 +70,15 @@ class PassView:
     """Tokens a second on one device in earlier runs; 0 where there was none."""
     at_work: tuple[str, ...] = ()
     """The devices that it holds now, without those that were lost."""
+    kind: str = "dense"
+    terms: int = 0
+    """Weights of the texts that it computed, where it is sparse."""
+
+    @property
+    def terms_per_text(self) -> float:
+        """The mean over the texts that it computed and did not park; 0 where there are none."""
+        rows = self.rows_done - self.parked
+        return self.terms / rows if rows > 0 else 0.0
 
     @property
     def share_done(self) -> float:
@@ -308,6 +317,8 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
             for name in lease.devices
             if not (name in state.devices and state.devices[name].lost)
         ),
+        kind=entry.kind,
+        terms=sum(share.terms for share in shares),
     )
     return replace(view, word=_word(state, view, held))
 

@@ -61,6 +61,8 @@ class Share:
     by_flops: Lately = field(default_factory=Lately)
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
+    terms: int = 0
+    """Weights that these rows have, of a sparse model."""
 
     @property
     def whole(self) -> bool:

@@ -81,6 +81,13 @@ class PassSummary(Struct, frozen=True, kw_only=True):
         says("rows / seconds: the rate of one device; null if the device is simulated"),
     ]
     reason: str = ""
+    kind: Annotated[
+        Literal["dense", "sparse"], says("what the model makes of a text: a vector, or weights of terms")
+    ] = "dense"
+    terms_per_text: Annotated[
+        float | None,
+        says("mean number of terms of the texts encoded in this run; null if there are none, and of a dense model"),
+    ] = None
 
 
 class LeaseSummary(Grant, frozen=True, kw_only=True):
@@ -306,6 +313,8 @@ def _pass(state: RunState, share: Share) -> PassSummary:
         seconds=round(share.seconds, 3) if state.timed else None,
         rows_per_second=round(encoded / share.seconds, 2) if state.timed and share.seconds else None,
         reason=failure.reason if failure else "",
+        kind=entry.kind,
+        terms_per_text=round(share.terms / encoded, 1) if encoded and entry.kind == "sparse" else None,
     )
 
 

@@ -1,0 +1,312 @@
+"""Sparse models, which weigh terms: the same as sentence-transformers, and passes like any other."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.cost import cost_of
+from interlock.engine.models.network import PART, PackedTermEncoder
+from interlock.engine.models.packing import filling, pack
+from interlock.engine.models.registry import REGISTRY, ModelSpec, find, members
+from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.trace import law_of
+from interlock.engine.models.weights import attach_to_host
+from interlock.engine.passes.canary import lowest_cosine
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.sparse import SparseFile, SparseRows
+from interlock.engine.passes.vectors import gate_terms
+from interlock.engine.record import atomic
+from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
+from interlock.engine.run import Run
+from tests.architectures import MINILM
+from tests.builders import (
+    corpus,
+    events_of,
+    interlock,
+    sentences,
+    start,
+    summary_of,
+    tiny_model,
+    tiny_sparse,
+    toml,
+)
+from tests.oracle import as_on_a_gpu, lengths_of
+
+TEXTS = 90
+SPLADE = {**MINILM, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}
+
+
+@pytest.fixture(scope="module")
+def terms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a masked-LM head."""
+    return tiny_sparse(tmp_path_factory.mktemp("models") / "terms", seed=5)
+
+
+def card_of(directory: Path) -> ModelCard:
+    spec = ModelSpec(directory.name, (str(directory),), kind="sparse")
+    return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+
+
+def ids_of(directory: Path, texts: list[str]) -> list[np.ndarray]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    return [np.array(tokenizer.encode(text).ids[:128]) for text in texts]
+
+
+def weights_of(card: ModelCard, rows: list[np.ndarray]) -> np.ndarray:
+    host = CpuDevice()
+    attached = attach_to_host(card, host)
+    return encoder_for(card, attached.network, host).encode(rows)
+
+
+@pytest.mark.parametrize("untied", [False, True], ids=["tied", "with a decoder of its own"])
+def test_weights_are_those_of_sentence_transformers_packed_or_padded(tmp_path: Path, untied: bool) -> None:
+    from sentence_transformers import SparseEncoder
+
+    model = tiny_sparse(tmp_path / "m", seed=3, tie_word_embeddings=not untied)
+    texts = [*sentences(30, words=30), "the " * 120]
+    wanted = SparseEncoder(str(model), device="cpu").encode(texts, convert_to_sparse_tensor=False).numpy()
+    card, rows = card_of(model), ids_of(model, texts)
+    packed = weights_of(card, rows)
+    alone = np.concatenate([weights_of(card, [row]) for row in rows])
+    assert (wanted > 0).any(axis=1).all()
+    for found in (packed, alone):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+        assert lowest_cosine(found, wanted) >= 1 - 1e-5
+
+
+def test_a_model_as_sentence_transformers_saves_it_is_read(tmp_path: Path, terms: Path) -> None:
+    from sentence_transformers import SparseEncoder
+
+    encoder = SparseEncoder(str(terms), device="cpu")
+    encoder.save_pretrained(str(tmp_path / "saved"))
+    assert card_of(tmp_path / "saved").dim == card_of(terms).dim
+    pooling = tmp_path / "saved" / "1_SpladePooling" / "config.json"
+    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"pooling_strategy": "sum"}))
+    with pytest.raises(UnavailableError, match="pooling_strategy is 'sum'"):
+        card_of(tmp_path / "saved")
+
+
+def test_a_row_longer_than_a_part_has_its_largest_logits_of_all_parts(terms: Path) -> None:
+    card, generator = card_of(terms), np.random.default_rng(1)
+    rows = [generator.integers(5, 180, length) for length in (100, 3, *[7] * 40, 128, 90, 120)]
+    assert sum(map(len, rows)) > 2 * PART
+    together = weights_of(card, rows)
+    alone = np.concatenate([weights_of(card, [row]) for row in rows])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_norms_as_tensorflow_named_them_are_read(tmp_path: Path, terms: Path) -> None:
+    shutil.copytree(terms, tmp_path / "old")
+    file = tmp_path / "old" / "model.safetensors"
+    former = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        ends = next((end for end in former if name.endswith(end)), "")
+        renamed[name.removesuffix(ends) + former.get(ends, "")] = tensor
+    save_file(renamed, file)
+    rows = ids_of(terms, sentences(5))
+    np.testing.assert_array_equal(weights_of(card_of(tmp_path / "old"), rows), weights_of(card_of(terms), rows))
+
+
+def test_a_model_that_cannot_weigh_terms_is_refused_with_what_can(tmp_path: Path, tiny_a: Path) -> None:
+    with pytest.raises(UsageError, match=r"dense model by its .*name it in --roster"):
+        card_of(tiny_a)
+    roberta = tiny_sparse(tmp_path / "roberta", kind="roberta")
+    with pytest.raises(UnavailableError, match=r"model_type 'roberta'.*use one of type bert"):
+        card_of(roberta)
+    headless = tiny_model(tmp_path / "headless")
+    (headless / "modules.json").unlink()
+    with pytest.raises(UnavailableError, match="lacks the tensors of a masked-LM head"):
+        card_of(headless)
+
+
+def test_a_model_in_the_wrong_list_is_refused_with_the_right_one() -> None:
+    with pytest.raises(UsageError, match="splade-v3 is a sparse model: name it in --sparse"):
+        members(REGISTRY, ["all-minilm-l6", "splade-v3"])
+    with pytest.raises(UsageError, match="bge-m3 is a dense model: name it in --roster"):
+        members(REGISTRY, ["all-minilm-l6"], ["bge-m3"])
+    found = members(REGISTRY, ["all-minilm-l6"], ["splade-tiny", "./mine"])
+    assert [spec.kind for spec in found] == ["dense", "sparse", "sparse"]
+
+
+def test_the_real_small_model_gives_a_text_its_words(tmp_path: Path) -> None:
+    (spec,) = find(REGISTRY, ["splade-tiny"])
+    try:
+        snapshot = resolve(spec, Policy(offline=True), lambda _: None)
+    except UnavailableError:
+        pytest.skip("the package of splade-tiny is not installed")
+    card = read_card(spec, snapshot, "cpu")
+    rows = ids_of(snapshot.path, ["how to reset my password"])
+    (weights,) = weights_of(card, rows)
+    assert snapshot.path.parts[-2:] == ("cognition", "model")
+    assert set(rows[0][1:-1][[2, 4]]) <= set(np.argsort(-weights)[:3])  # reset, password
+
+
+@pytest.mark.parametrize("kernel", [Kernel.EFFICIENT, Kernel.HOST])
+def test_the_law_is_within_one_percent_with_the_head_in(kernel: Kernel) -> None:
+    law = law_of(SPLADE, packed=True, dtype=torch.float16, kernel=kernel, kind="sparse")
+    mode = FakeTensorMode()
+    with mode:
+        network = PackedTermEncoder.blank(SPLADE, torch.float16)
+    generator, errors = np.random.default_rng(11), []
+    for even in (True, False, True, False):
+        lengths, counter = lengths_of(generator, 510, 1 << 14, packed=True, even=even), Counter()
+        with mode, as_on_a_gpu(kernel), torch.inference_mode(), Meter(counter):
+            rows = [np.ones(each, np.int64) for each in lengths]
+            network.terms(pack(rows, torch.device("cpu"), kernel), lambda *_: None)
+        tokens = sum(lengths) + filling(sum(lengths))
+        errors.append(abs(law.activations(tokens, max(lengths)) - counter.peak) / counter.peak)
+    assert law.weights == sum(each.numel() * 2 for each in network.parameters())
+    assert median(errors) <= 0.01
+    assert max(errors) <= 0.02
+
+
+def test_the_head_counts_in_what_a_token_costs() -> None:
+    dense, sparse = cost_of(SPLADE), cost_of(SPLADE, "sparse")
+    assert dense and sparse
+    assert sparse.per_token - dense.per_token == 2 * (768 * 768 + 768 * SPLADE["vocab_size"])
+    assert sparse.per_pair == dense.per_pair
+
+
+def test_a_text_without_terms_passes_and_one_that_is_not_finite_does_not() -> None:
+    vectors = np.array([[0, 0], [1, 0], [np.nan, 1], [np.inf, 0]], np.float32)
+    assert gate_terms(vectors, 2) == {2: "not finite", 3: "not finite"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path, terms: Path) -> Path:
+    """Chunks, a configuration with a dense and a sparse model, and a finished run `one`; not to be changed."""
+    home = tmp_path_factory.mktemp("sparse")
+    corpus(home / "in", {"Docs": {"a.jsonl": sentences(TEXTS)}})
+    rows = {"a": {"source": str(tiny_a)}, "s": {"source": str(terms), "kind": "sparse"}}
+    toml(home / "interlock.toml", {key: {**row, "batch_tokens": 32} for key, row in rows.items()})
+    embed(home, "one")
+    return home
+
+
+def embed(home: Path, name: str, code: ExitCode = ExitCode.COMPLETED, **flags: object) -> Path:
+    """Embed the chunks of `home` as a run of this name: its directory."""
+    given = {"out": str(home / "runs"), "roster": "a", "sparse": "s", "run_id": name, "export": "npy", **flags}
+    assert Run(home / "in", load(given, {}, home / "interlock.toml"), Controls()).go() == code
+    return home / "runs" / name
+
+
+def kept(run: Path) -> SparseRows:
+    """The rows of the sparse pass of a run."""
+    width = events_of(run, RosterResolved)[-1].roster[1].dim
+    return SparseFile(run / "passes" / "1_s" / "rows.npy", TEXTS, width).take(np.arange(TEXTS))
+
+
+def same(one: SparseRows, other: SparseRows) -> bool:
+    fields = ("starts", "indices", "values", "parked")
+    return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in fields)
+
+
+def exports(run: Path) -> dict[str, str]:
+    return {path.name: atomic.sha256_of(path) for path in (run / "exports" / "Docs").iterdir()}
+
+
+def test_a_sparse_pass_is_told_with_its_kind_and_terms_and_has_no_share_in_the_fusion(home: Path) -> None:
+    run = home / "runs" / "one"
+    dense, sparse = summary_of(run)["collections"][0]["passes"]
+    rows = kept(run)
+    assert (dense["kind"], dense["weight"], dense["terms_per_text"]) == ("dense", 1.0, None)
+    assert (sparse["kind"], sparse["weight"], sparse["status"]) == ("sparse", 0.0, "completed")
+    assert sparse["terms_per_text"] == round(rows.counts.mean(), 1) > 1
+    assert not rows.parked.any()
+
+
+def test_dense_and_sparse_models_share_simulated_gpus_and_leave_nothing_behind(home: Path) -> None:
+    run = embed(home, "sim", devices="sim:2xT4")
+    receipts = [receipt for lease in events_of(run, LeaseReleased) for receipt in lease.receipts]
+    width = events_of(run, RosterResolved)[-1].roster[1].dim
+    found, wanted = (kept(each).to_dense(width) for each in (run, home / "runs" / "one"))
+    assert receipts
+    assert [receipt.residue_bytes for receipt in receipts] == [0] * len(receipts)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(home: Path) -> None:
+    run, whole = home / "runs" / "killed", home / "runs" / "whole"
+    words = ["run", home / "in", "--config", home / "interlock.toml", "--roster", "a", "--sparse", "s", "--export"]
+    command = [*words, "npy", "--out", home / "runs", "--resume", "--no-ui", "--quiet", "--run-id"]
+    interlock(*command, "whole")
+    batches = len([each for each in events_of(whole, BatchCommitted) if each.model_pass == 1])
+    for commits in (batches // 3, batches):
+        process = start(*command, "killed")
+        try:
+            until = time.monotonic() + 60
+            while _commits(run) < commits and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.002)
+        finally:
+            process.kill()
+        assert process.wait() in (0, -signal.SIGKILL)
+    interlock(*command, "killed")
+    assert same(kept(run), kept(whole))
+    assert exports(run) == exports(whole)
+    assert _checksums(run) == _checksums(whole)
+
+
+def _commits(run: Path) -> int:
+    """Batches of any pass that the journal tells of."""
+    journal = run / "journal.jsonl"
+    return journal.read_bytes().count(b'"batch_committed"') if journal.exists() else 0
+
+
+def _checksums(run: Path) -> dict[tuple[int, int], int]:
+    return {(each.model_pass, each.batch_index): each.crc for each in events_of(run, BatchCommitted)}
+
+
+def test_what_was_torn_off_the_terms_is_computed_again(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path / "home")
+    torn = tmp_path / "home"
+    with (torn / "runs" / "one" / "passes" / "1_s" / "terms.bin").open("rb+") as handle:
+        handle.truncate(400)
+    run = embed(torn, "one", resume="yes")
+    assert [each.model_pass for each in events_of(run, BatchesLost)] == [1]
+    assert same(kept(run), kept(home / "runs" / "one"))
+
+
+def test_sparse_rows_are_taken_over_from_another_run(home: Path) -> None:
+    run = embed(home, "again", reuse=str(home / "runs" / "one"))
+    assert [(each.model, each.rows) for each in events_of(run, RowsReused)] == [("a", TEXTS), ("s", TEXTS)]
+    assert same(kept(run), kept(home / "runs" / "one"))
+    again = embed(home, "thrice", reuse=str(run))
+    assert same(kept(again), kept(run))
+
+
+def test_a_text_that_has_no_weights_is_parked_alone(home: Path, tmp_path: Path, terms: Path) -> None:
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(terms, spoilt)
+    tensors = load_file(spoilt / "model.safetensors")
+    tensors["bert.embeddings.position_embeddings.weight"][60:] = torch.nan  # of long texts only
+    save_file(tensors, spoilt / "model.safetensors")
+    place = tmp_path / "home"
+    corpus(place / "in", {"Docs": {"a.jsonl": [*sentences(20), "the " * 70]}})
+    shutil.copy(home / "interlock.toml", place)
+    config = (place / "interlock.toml").read_text().replace(str(terms), str(spoilt))
+    (place / "interlock.toml").write_text(config)
+    run = embed(place, "parked", ExitCode.FAILED)
+    (collection,) = summary_of(run)["collections"]
+    assert [(each["model_pass"], each["row"]) for each in collection["parked"]] == [(1, 20)]
+    rows = SparseFile(run / "passes" / "1_s" / "rows.npy", 21, card_of(spoilt).dim).take(np.arange(21))
+    assert rows.parked.tolist() == [False] * 20 + [True]
