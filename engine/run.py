@@ -33,11 +33,13 @@ from interlock.engine.models.roster import as_input, delivered_dim, entry_of, ig
 from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
 from interlock.engine.outlet.fusion import Fusion, fused_width, shares
+from interlock.engine.outlet.windows import SparseSource
 from interlock.engine.passes import reuse
 from interlock.engine.passes.backend import REAL, Backend, RunContext
 from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
+from interlock.engine.passes.sparse import SparseFile
 from interlock.engine.passes.vectors import VectorFile
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
@@ -190,7 +192,7 @@ class Run:
         executor.check()
         if settings.qdrant:  # what the store would refuse after all the work, it refuses now
             for name in (each.qdrant_collection for each in self._collections if each.files):
-                check_store(name, _dense(roster), Fusion(settings.fusion), settings.qdrant, self.directory.id)
+                check_store(name, roster, Fusion(settings.fusion), settings.qdrant, self.directory.id)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
 
@@ -260,9 +262,11 @@ class Run:
         try:
             if rows.chunks and seen_by_all:
                 vectors = [cells.file.array for cells in grid if isinstance(cells.file, VectorFile)]
+                terms = [(cells.card.key, cells.file) for cells in grid if isinstance(cells.file, SparseFile)]
+                sparse = [SparseSource(*each) for each in terms]
                 fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-                fused = _dense(roster)
-                deliver(rows, corpus.digests, vectors, fused, fusion, formats, store, self.directory, self._emit)
+                here = self.directory
+                deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, here, self._emit, sparse)
             status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
         except InterlockError as error:
             status, reason = "failed", str(error)
@@ -298,8 +302,3 @@ class Run:
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
         return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED
-
-
-def _dense(roster: list[RosterEntry]) -> list[RosterEntry]:
-    """The models whose vectors are fused."""
-    return [entry for entry in roster if entry.kind == "dense"]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,7 +39,7 @@ from interlock.engine.passes.sparse import SparseFile, SparseRows
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
-from tests.builders import corpus
+from tests.builders import corpus, tiny_sparse
 
 WIDTH = 40
 TEXTS = [*(f"text {number}" for number in range(9)), "text 3", "text 0"]
@@ -56,7 +57,7 @@ ENTRY = RosterEntry(
     query_prompt="",
     batch_tokens=1024,
 )
-SPLADE = changed(ENTRY, model="splade", weight=0.0, dim=WIDTH)
+SPLADE = changed(ENTRY, model="splade", weight=0.0, dim=WIDTH, kind="sparse")
 ROSTER = [ENTRY, SPLADE]
 ONE = "00000000-0000-0000-0000-000000000001"
 
@@ -223,12 +224,12 @@ def test_a_disk_that_is_full_while_terms_are_gathered_is_told_and_nothing_is_lef
     assert not list(this.out.iterdir())
 
 
-def manifest(roster=ROSTER, sparse=("splade",)):
-    return manifest_of("docs", Fusion.CONCAT, roster, "one", sparse)
+def manifest(roster=ROSTER):
+    return manifest_of("docs", Fusion.CONCAT, roster, "one")
 
 
 def open_store(directory, sparse=("splade",), **more):
-    return Store.open_for_write(directory, "docs", {"dense": 4, "fused": 4}, manifest(sparse=sparse, **more), sparse)
+    return Store.open_for_write(directory, "docs", {"dense": 4, "fused": 4}, manifest(**more), sparse)
 
 
 def stored(directory, delivery):
@@ -348,12 +349,12 @@ def test_a_store_of_other_sparse_vectors_is_refused_by_its_manifest_and_by_its_e
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
         open_store(tmp_path, now, roster=other)
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
-        check_store("docs", other, Fusion.CONCAT, tmp_path, "two", now)
-    told = manifest(roster, before)
+        check_store("docs", other, Fusion.CONCAT, tmp_path, "two")
+    told = manifest(roster)
     for asked in (shard.check, lambda *given: Store.open_for_write(*given).close()):
         with pytest.raises(UsageError, match="other sparse vectors"):
             asked(tmp_path, "docs", {"dense": 4, "fused": 4}, told, now)
-    check_store("docs", roster, Fusion.CONCAT, tmp_path, "two", before)
+    check_store("docs", roster, Fusion.CONCAT, tmp_path, "two")
 
 
 def test_a_manifest_says_what_its_sparse_vectors_are_and_one_without_any_reads_as_before():
@@ -375,7 +376,7 @@ def test_a_manifest_says_what_its_sparse_vectors_are_and_one_without_any_reads_a
         read_manifest(plain, dims)
     with pytest.raises(UsageError, match="lists a model twice"):
         read_manifest({**plain, "sparse": plain["sparse"] * 2}, dims, ["splade"])
-    old = manifest([ENTRY], [])
+    old = manifest([ENTRY])
     assert "sparse" not in old
     assert read_manifest(old, dims).sparse == []
 
@@ -436,10 +437,11 @@ def test_terms_of_every_whole_batch_survive_a_kill(tmp_path, batches):
 
 @pytest.mark.parametrize("fusion", ["concat", "named"])
 def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tiny_a, monkeypatch, fusion):
-    def with_terms(rows, digests, vectors, roster, *more):
+    def with_terms(rows, digests, vectors, roster, fusion, formats, store, run, emit, sparse):
         file = SparseFile(tmp_path / "rows.npy", len(digests), WIDTH)
         file.put(np.arange(len(digests)), weights(len(digests)))
-        deliver(rows, digests, vectors, [*roster, SPLADE], *more, [SparseSource("splade", file)])
+        sources = [*sparse, SparseSource("splade", file)]
+        deliver(rows, digests, vectors, [*roster, SPLADE], fusion, formats, store, run, emit, sources)
 
     def hits(store):
         chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
@@ -453,3 +455,70 @@ def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tin
     assert hits(tmp_path / "both") == dense
     with Store.open_for_read(tmp_path / "both", "docs") as store:
         assert store.sparse == {"splade"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from interlock.engine.config import load
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes.controls import Controls
+from interlock.engine.run import Run
+upsert, sent = Store.upsert, []
+def killed(self, points):
+    sent.append(1)
+    if len(sent) == int(sys.argv[2]):  # some windows are in the store and in the files
+        os.kill(os.getpid(), signal.SIGKILL)
+    return upsert(self, points)
+Store.upsert = killed
+Run(Path(sys.argv[1]), load(dict(each.split("=", 1) for each in sys.argv[3:]), {}, None), Controls()).go()
+"""
+
+
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory):
+    return tiny_sparse(tmp_path_factory.mktemp("models") / "tiny-splade")
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_delivery_that_is_killed_midway_is_whole_after_resume(tmp_path, tiny_a, splade, window):
+    chunks = corpus(
+        tmp_path / "in", {"Docs": {"a.jsonl": [f"{number % 97} the {number % 3}" for number in range(2500)]}}
+    )
+    flags = {"roster": str(tiny_a), "sparse": str(splade), "out": str(tmp_path / "runs"), "run_id": "r"}
+    flags["qdrant"] = str(tmp_path / "store")
+    asked = [f"{name}={value}" for name, value in flags.items()]
+    child = subprocess.run([sys.executable, "-c", KILLED, chunks, str(window), *asked], capture_output=True, text=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    exports = tmp_path / "runs" / "r" / "exports" / "Docs"
+    assert not list(exports.glob("[!.]*"))
+    assert running.Run(chunks, load({**flags, "resume": True}, {}, None), Controls()).go() == ExitCode.COMPLETED
+
+    matrix = scipy.sparse.load_npz(exports / "tiny-splade.npz")
+    table = pq.read_table(exports / "points.parquet").to_pydict()
+    assert matrix.nnz > 0
+    for row, found in enumerate(table["tiny-splade"]):
+        cut = slice(*matrix.indptr[row : row + 2])
+        assert found == {"indices": matrix.indices[cut].tolist(), "values": matrix.data[cut].tolist()}
+    engine = edge.EdgeShard.load(str(tmp_path / "store" / "docs"), None)
+    records = engine.retrieve(table["id"], with_payload=False, with_vector=True)
+    engine.close()
+    held = {str(each.id): each.vector.get("tiny-splade") for each in records}
+    for point, terms in zip(table["id"], table["tiny-splade"], strict=True):
+        assert held[point].indices == terms["indices"]
+        assert held[point].values == terms["values"]
+    assert sorted(path.name for path in exports.iterdir()) == [
+        "fused.npy",
+        "points.parquet",
+        "tiny-a.npy",
+        "tiny-splade.npz",
+    ]
+
+
+def test_a_run_with_the_store_of_another_sparse_model_is_refused_before_any_work(tmp_path, tiny_a, splade):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
+    flags = {"roster": str(tiny_a), "out": str(tmp_path / "runs"), "qdrant": str(tmp_path / "store"), "run_id": "r"}
+    assert running.Run(chunks, load({**flags, "sparse": str(splade)}, {}, None), Controls()).go() == ExitCode.COMPLETED
+    with pytest.raises(UsageError, match=r"was written with other settings .*sparse is missing"):
+        running.Run(chunks, load({**flags, "run_id": "other"}, {}, None), Controls()).go()
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["r"]

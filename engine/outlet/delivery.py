@@ -1,6 +1,6 @@
 """Delivers one collection: files and store, each told as an event once it was read back and is what was planned."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,20 +20,11 @@ from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 
 
-def check_store(
-    collection: str,
-    roster: Sequence[RosterEntry],
-    fusion: Fusion,
-    directory: Path,
-    run_id: str,
-    sparse: Collection[str] = (),
-) -> None:
-    """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing.
-
-    `sparse` names the models of the roster that are sparse.
-    """
-    dims = delivered(fusion, {entry.model: entry.dim for entry in roster if entry.model not in sparse})
-    shard.check(directory, collection, dims, manifest_of(collection, fusion, roster, run_id, sparse), sparse)
+def check_store(collection: str, roster: Sequence[RosterEntry], fusion: Fusion, directory: Path, run_id: str) -> None:
+    """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing."""
+    dims = delivered(fusion, {entry.model: entry.dim for entry in roster if entry.kind == "dense"})
+    sparse = [entry.model for entry in roster if entry.kind == "sparse"]
+    shard.check(directory, collection, dims, manifest_of(collection, fusion, roster, run_id), sparse)
 
 
 def deliver(
@@ -55,7 +46,7 @@ def deliver(
     Raises InterlockError, with no file delivered and nothing called verified, where chunks are not those of the plan.
     """
     names = [source.name for source in sparse]
-    dense = [entry for entry in roster if entry.model not in names]
+    dense = [entry for entry in roster if entry.kind == "dense"]
     sources = [
         ModelVectors(entry.model, entry.weight, array, entry.dim) for entry, array in zip(dense, vectors, strict=True)
     ]
@@ -64,7 +55,7 @@ def deliver(
     with ExitStack() as stack:
         store = None
         if directory:
-            manifest = manifest_of(name, fusion, roster, run.id, names)
+            manifest = manifest_of(name, fusion, roster, run.id)
             store = stack.enter_context(Store.open_for_write(directory, name, delivery.dims, manifest, names))
         beside = {store.path: sink(store)} if store else {}
         for path in files.write(delivery, formats, run.exports(rows.collection.name), beside):

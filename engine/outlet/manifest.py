@@ -50,13 +50,10 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     run: Origin
 
 
-def manifest_of(
-    collection: str, fusion: Fusion, roster: Sequence[RosterEntry], run_id: str, sparse: Collection[str] = ()
-) -> Mapping[str, object]:
-    """Make the manifest of a collection, as plain JSON; `sparse` names the models of the roster that are sparse."""
-    plain_roster = [msgspec.to_builtins(entry) for entry in roster]
-    members = [msgspec.convert(entry, Member) for entry in plain_roster if entry["model"] not in sparse]
-    others = [msgspec.convert(entry, SparseMember) for entry in plain_roster if entry["model"] in sparse]
+def manifest_of(collection: str, fusion: Fusion, roster: Sequence[RosterEntry], run_id: str) -> Mapping[str, object]:
+    """Make the manifest of a collection, as plain JSON."""
+    members = [msgspec.convert(msgspec.to_builtins(entry), Member) for entry in roster if entry.kind == "dense"]
+    others = [msgspec.convert(msgspec.to_builtins(entry), SparseMember) for entry in roster if entry.kind == "sparse"]
     origin = Origin(
         run_id=run_id,
         sources={entry.model: entry.source for entry in roster},
