@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.cost import cost_of
@@ -24,8 +26,10 @@ from interlock.engine.models.network import PART, PackedTermEncoder
 from interlock.engine.models.packing import filling, pack
 from interlock.engine.models.registry import REGISTRY, ModelSpec, find, members
 from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.stages import walk
 from interlock.engine.models.trace import law_of
-from interlock.engine.models.weights import attach_to_host
+from interlock.engine.models.weights import Master, Replica, attach_to_host
+from interlock.engine.models.weights import load as load_network
 from interlock.engine.passes.canary import lowest_cosine
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
@@ -190,6 +194,25 @@ def test_the_head_counts_in_what_a_token_costs() -> None:
 def test_a_text_without_terms_passes_and_one_that_is_not_finite_does_not() -> None:
     vectors = np.array([[0, 0], [1, 0], [np.nan, 1], [np.inf, 0]], np.float32)
     assert gate_terms(vectors, 2) == {2: "not finite", 3: "not finite"}
+
+
+def test_the_head_is_computed_with_its_weights_on_the_device_when_layers_are_streamed(terms: Path) -> None:
+    card, rows = card_of(terms), ids_of(terms, sentences(12))
+    gpu, copied = SimDevice("cuda:0", CARDS["T4"], parse("")), []
+    replica = Replica(master := Master(load_network(card)), gpu, streamed=True)
+    hosts = {flat.untyped_storage()._cdata for flat in master.flats.values()}
+    assert isinstance(replica.network, PackedTermEncoder)
+    for stage, _ in walk(replica.network):
+        stage.register_forward_pre_hook(
+            lambda stage, _: copied.extend(
+                each.untyped_storage()._cdata not in hosts for each in stage.parameters(recurse=False)
+            )
+        )
+    with gpu.computing():
+        found = encoder_for(card, replica.network, gpu).encode(rows)
+    assert copied
+    assert all(copied)
+    np.testing.assert_allclose(found, weights_of(card, rows), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

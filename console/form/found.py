@@ -39,12 +39,16 @@ class Machine:
         return as_configured(self.settings, self.models)
 
     def known(self) -> list[ModelRow]:
-        """List the models of the registry as far as it knows them itself: no file is looked at."""
-        return [_row(spec) for spec in self.models.values()]
+        """List the models for a roster as far as the registry knows them itself: no file is looked at."""
+        return [_row(spec) for spec in self._dense]
 
     def looked_at(self) -> list[ModelRow]:
         """List them with what their files on this machine say; asks no network."""
-        return [_looked_at(spec) for spec in self.models.values()]
+        return [_looked_at(spec) for spec in self._dense]
+
+    @property
+    def _dense(self) -> list[ModelSpec]:
+        return [spec for spec in self.models.values() if spec.kind == "dense"]
 
     def gpus(self) -> list[str]:
         """Ask the driver for the GPUs of this machine; none where there is no driver."""

@@ -38,6 +38,7 @@ class Settings:
     """
 
     roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = field(default=None, hash=False)
+    sparse: Sequence[str] | None = field(default=None, hash=False)
     collections: Sequence[str] | None = field(default=None, hash=False)
     devices: str | Sequence[str] | None = field(default=None, hash=False)
     exclusive: bool | None = None
