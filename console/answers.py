@@ -136,12 +136,12 @@ def models(options: argparse.Namespace) -> int:
         state = f"yes, {here[1].partition(':')[0]}" if here else "no"
         sources = ", ".join(label(source) for source in spec.sources)
         size = [str(spec.dim or "?"), str(spec.max_tokens or "?")]
-        rows.append([spec.key, *size, spec.languages, spec.licence, state, sources])
+        rows.append([spec.key, spec.kind, *size, spec.languages, spec.licence, state, sources])
     if options.json:
-        names = ["model", "dim", "max_tokens", "languages", "licence", "cached", "sources"]
+        names = ["model", "kind", "dim", "max_tokens", "languages", "licence", "cached", "sources"]
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
     else:
-        print(render(["model", "dim", "tokens", "languages", "licence", "on this machine", "sources"], rows))
+        print(render(["model", "kind", "dim", "tokens", "languages", "licence", "on this machine", "sources"], rows))
     return ExitCode.COMPLETED
 
 
