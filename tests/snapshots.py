@@ -267,9 +267,12 @@ def one_lease(
 def many_collections(collections: int, phase: str) -> tuple[CollectionView, ...]:
     """The first of them has duplicates and refusals."""
     word = {"starting": "", "reading": "reading", "resolving": ""}.get(phase, phase if phase in ENDS else "planned")
+    first = ("Python-Stdlib", "Kernel-Docs", "RFCs", "Papers")
+    names = [first[number % 4] + (f"-{number}" if number > 3 else "") for number in range(collections)]
     return tuple(
         CollectionView(
-            name=("Python-Stdlib", "Kernel-Docs", "RFCs", "Papers")[number % 4] + (f"-{number}" if number > 3 else ""),
+            name=name,
+            qdrant_collection=name.lower(),
             word=word,
             chunks=12_288 // collections,
             duplicates=120 if number == 0 else 0,
@@ -278,7 +281,7 @@ def many_collections(collections: int, phase: str) -> tuple[CollectionView, ...]
             verified=True if phase == "completed" else None,
             reason="disk full" if phase == "failed" and number == 0 else "",
         )
-        for number in range(collections if word else 0)
+        for number, name in enumerate(names if word else [])
     )
 
 

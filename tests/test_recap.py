@@ -57,8 +57,20 @@ def test_a_run_that_did_not_complete_says_how_to_go_on(phase):
 
 
 def test_a_store_that_was_written_is_what_one_searches_next():
-    first, _ = next_commands(replace(sample(phase="completed"), store="my store"), RUN)
+    run = replace(sample(phase="completed"), store="my store")
+    first, _ = next_commands(replace(run, collections=run.collections[:1]), RUN)
     assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
+
+
+def test_a_store_of_several_collections_is_searched_in_the_first_that_has_chunks(tmp_path, tiny_a):
+    files = {"Empty": [""], "My Docs": sentences(3), "More": sentences(3, start=9)}
+    chunks = corpus(tmp_path / "in", {name: {"a_chunks.json": texts} for name, texts in files.items()})
+    store = tmp_path / "store"
+    said = interlock("run", chunks, "--out", tmp_path / "runs", "--roster", tiny_a, "--qdrant", store).stderr
+    (line,) = [line for line in said.splitlines() if line.startswith("next: interlock search ")]
+    words = shlex.split(line.removeprefix("next: interlock "))
+    assert words == ["search", str(store), "--collection", "more", "your question"]
+    assert "  1. " in interlock(*words).stdout
 
 
 def test_texts_a_second_are_those_of_all_devices_wherever_they_are_told():

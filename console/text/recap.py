@@ -29,7 +29,9 @@ def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     if snapshot.phase in RESUMABLE:
         commands.append(command(resume_words(snapshot.chunks, run, rehearsed=snapshot.rehearsed)))
     elif snapshot.store:
-        commands.append(shlex.join(["interlock", "search", snapshot.store]) + ' "your question"')
+        stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
+        chosen = ["--collection", stored[0]] if len(stored) > 1 else []
+        commands.append(shlex.join(["interlock", "search", snapshot.store, *chosen]) + ' "your question"')
     return [*commands, shlex.join(["interlock", "view", str(run)])]
 
 

@@ -109,6 +109,7 @@ class CollectionView:
     """One collection, and what became of it; `word` is reading, planned, done, or its final status."""
 
     name: str
+    qdrant_collection: str
     word: str
     chunks: int
     duplicates: int
@@ -336,6 +337,7 @@ def _collection(state: RunState, name: str) -> CollectionView:
     collection = state.collections[name]
     return CollectionView(
         name=name,
+        qdrant_collection=collection.read.qdrant_collection,
         word=collection.status or ("planned" if collection.shares else "reading"),
         chunks=collection.read.chunks,
         duplicates=collection.read.duplicates,
