@@ -293,6 +293,22 @@ def test_a_plan_says_what_a_run_would_do_and_writes_nothing(call, tmp_path, root
     assert files_below(tmp_path) == before
 
 
+def test_a_plan_tells_what_is_refused_as_the_run_does_and_which_collection_is_left_with_nothing(call, tmp_path, tiny_a):
+    files = {"Docs": ["one text", ""], "Many": ["another", *[" "] * 9], "None": [""]}
+    chunks = corpus(tmp_path / "chunks", {name: {"a_chunks.json": texts} for name, texts in files.items()})
+    code, out, _ = call("plan", chunks, "--roster", tiny_a)
+    told = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert code == ExitCode.COMPLETED
+    assert told[0] == "warning: Docs/a_chunks.json record 2 refused: the text is empty"
+    assert told[0] in call("run", chunks, "--roster", tiny_a)[2]
+    assert told[5:] == [
+        "warning: Many/a_chunks.json record 6 refused: the text is empty",
+        "warning: 4 more refusals in Many",
+        "warning: None/a_chunks.json record 1 refused: the text is empty",
+        "warning: collection None has no usable record: it would be skipped",
+    ]
+
+
 def test_a_plan_says_why_a_model_is_padded(call, tmp_path):
     model = tiny_model(tmp_path / "odd", pooling="max")
     code, out, err = call(

@@ -1,9 +1,14 @@
 """What a run would do, as text: its collections, its passes, and what is not known beforehand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from interlock.console.text.columns import render
+from interlock.console.text.event_text import line_of
+from interlock.engine.record.counting import several
+from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
 }
 NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")
 """Columns that fit 80 cells; the rows are those of the collections."""
+REFUSALS_SHOWN = 5
+"""Of a collection; how many more there are is told."""
 
 
 def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
@@ -45,5 +52,22 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
-    lines += [f"warning: {each}" for each in (*(each.warning for each in seen.passes), *seen.overlooked) if each]
+    lines += _refused(seen)
+    warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
+    lines += [f"warning: {each}" for each in warnings if each]
     return "\n".join(lines)
+
+
+def emptied(seen: "Forecast") -> list[str]:
+    """Tell of collections that have chunk files and no chunk that can be embedded."""
+    empty = [rows for rows in seen.collections if not rows.chunks and (rows.collection.files or len(rows.refusals))]
+    return [f"collection {rows.collection.name} has no usable record: it would be skipped" for rows in empty]
+
+
+def _refused(seen: "Forecast") -> Iterator[str]:
+    """What was left out and why, as a run tells it: the first of each collection, and how many more there are."""
+    for rows in seen.collections:
+        name, told = rows.collection.name, rows.refusals.told[:REFUSALS_SHOWN]
+        yield from (line_of(RecordRefused(collection=name, **asdict(refusal))) for refusal in told)
+        if more := len(rows.refusals) - len(told):
+            yield f"warning: {several(more, 'more refusal')} in {name}"
