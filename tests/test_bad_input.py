@@ -44,11 +44,16 @@ BAD_RECORDS = {
     "1e400": (b'{"text": 1e400}', "out of range"),
     "1e400-in-metadata": (b'{"text": "a", "metadata": {"x": [1e400]}}', ""),
     "5000-digits-in-metadata": (b'{"text": "a", "metadata": {"x": ' + b"9" * 5000 + b"}}", ""),
-    "number": (b"17", "Expected `object`, got `int`"),
-    "null": (b"null", "Expected `object`, got `null`"),
-    "list": (b"[1]", "Expected `object`, got `array`"),
-    "string": (b'"text"', "Expected `object`, got `str`"),
-    "missing-text": (b'{"metadata": {}}', "missing required field `text`"),
+    "number": (b"17", 'expected an object with a field "text", got a number'),
+    "null": (b"null", "got null"),
+    "list": (b"[1]", "got a list"),
+    "string": (b'"text"', "got a string"),
+    "missing-text": (b'{"metadata": {}}', 'no field "text"'),
+    "text-of-another-name": (
+        b'{"content": "a", "title": "b"}',
+        'no field "text" (found content, title): rename the one',
+    ),
+    "many-other-names": (b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}', "(found a, b, c, d, e, ...): "),
     "null-text": (b'{"text": null}', "Expected `str`, got `null`"),
     "number-text": (b'{"text": 4}', "Expected `str`, got `int`"),
     "empty-text": (b'{"text": ""}', "the text is empty"),
@@ -309,9 +314,18 @@ def test_nothing_to_embed_is_a_usage_error_and_leaves_no_run(tmp_path, tiny_a, k
     assert not list(tmp_path.glob("out/*"))
 
 
+def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_is_good(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"content": "a"}] * 5 + [4]}, "No": {"b.jsonl": []}})
+    done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
+    first = 'records 1, 2, 3 and 2 more: no field "text" (found content): rename the one that holds the text'
+    second = 'record 6: expected an object with a field "text", got a number'
+    said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
+    assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"
+
+
 def test_the_command_exits_2_with_one_line_when_no_chunk_is_good(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"text": " "}]}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
-    assert done.stderr == "interlock: nothing to embed: a_chunks.json: the text is empty\n"
+    assert done.stderr == "interlock: nothing to embed: Docs/a_chunks.json record 1: the text is empty\n"
     assert done.stdout == ""
     assert not list(tmp_path.glob("runs/*"))

@@ -21,6 +21,9 @@ RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 
+NAMES_SHOWN, LONGEST_SHOWN = 5, 40
+"""Fields of a record without a text that are named, and the most signs of each."""
+_KINDS = {str: "a string", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 _AT_A_STRING = re.compile("truncated|escape|surrogate")
 
 T = TypeVar("T")
@@ -105,9 +108,10 @@ class ChunkReader:
         try:
             record, others = msgspec.json.decode(data, type=_Plain), b""
         except (ValueError, RecursionError):
+            fields = _fields(data)
             record = _decode(data, _Record)
-            fields = {key: value for key, value in _decode(data, dict[str, Raw]).items() if key not in _OWN}
-            others = msgspec.json.encode(fields) if fields else b""
+            rest = {key: value for key, value in fields.items() if key not in _OWN}
+            others = msgspec.json.encode(rest) if rest else b""
         if not record.text.strip():
             raise _Refused("the text is empty")
         payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
@@ -150,6 +154,21 @@ class ChunkReader:
 
 class _Refused(Exception):
     """Why a record is left out."""
+
+
+def _fields(data: bytes) -> dict[str, Raw]:
+    """The fields of a record by name. Raises _Refused where it is no object, or one without a text."""
+    if not data.startswith(b"{"):
+        kind = _KINDS[type(_decode(data, object))]
+        raise _Refused(f'expected an object with a field "text", got {kind}')
+    fields = _decode(data, dict[str, Raw])
+    if "text" not in fields:
+        found = [name[:LONGEST_SHOWN] for name in fields if name != "metadata"]
+        if not found:
+            raise _Refused('no field "text"')
+        names = ", ".join(found[:NAMES_SHOWN]) + ", ..." * (len(found) > NAMES_SHOWN)
+        raise _Refused(f'no field "text" (found {names}): rename the one that holds the text')
+    return fields
 
 
 def _decode(data: bytes, kind: type[T], place: str = "$") -> T:

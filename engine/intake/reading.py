@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -16,6 +17,9 @@ from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.intake.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused
+
+FEW = 3
+"""Places, and records of a file, that are named where nothing can be embedded."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,23 @@ def _tell(rows: Rows, borrows: list[str], emit: Emit) -> None:
 
 
 def _refusals(corpus: Sequence[Rows]) -> str:
-    reasons = [f"{refusal.file}: {refusal.reason}" for rows in corpus for refusal in rows.refusals.told]
-    total = sum(len(rows.refusals) for rows in corpus)
-    more = f" (and {total - 3} more)" if total > 3 else ""
-    return "; ".join(reasons[:3]) + more if reasons else "no chunk file has a record"
+    """Why there is no chunk: the first places and reasons, each reason of a file once, with its records."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for rows in corpus:
+        for refusal in rows.refusals.told:
+            place = f"{rows.collection.name}/{refusal.file}", refusal.reason
+            found.setdefault(place, []).extend([] if refusal.record is None else [f"{refusal.record:,}"])
+    if not found:
+        return "no chunk file has a record"
+    shown = dict(islice(found.items(), FEW))
+    left = sum(len(rows.refusals) for rows in corpus) - sum(len(records) or 1 for records in shown.values())
+    texts = [f"{file}{_records(records)}: {reason}" for (file, reason), records in shown.items()]
+    return "; ".join(texts) + f" (and {left:,} more)" * bool(left)
+
+
+def _records(numbers: Sequence[str]) -> str:
+    """Which records of a file are meant, or nothing for the whole of it."""
+    if not numbers:
+        return ""
+    more = f" and {len(numbers) - FEW:,} more" if len(numbers) > FEW else ""
+    return f" record{'s' * (len(numbers) > 1)} {', '.join(numbers[:FEW])}{more}"

@@ -9,7 +9,11 @@ from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 
 REASONS = 20
 """Kinds of reason that are counted apart."""
-_PLACES = re.compile(r" \(byte \d+\)| in position [\d-]+|(?<=^chunk_id ).* of .*(?= has been used before$)", re.DOTALL)
+_PLACES = re.compile(
+    r" \(byte \d+\)| in position [\d-]+|(?<=^chunk_id ).* of .*(?= has been used before$)"
+    r'|(?<=^no field "text") \(found .*\)(?=: rename)',
+    re.DOTALL,
+)
 
 
 @dataclass
