@@ -1,8 +1,11 @@
 """Weights that are pickles only: nothing of one runs, one that is vouched for is read once, any other is refused."""
 
+import io
 import json
 import os
 import pickle
+import shutil
+import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -144,6 +147,68 @@ def bare(file: Path) -> None:
     file.write_bytes(pickle.dumps({"x": 1}))
 
 
+def members_of(file: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(file) as archive:
+        return {each.filename: archive.read(each) for each in archive.infolist()}
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def in_capitals(file: Path) -> None:
+    """torch reads the first program, whoever looks for its name in small letters the second."""
+    good = members_of(file)
+    torch.save({"x": Evil(bytearray, 1 << 20)}, file)
+    evil = members_of(file)
+    folder = next(iter(evil)).partition("/")[0]
+    program = evil.pop(f"{folder}/data.pkl")
+    plain = next(data for name, data in good.items() if name.endswith("data.pkl"))
+    file.write_bytes(zipped({f"{folder}/DATA.PKL": program, **evil, f"{folder}/zz/data.pkl": plain}))
+
+
+def twofold(file: Path) -> None:
+    """A file with two directories: one where its end says, and one right before its end."""
+    good = file.read_bytes()
+    torch.save({**torch.load(file), "x": Evil(bytearray, 1 << 20)}, file)
+    evil = file.read_bytes()
+    ends = [data.rfind(b"PK\5\6") for data in (evil, good)]
+    (_, elsewhere), (size, start) = (
+        struct.unpack("<II", data[end + 12 : end + 20]) for data, end in zip((evil, good), ends, strict=True)
+    )
+    end, shift = bytearray(good[ends[1] :]), ends[0] + ends[1] - size - elsewhere
+    end[12:20] = struct.pack("<II", size, elsewhere)
+    directory, place = bytearray(good[start : ends[1]]), 0
+    while directory[place : place + 4] == b"PK\1\2":
+        lengths = struct.unpack("<HHH", directory[place + 28 : place + 34])
+        (header,) = struct.unpack("<I", directory[place + 42 : place + 46])
+        directory[place + 42 : place + 46] = struct.pack("<I", max(0, ends[0] + header - shift))
+        place += 46 + sum(lengths)
+    file.write_bytes(evil[: ends[0]] + good[:start] + directory + end)
+
+
+def shadowed(file: Path) -> None:
+    """A dictionary that says of itself that it has no values."""
+    torch.save(OrderedDict(x=torch.zeros(1).expand(1 << 40)), file)
+    members = members_of(file)
+    for name, data in members.items():
+        if name.endswith("data.pkl"):
+            members[name] = data[:-1] + b"}X\x06\0\0\0values" + b"ccollections\nOrderedDict\n" + b"sb."
+    file.write_bytes(zipped(members))
+
+
+def misnamed(file: Path) -> None:
+    torch.save({"x\ud800": torch.zeros(4)}, file)
+
+
+def reserved(file: Path) -> None:
+    torch.save({"__metadata__": torch.zeros(4)}, file)
+
+
 def torn(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
@@ -152,7 +217,10 @@ def other(file: Path) -> None:
     torch.save([torch.zeros(4)], file)
 
 
-@pytest.mark.parametrize("change", [squeezed, greedy, repeated, beyond, old, bare, torn, other])
+@pytest.mark.parametrize(
+    "change",
+    [squeezed, greedy, repeated, beyond, in_capitals, twofold, shadowed, misnamed, reserved, old, bare, torn, other],
+)
 def test_a_bomb_and_what_is_no_state_of_tensors_is_refused_with_its_file(pickled, change):
     change(pickled / pickles.NAME)
     with pytest.raises(UnavailableError, match=pickles.NAME):
@@ -180,18 +248,74 @@ def test_weights_in_several_pickles_are_read_by_their_index(pickled, tmp_path, s
     assert np.array_equal(vectors(spec_of(pickled, allow_pickle=True)), vectors(spec_of(tmp_path / "whole")))
 
 
+@pytest.mark.parametrize("named", ["pytorch_model-00002-of-00002.bin", "..", "x/y.bin", "\ud800.bin"])
+def test_an_index_of_files_that_are_not_there_or_not_the_models_is_refused(pickled, named):
+    (pickled / pickles.INDEX).write_text(json.dumps({"weight_map": {"a": pickles.NAME, "b": named}}))
+    with pytest.raises(UnavailableError, match=r"lacks (pytorch_model-00002|a weight_map)"):
+        found(spec_of(pickled, allow_pickle=True))
+
+
 def test_a_pickle_that_is_another_while_it_is_read_is_not_kept(pickled, state, monkeypatch):
     real = torch.load
 
     def meanwhile(file, **how):
         read = real(file, **how)
-        os.utime(file)
+        os.utime(pickled / pickles.NAME)
         return read
 
     monkeypatch.setattr(torch, "load", meanwhile)
     with pytest.raises(UnavailableError, match="changed while its weights were read"):
         found(spec_of(pickled, allow_pickle=True))
     assert not list(model_cache().rglob("complete"))
+
+
+def test_what_is_put_in_place_of_a_pickle_while_it_is_checked_is_not_read(pickled, tmp_path, state, monkeypatch):
+    good, evil = (pickled / name for name in ("good", "evil"))
+    (pickled / pickles.NAME).rename(good)
+    torch.save({name: tensor + 1 for name, tensor in state.items()}, evil)
+    (pickled / pickles.NAME).symlink_to("good")
+    real = torch.load
+
+    def meanwhile(file, **how):
+        (pickled / pickles.NAME).unlink()
+        (pickled / pickles.NAME).symlink_to("evil")
+        return real(file, **how)
+
+    monkeypatch.setattr(torch, "load", meanwhile)
+    spec = spec_of(pickled, pickle_sha256=atomic.sha256_of(good))
+    kept = load_file(found(spec).weights[0])
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state.items())
+
+
+def test_models_whose_files_look_the_same_are_told_apart_and_a_pin_is_asked_for_again(pickled, tmp_path, state):
+    twin = tmp_path / "twin" / "model"
+    shutil.copytree(pickled, twin)
+    torch.save(OrderedDict((name, tensor + 1) for name, tensor in state.items()), twin / pickles.NAME)
+    for file in (pickled / pickles.NAME, twin / pickles.NAME):
+        os.utime(file, (1, 1))
+    one, other = (found(spec_of(model, allow_pickle=True)) for model in (pickled, twin))
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(UnavailableError, match="expected 0000"):
+        found(spec_of(pickled, pickle_sha256="0" * 64))
+
+
+def test_what_was_changed_in_the_cache_is_made_again(pickled):
+    spec = spec_of(pickled, allow_pickle=True)
+    before = found(spec)
+    with before.weights[0].open("r+b") as handle:
+        handle.seek(-4, os.SEEK_END)
+        handle.write(b"\1\2\3\4")
+    assert found(spec).fingerprint == before.fingerprint
+
+
+def test_only_what_loading_reads_is_taken_along_and_by_nobody_else_read(pickled, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    (pickled / "secret.txt").symlink_to(tmp_path / "secret")
+    (pickled / "vocab.txt").symlink_to(tmp_path / "secret")
+    os.mkfifo(pickled / "notes.txt")
+    kept = found(spec_of(pickled, allow_pickle=True)).path
+    assert not (kept / "secret.txt").exists() and not (kept / "notes.txt").exists()
+    assert (kept / "vocab.txt").stat().st_mode & 0o077 == 0
 
 
 def test_other_files_are_another_model(pickled, state):

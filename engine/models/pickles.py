@@ -7,20 +7,27 @@ in it is looked at before anything of it runs, and torch's weights-only loader b
 
 import hashlib
 import json
+import os
 import pickletools
+import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError
 
-from interlock.engine.errors import DiskError, UnavailableError, reason
-from interlock.engine.models.layout import modules_of, read_object
+from interlock.engine.errors import DiskError, InterlockError, UnavailableError, reason
+from interlock.engine.models.layout import SETTINGS, modules_of, read_object
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "pytorch_model.bin"
 INDEX = f"{NAME}.index.json"
@@ -35,6 +42,12 @@ BUILDERS = frozenset(
 takes as much memory as it is told to."""
 NAMING = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
 """Other ways to name or to make an object; `torch.save` uses none of them for tensors."""
+COMPLETE = "complete"
+READ = (
+    *("config.json", "modules.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "generation_config.json"),
+)
+"""What loading may read beside `SETTINGS` and weights."""
 PROGRAM = 64 << 20
 """Bytes of the longest program that is looked at; that of a thousand tensors takes a tenth of one MiB."""
 
@@ -46,12 +59,16 @@ def may_read_pickles(spec: ModelSpec) -> bool:
 
 def pickles_of(path: Path) -> dict[Path, Path]:
     """List the pickles in place of which a model lacks safetensors, each with the file that it becomes, both relative
-    to `path`. Raises UnavailableError for an index that names no files of the model's directory."""
+    to `path`. Raises UnavailableError for an index that names other files than those of the model's directory."""
     found: dict[Path, Path] = {}
     if not (path / "model.safetensors").is_file() and not (path / "model.safetensors.index.json").is_file():
-        names = sorted(set(_indexed(path).values())) if (path / INDEX).is_file() else [NAME]
-        found = {Path(name): Path(name).with_suffix(".safetensors") for name in names if (path / name).is_file()}
-        found = {old: Path("model.safetensors") if old.name == NAME else new for old, new in found.items()}
+        if (path / INDEX).is_file():
+            names = [Path(name) for name in sorted(set(_indexed(path).values()))]
+            if lacking := [name for name in names if not (path / name).is_file()]:
+                raise UnavailableError(f"{path} lacks {lacking[0]}: fetch the model again")
+            found = {name: name.with_suffix(".safetensors") for name in names}
+        elif (path / NAME).is_file():
+            found = {Path(NAME): Path("model.safetensors")}
     for module in modules_of(path):
         old = Path(module.path) / NAME
         if module.path and (path / old).is_file() and not (path / module.path / "model.safetensors").is_file():
@@ -69,36 +86,48 @@ def in_safetensors(path: Path, spec: ModelSpec, home: Path, *, write: bool = Tru
     pickles = pickles_of(path)
     if not pickles:
         return path
-    target = home / spec.key / _key(path)
-    if is_complete(target):
+    with atomic.reading(path):
+        target = home / spec.key / _key(path, pickles)
+    if _serves(target, spec):
         return target
     if not write or not may_read_pickles(spec):
         return path
-    stamps = _stamps(path, pickles)
-    for old in pickles:
-        _check_pinned(path / old, spec)
-        check_program(path / old)
     with atomic.alone(target.parent):
-        if is_complete(target):
-            return target
-        shutil.rmtree(target, ignore_errors=True)
-        for file in _settings(path):
-            atomic.write_bytes(target / file.relative_to(path), file.read_bytes())
-        for old, new in pickles.items():
-            _convert(path / old, target / new)
-        if stamps != _stamps(path, pickles):
-            raise UnavailableError(f"{path} changed while its weights were read: start again")
-        if (path / INDEX).is_file():
-            table = {name: str(pickles[Path(file)]) for name, file in _indexed(path).items()}
-            text = json.dumps({"weight_map": table}, indent=1)
-            atomic.write_bytes(target / "model.safetensors.index.json", text.encode())
-        atomic.write_bytes(target / "complete", b"")
+        if not _serves(target, spec):
+            shutil.rmtree(target, ignore_errors=True)
+            _make(path, pickles, spec, target)
     return target
+
+
+def _make(path: Path, pickles: Mapping[Path, Path], spec: ModelSpec, target: Path) -> None:
+    """Write the model of `path` into `target`: its settings as they are, its pickles as safetensors."""
+    origin: dict[str, str] = {}
+    for file in _settings(path):
+        atomic.write_bytes(target / file.relative_to(path), atomic.content(file))
+        (target / file.relative_to(path)).chmod(0o600)  # a link may have led to what is nobody else's
+    for old, new in pickles.items():
+        with atomic.opened(path / old) as handle:  # whatever lies at the path later, this one is read
+            origin[str(old)] = _convert(handle, path / old, spec, target / new)
+    if (path / INDEX).is_file():
+        table = {name: str(pickles[Path(file)]) for name, file in _indexed(path).items()}
+        atomic.write_bytes(target / "model.safetensors.index.json", json.dumps({"weight_map": table}).encode())
+    made = {str(new): _stamp((target / new).stat()) for new in pickles.values()}
+    atomic.write_bytes(target / COMPLETE, json.dumps({"pickles": origin, "made": made}).encode())
+
+
+def _serves(target: Path, spec: ModelSpec) -> bool:
+    """Whether a directory was finished, is as it was made, and comes from the pickle that is pinned, if one is."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        told = json.loads(atomic.content(target / COMPLETE))
+        as_made = all(_stamp((target / name).stat()) == stamp for name, stamp in told["made"].items())
+        pinned = spec.pickle_sha256 and not spec.allow_pickle
+        return as_made and (not pinned or set(told["pickles"].values()) == {spec.pickle_sha256})
+    return False
 
 
 def is_complete(target: Path) -> bool:
     """Tell whether a directory of the model cache was finished."""
-    return (target / "complete").exists()
+    return (target / COMPLETE).exists()
 
 
 def check_program(file: Path) -> None:
@@ -107,16 +136,25 @@ def check_program(file: Path) -> None:
     Raises UnavailableError for a file that is not as `torch.save` writes it, that would unpack to more than it holds,
     or that names anything but plain tensors.
     """
+    from torch._C import PyTorchFileReader
+
     try:
         with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            programs = [each for each in members if each.filename.endswith("/data.pkl")]
+            members, names = archive.infolist(), [each.filename for each in archive.infolist()]
+            folder = names[0].partition("/")[0] if names else ""
+            programs = [each for each in members if each.filename == f"{folder}/data.pkl"]
+            # Two readers of one archive may see two: torch looks names up in either case, and begins the directory
+            # where its end says, which others take to be shifted by what was put before it.
+            alike = len({name.casefold() for name in names}) < len(names) or archive.start_dir != _directory(file)
             packed = any(each.compress_type != zipfile.ZIP_STORED for each in members)
             if packed or sum(each.file_size for each in members) > file.stat().st_size:
                 raise UnavailableError(f"{file} unpacks to more than it holds: use a revision with safetensors")
-            if len(programs) != 1 or programs[0].file_size > PROGRAM:
+            if alike or len(programs) != 1 or programs[0].file_size > PROGRAM:
                 raise UnavailableError(f"{file} is not one state of tensors: use a revision with safetensors")
-            named = list(_named(archive.read(programs[0])))
+            program = archive.read(programs[0])
+        if program != PyTorchFileReader(str(file)).get_record("data.pkl"):
+            raise UnavailableError(f"{file} is not one state of tensors: use a revision with safetensors")
+        named = list(_named(program))
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, RuntimeError) as error:
         raise UnavailableError(
             f"{file} is not as torch saves weights ({reason(error)}): use a revision with safetensors"
@@ -128,6 +166,21 @@ def check_program(file: Path) -> None:
         )
 
 
+def _directory(file: Path) -> int:
+    """Where the end of a zip says that its directory begins; -1 where it says more than torch writes there."""
+    with atomic.opened(file) as handle:
+        handle.seek(-22, os.SEEK_END)
+        end, place = handle.read(22), handle.tell() - 22
+        start, comment = struct.unpack("<IH", end[16:22])
+        if end[:4] != b"PK\5\6" or comment:
+            return -1
+        if start != 0xFFFFFFFF:
+            return int(start)
+        handle.seek(place - 20 - 56)  # of more than 4 GiB
+        beyond = handle.read(56)
+        return int(struct.unpack("<Q", beyond[48:56])[0]) if beyond[:4] == b"PK\6\6" else -1
+
+
 def _named(program: bytes) -> Iterator[str]:
     """What a pickle names, as `module name`; a way to name things that no state of tensors uses, by its opcode."""
     for opcode, argument, _ in pickletools.genops(program):
@@ -137,73 +190,92 @@ def _named(program: bytes) -> Iterator[str]:
             yield f"opcode {opcode.name}"
 
 
-def _check_pinned(file: Path, spec: ModelSpec) -> None:
-    """Raise UnavailableError for a pickle that nobody vouches for."""
-    if spec.allow_pickle:
-        return
-    digest = atomic.sha256_of(file)
-    if digest != spec.pickle_sha256:
-        raise UnavailableError(
-            f"{file} has SHA-256 {digest}, expected {spec.pickle_sha256}: delete that copy and fetch it again"
-        )
-
-
-def _convert(old: Path, new: Path) -> None:
+def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> str:
+    """Write the tensors of the pickle that is open, and lies at `old`, to `new`; returns the pickle's SHA-256."""
     import torch
     from safetensors.torch import save_file
 
-    try:
-        state = torch.load(old, map_location="cpu", weights_only=True, mmap=True)
-        fit = isinstance(state, dict) and all(
-            isinstance(name, str) and type(each) in (torch.Tensor, torch.nn.Parameter) for name, each in state.items()
+    file, before = Path(f"/proc/self/fd/{handle.fileno()}"), _stamp(os.fstat(handle.fileno()))
+    digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if not spec.allow_pickle and digest != spec.pickle_sha256:
+        raise UnavailableError(
+            f"{old} has SHA-256 {digest}, expected {spec.pickle_sha256}: delete that copy and fetch it again"
         )
+    try:
+        with _told_of(old, file):
+            check_program(file)
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            state = dict(dict.items(loaded)) if isinstance(loaded, dict) else {}  # what it says of itself is its own
+            tensors = _plain(state, 2 * before[1])
+    except InterlockError:
+        raise
     except Exception as error:  # what the loader raises for a program that does not end well is beyond counting
         raise UnavailableError(
             f"{old} cannot be read as weights ({reason(error)}): use a revision with safetensors"
         ) from error
-    if not fit or sum(each.numel() * each.element_size() for each in state.values()) > 2 * old.stat().st_size:
-        raise UnavailableError(f"{old} is not one state of tensors: use a revision with safetensors")
-    seen: set[int] = set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, each in state.items():
-        place = each.untyped_storage().data_ptr()
-        # Tied tensors share their memory, and those of safetensors may not.
-        whole = each.detach().contiguous()
-        tensors[name] = whole.clone() if place in seen else whole
-        seen.add(place)
     with atomic.replacing(new) as partial:
         try:
             save_file(tensors, partial, {"format": "pt"})
         except SafetensorError as error:
             raise DiskError(f"cannot write {new}: {reason(error)}; free space or set INTERLOCK_CACHE") from error
+    if before != _stamp(os.fstat(handle.fileno())):
+        raise UnavailableError(f"{old} changed while its weights were read: start again")
+    return digest
 
 
-def _stamps(path: Path, pickles: Iterable[Path]) -> list[tuple[int, ...]]:
-    """What changes with the contents of the files."""
-    found = [(path / old).stat() for old in pickles]
-    return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]
+def _plain(state: Mapping[Any, Any], most: int) -> "dict[str, torch.Tensor]":
+    """Take tensors that share no memory out of a state, by their names. Raises ValueError for anything else in it, and
+    where they would take more than `most` bytes."""
+    import torch
+
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    if not state or not all(isinstance(name, str) and type(each) in kinds for name, each in state.items()):
+        raise ValueError("it is not one state of tensors")
+    if "__metadata__" in state or any(name != name.encode(errors="replace").decode() for name in state):
+        raise ValueError("a tensor has a name that no file can hold")
+    if sum(each.numel() * each.element_size() for each in state.values()) > most:
+        raise ValueError("its tensors are larger than the file")
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, each in state.items():
+        place, whole = each.untyped_storage().data_ptr(), each.detach().contiguous()
+        tensors[name] = whole.clone() if place in seen else whole  # tied ones share their memory
+        seen.add(place)
+    return tensors
+
+
+@contextmanager
+def _told_of(old: Path, file: Path) -> Iterator[None]:
+    """Name the path of a file in what is said of it, and not the way by which it was read."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(str(error).replace(str(file), str(old))) from error
+
+
+def _stamp(status: os.stat_result) -> list[int]:
+    """What changes with the contents of a file: inode, bytes, and the times of its last changes."""
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _indexed(path: Path) -> dict[str, str]:
     """Which file has which tensor, where weights are spread over several pickles."""
     table = read_object(path / INDEX).get("weight_map")
-    names = table.values() if isinstance(table, dict) else [None]
-    if not all(isinstance(each, str) and Path(each).name == each for each in names):
+    names = table.values() if isinstance(table, dict) and table else [None]
+    if not all(isinstance(each, str) and re.fullmatch(r"[\w.-]+\.bin", each, re.ASCII) for each in names):
         raise UnavailableError(f"{path / INDEX} lacks a weight_map that names the weight files")
     return cast(dict[str, str], table)
 
 
 def _settings(path: Path) -> list[Path]:
-    """The files that stay as they are: settings, modules and tokenizer."""
-    return sorted(
-        file for pattern in ("*.json", "*.txt", "*.model") for file in path.rglob(pattern) if file.name != INDEX
-    )
+    """The files beside its weights that loading reads: settings, modules and tokenizer."""
+    modules = [Path(module.path) / "config.json" for module in modules_of(path) if module.path]
+    found = [*(path / name for name in (*READ, *SETTINGS)), *(path / each for each in modules), *path.glob("*.model")]
+    return sorted({file for file in found if file.is_file()})
 
 
-def _key(path: Path) -> str:
-    """A name for the files of a model as they are now: other files have another."""
-    files = sorted({*_settings(path), *(path / old for old in pickles_of(path))})
-    stamps = "\n".join(
-        f"{file.relative_to(path)}:{(status := file.stat()).st_size}:{status.st_mtime_ns}" for file in files
-    )
-    return hashlib.sha256(stamps.encode()).hexdigest()[:16]
+def _key(path: Path, pickles: Iterable[Path]) -> str:
+    """A name for the files of a model as they lie here now: other files have another, wherever they lie."""
+    files = sorted({*_settings(path), *(path / old for old in pickles)})
+    stamps = "\n".join(f"{file.resolve()}:{_stamp(file.stat())}" for file in files)
+    return hashlib.sha256(stamps.encode(errors="surrogateescape")).hexdigest()[:16]
