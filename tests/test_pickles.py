@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import zipfile
@@ -21,7 +22,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import pickles
 from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
-from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec
+from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended
 from interlock.engine.models.sources import model_cache
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.record import atomic
@@ -81,7 +82,10 @@ def test_a_pinned_pickle_is_read_once_and_gives_the_vectors_of_the_same_weights(
 def test_nobody_reads_a_pickle_that_nobody_vouches_for(pickled, monkeypatch):
     forbid(monkeypatch)
     assert not cached(spec_of(pickled))
-    with pytest.raises(UnavailableError, match=r"pickle only.*--allow-pickle"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"^model \S+ has its weights as pickle only \(\S+\): add --allow-pickle m, which reads",
+    ):
         found(spec_of(pickled))
 
 
@@ -328,10 +332,22 @@ def test_a_run_reads_a_pickle_where_it_is_told_to_and_the_next_one_needs_no_word
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(4)}})
     run = ["run", chunks, "--roster", pickled, "--no-ui", "--out", tmp_path / "runs"]
     env = {"INTERLOCK_CACHE": str(cache)}
-    assert "--allow-pickle MODEL" in interlock(*run, env=env, check=5).stderr
-    interlock(*run, "--allow-pickle", pickled, "--run-id", "one", env=env)
+    said = interlock(*run, env=env, check=5).stderr
+    assert said.count(str(pickled)) == 2 and "not on this machine" not in said  # where it is, and its name
+    told = re.search(r"add (--allow-pickle \S+), which", said)[1].split()
+    interlock(*run, *told, "--run-id", "one", env=env)
     interlock(*run, "--run-id", "two", env=env)
     assert entries(tmp_path / "runs" / "two")
+
+
+@pytest.mark.parametrize("key", ["mine", "model"])
+def test_the_row_of_a_pickled_model_is_named_as_the_command_line_takes_it(pickled, key):
+    rows = {key: {"source": str(pickled)}}
+    with pytest.raises(UnavailableError) as told:
+        found(extended(rows)[key])
+    name = re.search(r"add --allow-pickle (\S+), which", str(told.value))[1]
+    assert name == (key if key == "mine" else str(pickled))
+    assert extended(rows, [name])[key].allow_pickle
 
 
 def test_the_hub_is_asked_for_a_pickle_only_where_it_may_be_read(pickled, tmp_path, monkeypatch):
@@ -339,7 +355,10 @@ def test_the_hub_is_asked_for_a_pickle_only_where_it_may_be_read(pickled, tmp_pa
     with Hub("stations/tiny", pickled, COMMIT).serving() as hub:
         env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "INTERLOCK_CACHE": str(tmp_path / "cache")}
         said = interlock("models", "fetch", "hf:stations/tiny", env=env, check=5).stderr
-        assert "hf:stations/tiny has its weights as pickle only" in said
+        assert (
+            "model tiny has its weights as pickle only (hf:stations/tiny): add --allow-pickle hf:stations/tiny, "
+            in said
+        )
         assert not any(pickles.NAME in request for request in hub.requests)
         done = interlock("models", "fetch", "hf:stations/tiny", "--allow-pickle", "hf:stations/tiny", env=env)
     assert str(tmp_path / "cache") in done.stdout

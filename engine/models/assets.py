@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,9 +19,9 @@ from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
-from interlock.engine.models.layout import check_complete, pickle_only, weights_of
+from interlock.engine.models.layout import PickleOnly, check_complete, weights_of
 from interlock.engine.models.pickles import PICKLES, in_safetensors, may_read_pickles
-from interlock.engine.models.registry import OWN_CODE, ModelSpec
+from interlock.engine.models.registry import OWN_CODE, ModelSpec, name_of
 from interlock.engine.models.sources import PATTERNS, Missing, local, model_cache, seen
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
@@ -134,7 +135,7 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
 
 def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str | None, Outcome]:
     repo = spec.hub_repo
-    held, looked = _held(spec, local)
+    held, lacking = _held(spec, local)
     if not held and repo in OWN_CODE:
         raise UnavailableError(
             f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}, which is the nearest"
@@ -145,24 +146,34 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str
         return _download(spec, repo, held[2] if held else None, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
+    if pickled := next((missing.pickled for missing in lacking.values() if missing.pickled), ""):
+        raise _pickle_only(spec, pickled)
     forbidden = f" and {policy.forbids}" if repo else ""
+    looked = [f"  {source}: {missing}" for source, missing in lacking.items()]
     raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
+
+
+def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
+    return UnavailableError(
+        f"model {spec.key} has its weights as pickle only ({place}): add --allow-pickle {shlex.quote(name_of(spec))}, "
+        "which reads them without running them, or use a revision with safetensors"
+    )
 
 
 def _held(
     spec: ModelSpec, look: Callable[[str, ModelSpec], tuple[Path, str | None]]
-) -> tuple[tuple[Path, str, str | None] | None, list[str]]:
-    """The first complete local snapshot (path, source, commit), and what the sources before it lacked."""
-    looked: list[str] = []
+) -> tuple[tuple[Path, str, str | None] | None, dict[str, Missing]]:
+    """The first complete local snapshot (path, source, commit), and what each source before it lacked."""
+    lacking: dict[str, Missing] = {}
     for source in spec.sources:
         try:
             path, commit = look(source, spec)
         except Missing as missing:
-            looked.append(f"  {source}: {missing}")
+            lacking[source] = missing
             continue
         where = source if source.startswith(("hf:", "pkg:")) else str(path)  # a directory, from wherever it is asked
-        return (path, where, commit), looked
-    return None, looked
+        return (path, where, commit), lacking
+    return None, lacking
 
 
 def _advice(spec: ModelSpec) -> list[str]:
@@ -200,7 +211,7 @@ def _snapshot(repo: str, revision: str, *, pickles: bool) -> Path:
     names, commit = [each.rfilename for each in about.siblings or ()], about.sha
     pickled = any(name in PICKLES for name in names) and not any(fnmatch(name, "*.safetensors") for name in names)
     if pickled and not pickles:
-        raise UnavailableError(pickle_only(f"hf:{repo}"))
+        raise PickleOnly(f"hf:{repo}")
     wanted = [*PATTERNS, *PICKLES] if pickled else [*PATTERNS]
     path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     if path.name != commit:
@@ -238,6 +249,8 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
         commit = path.name
         path = in_safetensors(path, spec, model_cache())
         check_complete(path)
+    except PickleOnly as error:
+        raise _pickle_only(spec, error.place) from error
     except Exception as error:  # the hub, its transport and the disk each raise their own
         held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(

@@ -22,6 +22,14 @@ WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")
 
 
+class PickleOnly(UnavailableError):
+    """The weights at `place` are pickles, and nothing says that they may be read."""
+
+    def __init__(self, place: object) -> None:
+        super().__init__(f"{place} has its weights as pickle only")
+        self.place = str(place)
+
+
 @dataclass(frozen=True)
 class Module:
     """One row of `modules.json`: a part of a sentence-transformers model and its folder, '' for the model's own."""
@@ -126,14 +134,6 @@ def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
     if (folder / "model.safetensors").is_file():
         yield folder / "model.safetensors"
     elif any(folder.glob("*.bin")):
-        raise UnavailableError(pickle_only(folder))
+        raise PickleOnly(folder)
     elif needed:
         raise UnavailableError(f"{folder} lacks model.safetensors")
-
-
-def pickle_only(place: object) -> str:
-    """Say why what is in a place is no model yet, and what can be done."""
-    return (
-        f"{place} has its weights as pickle only: use a revision with safetensors, or --allow-pickle MODEL, which "
-        "reads them without running them"
-    )

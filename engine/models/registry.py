@@ -170,7 +170,9 @@ def extended(tables: Mapping[str, Mapping[str, Any]], allow_pickle: Sequence[str
         except msgspec.ValidationError as error:
             raise UsageError(f"[models.{key}] {error}") from None
     for name in allow_pickle:
-        registry[name] = replace(*find(registry, [name]), allow_pickle=True)
+        (found,) = find(registry, [name])
+        rows = {name: found} | {key: spec for key, spec in registry.items() if name in spec.sources}
+        registry |= {key: replace(spec, allow_pickle=True) for key, spec in rows.items()}
     return registry
 
 
@@ -189,13 +191,24 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
                 f"unknown model {name!r}{meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
                 "pkg:dist, a directory with a /)"
             )
-        key = name.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
+        key = _key_of(name)
         check_key(key)
         specs.append(ModelSpec(key, (name,)))
     keys = [spec.key for spec in specs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
     return specs
+
+
+def name_of(spec: ModelSpec) -> str:
+    """Name a model as a command line takes it: by its key, or by its source where the key may come from that alone."""
+    source = spec.sources[0]
+    return source if spec.key not in REGISTRY and _key_of(source) == spec.key else spec.key
+
+
+def _key_of(source: str) -> str:
+    """The key of a model that no row names."""
+    return source.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
 
 
 def members(registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Sequence[str] = ()) -> list[ModelSpec]:

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
-from interlock.engine.models.layout import check_complete
+from interlock.engine.models.layout import PickleOnly, check_complete
 from interlock.engine.models.pickles import in_safetensors, is_complete, may_read_pickles, pickles_of
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
@@ -27,7 +27,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Missing(Exception):
-    """Why one source does not have the model."""
+    """Why one source does not have the model; `pickled` is where it has weights that are pickles only."""
+
+    pickled = ""
 
 
 def hub_cache() -> Path:
@@ -92,7 +94,9 @@ def _as_missing() -> Iterator[None]:
     try:
         yield
     except (UnavailableError, OSError) as error:
-        raise Missing(str(error)) from error
+        missing = Missing(str(error))
+        missing.pickled = error.place if isinstance(error, PickleOnly) else ""
+        raise missing from error
 
 
 def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:
