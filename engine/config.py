@@ -202,6 +202,8 @@ def load(
         name, value, origin = item.name, item.metadata["default"], "default"
         if name in table:
             value, origin = table.pop(name), f"file {file}"
+            if item.metadata["parse"] is parsers.size:  # a person wrote it, so it needs a unit as in a text
+                value = str(value)
         if (variable := variable_of(name)) in environment:
             value, origin = environment[variable], f"environment {variable}"
         if name in given:

@@ -69,7 +69,18 @@ def _weight(name: str, weight: object) -> float:
 
 
 def size(value: object) -> int:
-    return parse_bytes(str(value))
+    """Read a size: a number is one of bytes; a text has a unit, since `10` would hardly be meant as 10 bytes."""
+    found = parse_bytes(str(value))
+    if isinstance(value, str) and found and value.strip().replace(".", "", 1).isdigit():
+        raise ValueError(f"expected a size with its unit (did you mean {_with_unit(found)}?)")
+    return found
+
+
+def _with_unit(number: int) -> str:
+    """What a number without a unit may have stood for: bytes only where it is a large one."""
+    if number >= 1 << 20:
+        return f"{number >> 20}MiB"
+    return f"{number}GiB" if number < 1024 else f"{number}MiB"
 
 
 def text(value: object) -> str:

@@ -116,8 +116,8 @@ def test_an_impossible_roster_is_refused_with_the_reason(text, why):
         ("1.5gib", 3 << 29),
         ("2kb", 2000),
         ("3MB", 3_000_000),
-        ("512", 512),
         ("1KiB", 1024),
+        ("0", 0),
     ],
 )
 def test_a_size_is_parsed_to_bytes(text, size):
@@ -295,6 +295,19 @@ def test_config_show_exits_2_with_one_line_on_a_bad_value(tmp_path):
     done = interlock("config", "show", env={"INTERLOCK_DIM": "wide"}, cwd=tmp_path, check=2)
     assert done.stderr.startswith("interlock: environment INTERLOCK_DIM: expected a whole number, got 'wide'")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("10", "10GiB"), ("1.5", "1GiB"), ("8000", "8000MiB"), (str(12 << 30), "12288MiB")]
+)
+def test_a_size_without_a_unit_is_refused_with_what_may_be_meant(tmp_path, text, meant):
+    file = tmp_path / "c.toml"
+    file.write_text(f"ceiling = {text}\n")
+    said = rf"ceiling: expected a size with its unit \(did you mean {meant}\?\), got '{text}'$"
+    with pytest.raises(UsageError, match="^--" + said):
+        load({"ceiling": text}, {})
+    with pytest.raises(UsageError, match=rf"c.toml: {said}"):
+        load({}, {}, file)
 
 
 def by_value(**values):
