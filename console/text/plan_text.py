@@ -9,6 +9,7 @@ from interlock.console.text.columns import render
 from interlock.console.text.event_text import line_of
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import RecordRefused
+from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
 def emptied(seen: "Forecast") -> list[str]:
     """Tell of collections that have chunk files and no chunk that can be embedded."""
     empty = [rows for rows in seen.collections if not rows.chunks and (rows.collection.files or len(rows.refusals))]
-    return [f"collection {rows.collection.name} has no usable record: it would be skipped" for rows in empty]
+    return [f"collection {safe(rows.collection.name)} has no usable record: it would be skipped" for rows in empty]
 
 
 def _refused(seen: "Forecast") -> Iterator[str]:
     """What was left out and why, as a run tells it: the first of each collection, and how many more there are."""
     for rows in seen.collections:
         name, told = rows.collection.name, rows.refusals.told[:REFUSALS_SHOWN]
-        yield from (line_of(RecordRefused(collection=name, **asdict(refusal))) for refusal in told)
+        yield from (safe(line_of(RecordRefused(collection=name, **asdict(refusal)))) for refusal in told)
         if more := len(rows.refusals) - len(told):
-            yield f"warning: {several(more, 'more refusal')} in {name}"
+            yield f"warning: {several(more, 'more refusal')} in {safe(name)}"

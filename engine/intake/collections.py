@@ -67,9 +67,7 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     except FileNotFoundError:
         raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
     except NotADirectoryError:
-        raise UsageError(
-            f"{root} is not a directory: put it in one (chunks/Name/{printable(root.name)}), and name chunks"
-        ) from None
+        raise _no_directory(root) from None
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
@@ -93,6 +91,22 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
                 f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
             )
     return chosen
+
+
+def _no_directory(file: Path) -> UsageError:
+    """What is said of a file that was named in place of a directory."""
+    name = printable(file.name)
+    if file.name.endswith(SUFFIXES):
+        return UsageError(f"{file} is not a directory: put it in one (chunks/Name/{name}), and name chunks")
+    if file.suffix.lower() == ".json":
+        held = f"chunks/Name/{printable(file.stem)}_chunks.json"
+        return UsageError(
+            f"{file} is not a directory: put it in one under a name that is read ({held}), and name chunks"
+        )
+    return UsageError(
+        f"{file} is not a directory, and only *_chunks.json and *.jsonl are read: put its texts into such a file "
+        "(docs/runs.md says how), and name the directory above its collection"
+    )
 
 
 def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
