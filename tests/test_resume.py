@@ -130,9 +130,9 @@ def test_a_new_file_is_named(world):
     ("options", "roster", "told"),
     [
         (["--fusion", "named"], "a=2,b=1", 'fusion was "concat", is now "named"'),
-        ([], "a=3,b=1", "roster[0].weight was"),
-        ([], "b=1,a=2", 'roster[0].model was "a", is now "b"'),
-        ([], "a=2", "roster was"),
+        ([], "a=3,b=1", "roster was a=0.667, b=0.333, is now a=0.75, b=0.25"),
+        ([], "b=1,a=2", "roster was a=0.667, b=0.333, is now b=0.333, a=0.667"),
+        ([], "a=2", "roster was a=0.667, b=0.333, is now a=1"),
     ],
 )
 def test_another_configuration_is_refused_with_the_difference(finished, options, roster, told):

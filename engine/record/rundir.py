@@ -259,12 +259,23 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
         )
     if not begun:
         atomic.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
-    elif changed := list(differences(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
+    elif changed := list(_changed(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
         raise UsageError(
             f"run {directory.id} cannot be resumed: its inputs changed\n  "
             + few(changed, 20).replace("; ", "\n  ")
             + f"\nrestore them, or start a new run with --reuse {directory.path} (unchanged texts cost nothing)"
         )
+
+
+def _changed(begun: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """What differs; of rosters of other models only the names and weights, since everything else differs with them."""
+    was, is_now = (
+        ", ".join(f"{each['model']}={each.get('weight', 1):.3g}" for each in of["roster"]) for of in (begun, now)
+    )
+    if was != is_now:
+        yield f"roster was {was}, is now {is_now}"
+        begun, now = ({**inputs, "roster": []} for inputs in (begun, now))
+    yield from differences(begun, now)
 
 
 def _compared(inputs: Mapping[str, Any]) -> dict[str, Any]:
