@@ -64,6 +64,8 @@ class Parser(argparse.ArgumentParser):
             if known_json and len(unknown) == 1 and unknown[0].endswith(".json"):
                 near = [f" (--json prints to stdout: --json > {unknown[0]})"]
             text = safe(", ".join(map("".join, zip(unknown, near, strict=True))))
+            if hasattr(known, "query") and hasattr(known, "store") and any(word[:1] != "-" for word in unknown):
+                text += ": put the question in quotes"
             self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {text}\n")
         return known, unknown
 

@@ -80,9 +80,15 @@ def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
             "unknown model 'all-minilm' (did you mean all-minilm-l6?): available ",
         ),
         (["run", "x", "--roster", "zzz"], "unknown model 'zzz': available "),
+        (["run", "x", "--roster", "org/name"], "unknown model 'org/name' (did you mean hf:org/name?): available "),
+        (["run", "x", "--roster", "mine"], "unknown model 'mine' (did you mean ./mine?): available "),
+        (["run", "x", "--collections", "handbook"], "no collection 'handbook' (did you mean Handbook?): available "),
+        (["search", "x", "how", "do", "I"], "interlock search: error: unknown: do, I: put the question in quotes\n"),
     ],
 )
-def test_a_word_that_is_not_known_is_told_with_the_one_that_was_meant_where_one_is_close(call, args, said):
+def test_a_word_that_is_not_known_is_told_with_the_one_that_was_meant_where_one_is_close(call, args, said, tmp_path):
+    corpus(tmp_path / "x", {"Handbook": {"a_chunks.json": ["a text"]}})
+    (tmp_path / "mine").mkdir()
     code, _, err = call(*args)
     assert code == ExitCode.USAGE
     assert said in err and ESC not in err

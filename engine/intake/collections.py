@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Refusal
@@ -75,7 +75,8 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
         raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
-        raise UsageError(f"no collection {', '.join(map(repr, missing))}: available {', '.join(sorted(names))}")
+        near = meant(missing[0], names)
+        raise UsageError(f"no collection {', '.join(map(repr, missing))}{near}: available {', '.join(sorted(names))}")
     # A directory without files gets no name in Qdrant, so that it is in nobody's way.
     chosen = [
         replace(collection, qdrant_collection=qdrant_name(collection.name) if collection.files else "")

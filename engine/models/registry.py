@@ -6,8 +6,10 @@ Users add rows in TOML: `[models.my-model]` with the same fields. What the model
 limits and prompts counts unless a row says otherwise.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,6 +27,7 @@ NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \
 OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
 """Repositories that load through code of their own alone, which is never run here: nothing of them is fetched. Each
 with the model that is nearest to it."""
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
 """The other columns of `points.parquet`, and the fused vectors."""
 
@@ -188,7 +191,7 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
             continue
         if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
             raise UsageError(
-                f"unknown model {name!r}{meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
+                f"unknown model {name!r}{_meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
                 "pkg:dist, a directory with a /)"
             )
         key = _key_of(name)
@@ -198,6 +201,13 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
     return specs
+
+
+def _meant(name: str, registry: Mapping[str, ModelSpec]) -> str:
+    """Suggest what a name that is no model's may stand for: a directory, a repository of the hub, or a key."""
+    if Path(name).is_dir():
+        return f" (did you mean ./{name}?)"
+    return f" (did you mean hf:{name}?)" if REPOSITORY.fullmatch(name) else meant(name, registry)
 
 
 def name_of(spec: ModelSpec) -> str:
