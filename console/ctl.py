@@ -14,6 +14,7 @@ from interlock.engine.passes.controls import NO, STOP, YES
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import percent
+from interlock.engine.record.health import STALLED
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import overview, state_of
@@ -85,7 +86,8 @@ def status(directory: Path, *, as_json: bool) -> str:
     read."""
     folded = _state(directory)
     seen, now = overview(directory, time.time(), lambda _: folded), snapshot(folded, 0)
-    foretold = of_run(now) if seen.held else None
+    goes_on = seen.held and not now.paused and seen.health.word != STALLED
+    foretold = of_run(now) if goes_on else None
     standing, unsteered = said.Standing(), ""
     try:
         with Link(directory) as link:

@@ -282,16 +282,18 @@ def test_a_name_that_no_run_has_is_begun_anew_and_the_names_of_those_there_are_t
     assert summary_of(home / "none-so-far" / "first")["warnings"] == []
 
 
-@pytest.mark.parametrize("place", ["passes", "exports", "exports/Docs", "passes/0_tiny-a", "."])
+@pytest.mark.parametrize(
+    "place", ["passes", "exports", "exports/Docs", "passes/0_tiny-a", "passes/0_tiny-a/vectors.npy", "."]
+)
 def test_a_link_in_a_run_directory_is_written_through_by_nobody(home, call, tiny_a, tmp_path, place):
     run = home / "runs" / "one"
     elsewhere = tmp_path / "elsewhere"
     shutil.move(run / place if place != "." else run, elsewhere)
     (run / place if place != "." else run).symlink_to(elsewhere)
-    before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in [elsewhere, *elsewhere.rglob("*")]}
     code, said = call("run", "chunks", "--roster", tiny_a, "--run-id", "one", "--resume", "--no-ui")
     assert (code, len(said)) == (ExitCode.USAGE, 1) and "is a symbolic link" in said[0]
-    assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in [elsewhere, *elsewhere.rglob("*")]} == before
 
 
 def test_links_that_have_the_names_of_unfinished_files_are_not_followed(home, call, tiny_a, tmp_path):

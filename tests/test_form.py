@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 import pytest
+from textual import events
 
 from interlock.console.apps.setup import Form
 from interlock.console.cli import configuration, parse
@@ -407,3 +408,39 @@ async def test_the_form_shows_the_keys_that_the_settings_give_its_actions(place,
         assert said == "f5 Run f7 Plan f6 Tree ^g Earlier runs tab Next field f1 Help f8 Quit"
         fill(app, chunks="chunks")
         await until(pilot, "press f7 for it")
+
+
+@pytest.mark.parametrize(
+    ("keys", "typed"),
+    [
+        (("ctrl+u", *"7GiB"), ("7GiB", "auto")),
+        (("backspace", "backspace", "backspace", *"MiB"), ("99MiB", "auto")),
+        (("home", "1"), ("199GiB", "auto")),
+        (("shift+tab", "1"), ("99GiB", "auto1")),
+    ],
+)
+async def test_keys_that_come_in_one_burst_count_in_their_order(place, keys, typed):
+    async with shown() as (app, pilot):
+        ceiling, devices = (app.screen.query_one(name) for name in ("#ceiling", "#devices"))
+        devices.value, ceiling.value = "auto", "99GiB"
+        ceiling.focus()
+        await pilot.pause()
+        ceiling.action_end()
+        devices.action_end()
+        for key in keys:
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        for _ in range(PATIENCE * 20):
+            if (ceiling.value, devices.value) == typed:
+                break
+            await pilot.pause(0.05)
+        assert (ceiling.value, devices.value) == typed
+
+
+async def test_tab_leaves_a_path_that_nobody_touched_as_it_is(place):
+    (place / "runs").mkdir()
+    async with shown() as (app, pilot):
+        runs = app.screen.query_one("#out")
+        runs.focus()
+        await pilot.pause(0.3)
+        await pilot.press("tab")
+        assert runs.value == "runs" and app.screen.focused is not runs

@@ -102,3 +102,20 @@ def test_a_run_that_was_continued_says_how_its_store_is_searched(tmp_path, tiny_
     interlock("run", chunks, *where, "--roster", tiny_a, "--qdrant", tmp_path / "store")
     said = interlock("run", chunks, *where, "--resume").stderr
     assert f"next: interlock search {tmp_path / 'store'}" in said
+
+
+def test_a_gpu_that_was_lost_is_told_first_and_a_peak_beyond_the_ceiling_as_what_it_is():
+    run = sample(phase="completed", lost=(1,), warnings=0)
+    first, *others = run.devices
+    over = replace(first, peak=3 * first.facts.ceiling_bytes)
+    text = text_of(replace(run, devices=(over, *others)))
+    assert "to look at: 1 GPU lost, " in text and "300% of the ceiling" in text
+
+
+def test_nothing_waits_in_a_run_that_ended():
+    run = sample(phase="stopped")
+    lines = [line.split() for line in recap(run, RUN) if line.startswith(tuple(each.model for each in run.passes))]
+    words = {each.model: each for each in run.passes}
+    for model, state, *_ in lines:
+        whole = words[model].batches_done >= words[model].batches
+        assert state == ("done" if whole else "stopped" if words[model].batches_done else "not")

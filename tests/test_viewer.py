@@ -14,11 +14,14 @@ from interlock.console.screens import summary
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, load, top
+from interlock.engine.record import summary as summaries
+from interlock.engine.record.rundir import RunDirectory
 from interlock.widgets import tree
 from interlock.widgets.nodes import Node, differences, find
 from interlock.widgets.outline import Outline
 from tests.pty_harness import on_terminal
 from tests.summaries import BAD, HOSTILE, a_summary, big, changed, harmless, lines_of
+from tools.recorded import Recorded
 
 
 @pytest.fixture
@@ -391,3 +394,15 @@ def test_a_file_of_ten_mebibytes_opens_in_seconds(tmp_path, record_property, cap
     with capsys.disabled():
         print(f"\n{file.stat().st_size / 2**20:.0f} MiB: opened in {opened:.2f} s")
     assert opened < 15
+
+
+def test_the_summary_of_a_run_that_goes_on_is_that_of_now(tmp_path):
+    run = Recorded(RunDirectory(tmp_path / "run"))
+    run.play_to(0.1)
+    summaries.write(run.recorder.look(summaries.summarise), run.directory.summary)
+    run.play_to(0.6)
+    told = load(tmp_path / "run").data
+    assert told["share_done"] > 0.4 and told["exit_code"] is None
+    (tmp_path / "run" / "journal.jsonl").unlink()
+    assert load(tmp_path / "run").data["share_done"] < 0.2
+    run.close()

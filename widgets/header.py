@@ -5,10 +5,11 @@ both toggles, that the picture is old or frozen) goes last.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from interlock.engine.record.counting import batches_of, pass_of, percent
-from interlock.engine.record.health import Attention, Health
+from interlock.engine.record.health import DEGRADED, Attention, Health
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.units import duration
@@ -54,8 +55,15 @@ def rows(
     and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown."""
     chip = _chip(snapshot, health, source_kind, pending, ascii)
     left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
-    right = [*_counts(fresh, width), *_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
-    return _laid(left, right, width, ascii)
+    if health.word == DEGRADED:  # which says it already
+        fresh = replace(fresh, lost=0)
+    rest = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
+    spelt = [*_counts(fresh, spelt=True), *rest]
+    fields = left + spelt
+    soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
+    # When it ends is worth more than the names of what went wrong, which are counted all the same.
+    fits = width >= SPELT and soonest in _standing(fields, width)
+    return _laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width, ascii)
 
 
 def one_line(
@@ -94,12 +102,12 @@ def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and source_kind == "live")
 
 
-def _counts(fresh: Attention, width: int) -> list[Field]:
+def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
     """What went wrong and was not looked at."""
     if not fresh.total:
         return []
-    style = "error" if fresh.parked or fresh.warnings else "warn"
-    return [Field(5, "  ".join(fresh.words) if width >= SPELT else f"!{fresh.total}", style)]
+    style = "error" if fresh.lost or fresh.parked or fresh.warnings else "warn"
+    return [Field(5, "  ".join(fresh.words) if spelt else f"!{fresh.total}", style)]
 
 
 def _where(snapshot: Snapshot) -> list[Field]:
@@ -122,7 +130,7 @@ def _times(snapshot: Snapshot) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
     fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
     if (left := of_run(snapshot)) and snapshot.phase == "running" and not snapshot.paused:
-        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(45, f"±{duration(left.spread)}", "dim")]
+        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(END + 1, f"±{duration(left.spread)}", "dim")]
     if rate := words.rates(snapshot)[0]:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields
@@ -153,14 +161,18 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
     return fields
 
 
+def _standing(fields: list[Field], width: int) -> list[int]:
+    """The places of the fields that fit, with a cell at either end."""
+    return kept([field.size for field in fields], [field.rank for field in fields], width - 2, GAP)
+
+
 def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> list[Row]:
     """The fields that fit, the right part at the right edge."""
     fields = left + right
     sizes = [field.size for field in fields]
-    room = width - 2  # a cell at either end
-    shown = kept(sizes, [field.rank for field in fields], room, GAP)
+    shown = _standing(fields, width)
     # All were counted at their least size, so that many fit; what is over goes to those that were cut, by rank.
-    spare = room + GAP - sum(sizes[place] + GAP for place in shown)
+    spare = width - 2 + GAP - sum(sizes[place] + GAP for place in shown)
     for place in sorted(shown, key=lambda place: fields[place].rank):
         more = min(spare, width_of(fields[place].text) - sizes[place])
         sizes[place] += more

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from interlock.engine.record.facts import Receipt
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets import table
@@ -176,7 +176,7 @@ def _style(column: LeaseColumn, lease: LeaseState, snapshot: Snapshot) -> str:
 
 
 def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
-    return lease.held and not snapshot.over
+    return lease.held and not snapshot.over and snapshot.phase != GONE
 
 
 def _state(lease: LeaseState, snapshot: Snapshot) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from interlock.engine.record.cells import PassCells
 from interlock.engine.record.counting import percent, several
 from interlock.engine.record.outlook import of_pass
-from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
+from interlock.engine.record.snapshot import GONE, CollectionView, PassView, Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import devices_of, tally, trouble
@@ -24,6 +24,7 @@ WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
+STYLES |= {"died": "error", "paused": "warn"}
 
 
 CELLS = {
@@ -235,13 +236,15 @@ def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int])
     for place in shown:
         column = COLUMNS[place]
         text = line[place].rjust(sizes[place]) if column.right else line[place].ljust(sizes[place])
-        style = STYLES.get(each.word, "") if column.text is _word else column.style
+        style = STYLES.get(line[place].strip(), "") if column.text is _word else column.style
         spans += [Span(" "), Span(text, style)]
     return spans
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
-    return each.word
+    if each.word != "running":
+        return each.word
+    return "died" if snapshot.phase == GONE else "paused" if snapshot.paused else each.word
 
 
 def _of_all(each: PassView) -> str:
@@ -251,7 +254,8 @@ def _of_all(each: PassView) -> str:
 
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
-    left = of_pass(each) if each.word in ("running", "waiting") and not snapshot.over else None
+    goes_on = not snapshot.over and not snapshot.paused and snapshot.phase != GONE
+    left = of_pass(each) if each.word in ("running", "waiting") and goes_on else None
     if left:
         return duration(left.seconds) + " left"
     return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""

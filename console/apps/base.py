@@ -119,6 +119,11 @@ class Frame(App[T]):
         return self.look.out
 
     @property
+    def run_shown(self) -> Path | None:
+        """The directory of the run that is looked at; None where it is none."""
+        return None
+
+    @property
     def may_leave(self) -> bool:
         """Whether nothing but a look ends when the application is left."""
         return True
@@ -130,7 +135,7 @@ class Frame(App[T]):
 
         if not any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
             departure = self.leave_for if self.may_leave else None
-            self.push_screen(RunsScreen(RunList(self.runs_in), self.look, departure, self.now))
+            self.push_screen(RunsScreen(RunList(self.runs_in), self.look, departure, self.now, self.run_shown))
 
     def leave_for(self, words: Sequence[str]) -> None:
         """Leave; what made the application does the command of these arguments then."""

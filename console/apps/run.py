@@ -143,7 +143,11 @@ class Console(Frame[Leave]):
 
     @property
     def runs_in(self) -> Path:
-        return self._summary_path.absolute().parent.parent if self._summary_path else self.look.out
+        return self.run_shown.parent if self.run_shown else self.look.out
+
+    @property
+    def run_shown(self) -> Path | None:
+        return self._summary_path.absolute().parent if self._summary_path else None
 
     @property
     def may_leave(self) -> bool:

@@ -80,7 +80,9 @@ class Link:
             line, _, self._read = self._read.partition(b"\n")
             reply = said.reply_in(line)
         except TimeoutError as error:
-            raise UnreachableError(f"the run's process did not reply within {PATIENCE:g} s") from error
+            raise UnreachableError(
+                f"the run's process did not reply within {PATIENCE:g} s; what was asked counts when it goes on"
+            ) from error
         except OSError as error:
             raise UnreachableError(f"the run's process is gone ({error.strerror or error})") from error
         if isinstance(reply, kind):

@@ -158,7 +158,8 @@ def stopped_by_signals(session: Session) -> None:
             os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
         stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         with suppress(OSError):
-            os.write(2, b"stopping at the next batch; once more to stop now\n")  # print is not safe in a handler
+            text = b"stopping at the next batch; once more to stop now\n"  # print is not safe in a handler
+            os.write(2, b"\n" + text if os.isatty(2) else text)  # behind the line that is written in place
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)

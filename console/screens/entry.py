@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
@@ -59,6 +60,29 @@ class TypedLine(Input):
             value, placeholder=placeholder, id=id, compact=True, suggester=suggester, select_on_focus=False
         )
         self.choices = choices
+        self._given = value
+
+    async def on_key(self, event: events.Key) -> None:
+        """Do what a key does before the next one is taken. Left to bubble up, it would be overtaken by what was typed
+        after it, where a slow link brings both at once."""
+        focused = self.screen.focused
+        if focused is not self and focused is not None:  # typed behind the key that left this line
+            event.prevent_default().stop()
+            focused.post_message(events.Key(event.key, event.character))
+        elif not event.is_printable and (action := self._bound(event.key)):
+            event.prevent_default().stop()
+            await self.run_action(action)
+        elif event.key in ("tab", "shift+tab"):
+            event.prevent_default().stop()
+            (self.screen.focus_next if event.key == "tab" else self.screen.focus_previous)()
+
+    def _bound(self, key: str) -> str:
+        """The action that a key has in this line, where it has one now."""
+        for binding in self._bindings.key_to_bindings.get(key, ()):
+            name = binding.action.partition("(")[0]
+            if self.check_action(name, ()):
+                return binding.action
+        return ""
 
     def action_choose(self, step: int) -> None:
         if not self.choices:
@@ -69,8 +93,9 @@ class TypedLine(Input):
         self.action_end()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave tab to the screen where there is nothing to complete."""
-        return action != "complete" or (self.cursor_at_end and len(self._suggestion) > len(self.value))
+        """Leave tab to the screen where there is nothing to complete, or nothing was typed yet."""
+        typed = self.value != self._given and self.cursor_at_end
+        return action != "complete" or (typed and len(self._suggestion) > len(self.value))
 
     def action_complete(self) -> None:
         self.action_cursor_right()

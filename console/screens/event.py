@@ -31,7 +31,7 @@ LEAST_VALUE = 8
 class EventScreen(ModalScreen[None]):
     """Everything about one event."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(EVENT), Binding("enter", "back", "Back", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(EVENT), Binding("enter", "close", show=False)]
     DEFAULT_CSS = """
     EventScreen { align: center middle; background: $background 60%; }
     EventScreen > Pane { width: 100; max-width: 100%; height: 80%; min-height: 10; background: $surface; }
@@ -52,7 +52,7 @@ class EventScreen(ModalScreen[None]):
         pane.border_subtitle = Text("  ".join(keys))
         pane.focus()
 
-    def action_back(self) -> None:
+    def action_close(self) -> None:
         self.dismiss()
 
     def action_copy(self) -> None:

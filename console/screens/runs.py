@@ -11,7 +11,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
+from interlock.console.actions import RUNS, actions_of, bindings_of, first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.ask import Ask, Choice, Find
 from interlock.console.screens.base import Keyed
@@ -48,14 +48,17 @@ class RunsScreen(Keyed):
     }
     """
 
-    def __init__(self, runs: RunList, look: Look, leave: Departure | None, now: Callable[[], float]) -> None:
-        """`leave` is None where leaving would end more than a look; the command is told instead."""
+    def __init__(
+        self, runs: RunList, look: Look, leave: Departure | None, now: Callable[[], float], chosen: Path | None = None
+    ) -> None:
+        """`leave` is None where leaving would end more than a look; the command is told instead. The cursor begins at
+        the run that is `chosen`."""
         super().__init__()
         self._runs = runs
         self._look = look
         self._leave = leave
         self._now = now
-        self._chosen: Path | None = None
+        self._chosen = chosen
         self._marked: list[Path] = []
         self._pattern = ""
         self._notice = ""
@@ -101,6 +104,8 @@ class RunsScreen(Keyed):
         looking = "" if self._runs.complete else "  reading..."
         size = human_bytes(sum(each.bytes for each in seen))
         found = f"{len(seen)} of " if self._pattern else ""
+        if seen and self._chosen is None and self._runs.complete:
+            self._chosen = seen[0].path  # it stays there when others begin
         words = f" {found}{several(len(there), 'run')} in {self._runs.out}  {running} in use  {size}"
         self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
         if seen:
@@ -233,7 +238,7 @@ class RunsScreen(Keyed):
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
-            self.app.exit()
+            self.say(f"{first_key(named('quit'), self._look.keys)} quits")
 
     async def action_quit(self) -> None:
         await self.app.action_quit()

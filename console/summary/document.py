@@ -9,7 +9,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.console.text.columns import render
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL, beside
+from interlock.engine.record.runs import state_of
 from interlock.engine.record.safe import safe
-from interlock.engine.record.summary import Summary, dumps
+from interlock.engine.record.summary import Summary, dumps, summarise
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 
@@ -69,7 +70,16 @@ def load(path: Path) -> Document:
         data = file.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}; check the path and its permissions") from None
-    return Document(parse(data, str(file)), str(file), len(data))
+    found = Document(parse(data, str(file)), str(file), len(data))
+    return found if found.data.get("exit_code") is not None else replace(found, data=_as_it_stands(file) or found.data)
+
+
+def _as_it_stands(file: Path) -> Mapping[str, object] | None:
+    """The summary of a run that was not closed, from its journal: what is on disk is as old as its session. None where
+    there is no journal beside it, or one that cannot be read."""
+    with suppress(InterlockError, OSError):
+        return of_summary(summarise(state_of(file.parent))).data
+    return None
 
 
 def parse(data: bytes, name: str) -> Mapping[str, object]:

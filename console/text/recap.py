@@ -40,7 +40,7 @@ def _headline(snapshot: Snapshot) -> str:
     state = health(snapshot, snapshot.latest_at)
     rows = max((each.rows + each.reused for each in snapshot.passes), default=0)
     models, collections = len(snapshot.passes), len(snapshot.collections)
-    done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()}"
+    done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()} of the work"
     took = f" in {duration(snapshot.elapsed)}" if timed(snapshot.device_kind) else ""
     text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')} of "
     return text + several(collections, "collection") + took + (f": {state.detail}" if state.detail else "")
@@ -49,15 +49,23 @@ def _headline(snapshot: Snapshot) -> str:
 def _models(snapshot: Snapshot) -> list[str]:
     """A line for each model, under one another."""
     cells = [
-        [each.model, each.word, _done(each), *_speed(each, snapshot), ", ".join(each.devices)]
+        [each.model, _word(each, snapshot), _done(each), *_speed(each, snapshot), ", ".join(each.devices)]
         for each in snapshot.passes
     ]
     return render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
 
 
+def _word(each: PassView, snapshot: Snapshot) -> str:
+    """How it stands in a run that has ended: nothing waits there any more."""
+    begun = "stopped" if each.batches_done else "not begun"
+    return begun if snapshot.over and each.word in ("running", "waiting", "queued") else each.word
+
+
 def _done(each: PassView) -> str:
     """Texts that were computed, those of them without a vector, and how many terms a text has where it has terms."""
-    texts = f"{each.rows_done:,} texts" + f", {each.parked} parked" * bool(each.parked)
+    whole = each.batches_done >= each.batches
+    texts = several(each.rows_done, "text") if whole else f"{each.rows_done:,} of {several(each.rows, 'text')}"
+    texts += f", {each.parked} parked" * bool(each.parked)
     return texts + f", {each.terms_per_text:.0f} terms a text" * bool(each.terms)
 
 
@@ -73,9 +81,10 @@ def _memory(snapshot: Snapshot) -> list[str]:
     for device in snapshot.devices:
         if not device.peak:
             continue
-        share = percent(device.peak / device.facts.ceiling_bytes).strip() if device.facts.ceiling_bytes else "?"
+        share = f"{device.peak / device.facts.ceiling_bytes:.0%}" if device.facts.ceiling_bytes else "?"
         text = f"{device.facts.name} peak {human_bytes(device.peak)}, {share} of the ceiling"
-        texts.append(text + _against(snapshot, device.facts.name))
+        lost = f"; LOST: {device.lost}" if device.lost else ""
+        texts.append(text + _against(snapshot, device.facts.name) + lost)
     return texts
 
 

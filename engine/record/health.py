@@ -11,6 +11,7 @@ from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.units import duration
 
+STALLED, DEGRADED = "STALLED", "DEGRADED"
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -46,9 +47,10 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if snapshot.paused:
         return Health("PAUSED", "warn")
     if (still := now - snapshot.progressed_at) > _patience(snapshot):
-        return Health("STALLED", "error", f"no progress for {duration(still)}")
+        return Health(STALLED, "error", f"no progress for {duration(still)}")
     if without := degraded(snapshot):
-        return Health("DEGRADED", "warn", without)
+        doing = "" if snapshot.phase == "running" else f", {snapshot.phase}"
+        return Health(DEGRADED, "warn", without + doing)
     return Health("RUN", "ok") if snapshot.phase == "running" else Health(snapshot.phase.upper(), "idle")
 
 
@@ -58,7 +60,8 @@ def degraded(snapshot: Snapshot) -> str:
     failed = sum(bool(each.failure) for each in snapshot.passes)
     on_host = snapshot.on_gpus and any(lease.held and "cpu" in lease.devices for lease in snapshot.leases)
     parts = [several(lost, "GPU") + " lost"] * bool(lost) + [several(failed, "model") + " failed"] * bool(failed)
-    return ", ".join(parts + ["computing on the CPU"] * on_host)
+    parts += ["computing on the CPU"] * on_host
+    return ", ".join(parts)
 
 
 def _patience(snapshot: Snapshot) -> float:
@@ -72,6 +75,7 @@ def _patience(snapshot: Snapshot) -> float:
 class Attention:
     """What an operator should look at, counted since the run began, or since it was looked at last."""
 
+    lost: int = 0
     parked: int = 0
     warnings: int = 0
     mitigations: int = 0
@@ -89,6 +93,7 @@ class Attention:
     def words(self) -> list[str]:
         """Name each count that is not zero, what matters most first."""
         named = [
+            (self.lost, several(self.lost, "GPU") + " lost"),
             (self.parked, f"{self.parked} parked"),
             (self.warnings, several(self.warnings, "warning")),
             (self.mitigations, several(self.mitigations, "mitigation")),
@@ -100,6 +105,7 @@ class Attention:
 def attention(snapshot: Snapshot) -> Attention:
     """Count what an operator should look at in a run."""
     return Attention(
+        lost=sum(bool(device.lost) for device in snapshot.devices),
         parked=sum(each.parked for each in snapshot.passes),
         warnings=snapshot.warnings,
         mitigations=snapshot.mitigations,

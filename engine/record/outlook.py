@@ -7,7 +7,7 @@ pace of its latest batches, one that has not at that of its earlier runs, else a
 from collections.abc import Collection
 from typing import NamedTuple
 
-from interlock.engine.record.snapshot import PassView, Snapshot
+from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 
 LEAST, KNOWN, UNKNOWN = 0.05, 0.20, 0.35
 """How far a prediction is said to be off, as a share of it: at a model's own pace as much as its latest batches differ,
@@ -34,7 +34,7 @@ def of_pass(each: PassView) -> Outlook | None:
 def of_run(snapshot: Snapshot) -> Outlook | None:
     """Predict when the last batch of a run is committed; None where nothing is left, or nothing is known."""
     passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
-    if snapshot.over or not passes:
+    if snapshot.over or snapshot.phase == GONE or not passes:
         return None
     seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
     usual = seconds / done if done else 0.0

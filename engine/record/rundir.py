@@ -168,7 +168,9 @@ class RunDirectory:
 
     def check_links(self) -> None:
         """Raise UsageError where what is written into the run would land somewhere else."""
-        _refuse_links([self.path, self.journal, *self._below()])
+        vectors = [file for depth in ("*", "*/*") for file in (self.path / "passes").glob(depth)]
+        written = [file for file in vectors if not file.match(atomic.PARTIAL)]  # those are swept, and made anew
+        _refuse_links([self.path, self.journal, *self._below(), *written])
 
     def unmake(self) -> None:
         """Remove the directories that were made for a run that never came to work, as far as they are empty."""

@@ -175,6 +175,10 @@ class _Collection(msgspec.Struct):
     warnings: list[msgspec.Raw]
 
 
+class _Device(msgspec.Struct):
+    lost: str = ""
+
+
 class _Summary(msgspec.Struct):
     """What a list needs of a summary; the rest, which may be many megabytes, is not looked at."""
 
@@ -189,6 +193,7 @@ class _Summary(msgspec.Struct):
     warnings: list[msgspec.Raw]
     configuration: dict[str, Setting] = {}
     residues: list[msgspec.Raw] = []
+    devices: list[_Device] = []
     share_done: float | None = None
 
 
@@ -210,6 +215,7 @@ def _closed(directory: Path) -> Overview | None:
     for place in said.collections:
         steps |= Counter(bytes(each) for each in place.mitigations)
     told = Attention(
+        lost=sum(bool(each.lost) for each in said.devices),
         parked=sum(len(place.parked) for place in said.collections),
         warnings=len(said.warnings) + len(said.residues) + sum(len(place.warnings) for place in said.collections),
         mitigations=steps.total(),
