@@ -78,7 +78,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     root = Parser(
         "interlock",
-        description="Embed document collections with an ensemble of models, one at a time under a\nmemory lease.",
+        description="Embed document collections with an ensemble of models, one at a time under a\nmemory lease. "
+        "Without a command, `interlock` opens a form that sets up a run.",
         epilog=EPILOG,
         formatter_class=RAW,
     )
@@ -129,7 +130,9 @@ def _demo(command: argparse.ArgumentParser) -> None:
     command.add_argument("--query", default=QUESTION, help="search query at the end")
     text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
     command.add_argument("--scripted", action="store_true", help=text)
-    command.add_argument("--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast")
+    command.add_argument(
+        "--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast, above 0 (default 1)"
+    )
     _front_end(command)
     _settings(command)
 
@@ -149,8 +152,8 @@ def _watch(command: argparse.ArgumentParser) -> None:
     show or replay one that ended. Locks nothing.
     """
     command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
-    text = "replay at N times the speed; 0 (default): show its current state"
-    command.add_argument("--speed", type=float, default=0.0, metavar="N", help=text)
+    text = "replay at N times the speed, above 0 (without: show its current state)"
+    command.add_argument("--speed", type=float, metavar="N", help=text)
     _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
 
 

@@ -29,6 +29,15 @@ def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
     assert "to look at: 2 refused" in text
 
 
+def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
+    run = sample(phase="stopped")
+    one = replace(run.passes[0], rows_done=1, terms=0)
+    run = replace(run, passes=(one,), reason="stopped by the operator between batches: --resume continues")
+    first, *rest = recap(run, RUN)
+    assert first.startswith("STOPPED") and first.endswith(": by the operator between batches")
+    assert any(re.search(r" 1 text  ", line) for line in rest)
+
+
 def test_what_went_wrong_is_told_last_before_the_place():
     lines = recap(sample(phase="stopped", mitigations=3, parked=1), RUN)
     wrong = lines.index("to look at: 1 parked, 1 warning, 3 mitigations, 2 refused")

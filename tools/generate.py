@@ -5,16 +5,21 @@
 than the code is part of its table, so the first change of the code after a measurement asks for `make generate`.
 """
 
+import argparse
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from bench import tables
 from interlock.console.actions import ACTIONS, shown_keys
-from interlock.console.cli import COMMANDS
+from interlock.console.cli import COMMANDS, parser
 from interlock.engine.config import flag_of, knobs, variable_of
 from interlock.engine.errors import MEANINGS
+from interlock.engine.models import registry
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
 from tools import messages
@@ -57,6 +62,61 @@ def settings() -> str:
     return _table(["flag", "environment", "default", "what it does"], rows)
 
 
+def fields() -> str:
+    """What a row of a model may say, by the docstrings of `ModelSpec`."""
+    body = next(
+        node.body
+        for node in ast.parse(inspect.getsource(registry)).body
+        if isinstance(node, ast.ClassDef) and node.name == "ModelSpec"
+    )
+    rows = []
+    for item, told in pairwise(body):
+        match item, told:
+            case ast.AnnAssign(target=ast.Name(id=name), value=value), ast.Expr(value=ast.Constant(value=str(text))):
+                if name != "key":  # that is the name of the table
+                    rows.append([f"`{name}`", _default(value), " ".join(text.split())])
+    return _table(["field", "default", "what it says"], rows)
+
+
+def _default(value: ast.expr | None) -> str:
+    """A default as TOML writes it, where there is one."""
+    match value:
+        case None | ast.Constant(value=None):
+            return ""
+        case ast.Constant(value=bool(whether)):
+            return f"`{str(whether).lower()}`"
+        case ast.Call():
+            return "`{}`"
+        case ast.Tuple():
+            return "`[]`"
+    return f"`{ast.unparse(value)}`".replace("'", '"')
+
+
+def flags() -> str:
+    """The flags of each command that are no settings, and which settings it takes too."""
+    known, tables = {item.name for item in knobs()}, []
+    (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        actions = [each for each in command._actions if each.dest not in ("help", "config") and each.help]
+        own = [each for each in actions if each.dest not in known]
+        taken = [flag_of(each.name) for each in knobs() if each.name in {action.dest for action in actions}]
+        said = "every setting" if len(taken) == len(known) else ", ".join(f"`{flag}`" for flag in taken)
+        rows = [[f"`{_written(each)}`", str(each.help)] for each in own]
+        rows += [["settings", f"{said}, and `--config FILE.toml`"]] if taken else []
+        tables.append(
+            f"**`interlock {name}`**\n\n" + (_table(["argument", "what it does"], rows) if rows else "takes none.")
+        )
+    return "\n\n".join(tables)
+
+
+def _written(action: argparse.Action) -> str:
+    """An argument as it is typed."""
+    values = action.metavar or "|".join(map(str, action.choices or ()))
+    if not action.option_strings:
+        return f"[{values}]" if action.nargs in ("?", "*") else str(values)
+    return f"{action.option_strings[0]} {values}".strip()
+
+
 def exit_codes() -> str:
     """What the process says when it ends."""
     return _table(["code", "means"], [[int(code), meaning] for code, meaning in MEANINGS.items()])
@@ -76,6 +136,8 @@ def keys() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "models": models,
     "settings": settings,
+    "fields": fields,
+    "flags": flags,
     "exit codes": exit_codes,
     "commands": commands,
     "keys": keys,

@@ -161,7 +161,9 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
                 if event.mitigations and event.status == "completed"
                 else ""
             )
-            return Description(BY_STATUS[event.status], "run", f"run {event.status}{with_all}{_because(event.reason)}")
+            again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
+            said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
+            return Description(BY_STATUS[event.status], "run", f"run {said}")
     assert_never(event)
 
 

@@ -43,7 +43,8 @@ def _headline(snapshot: Snapshot) -> str:
     done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()} of the work"
     took = f" in {duration(snapshot.elapsed)}" if timed(snapshot.device_kind) else ""
     text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')} of "
-    return text + several(collections, "collection") + took + (f": {state.detail}" if state.detail else "")
+    why = state.detail.removeprefix(f"{snapshot.phase} ").removesuffix(": --resume continues")  # the next command does
+    return text + several(collections, "collection") + took + (f": {why}" if why else "")
 
 
 def _models(snapshot: Snapshot) -> list[str]:

@@ -65,6 +65,7 @@ class ModelSpec:
     languages: str = "unknown"
     """What its texts may be written in, as its model card says."""
     licence: str = "unknown"
+    """What its files may be used for, as its model card says."""
     weights_sha256: str | None = None
     """SHA-256 of `model.safetensors`, checked where it is given."""
     pickle_sha256: str | None = None
