@@ -24,7 +24,7 @@ test: install  ## all checks and tests: ten minutes on two cores
 together: install  ## the tests that do not watch the clock, with the longest and the skipped told
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" --durations=15 -rs
 
-quick: install  ## the tests that start no process and load no model: under a minute
+quick: install  ## the tests that start no process and load no model: about two minutes on two cores
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \
 	echo "quick tests: $$(($$(date +%s) - began)) s"; exit $$code
 

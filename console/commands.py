@@ -133,7 +133,7 @@ def _go_on(words: Sequence[str], settings: Configuration) -> int:
     from interlock.console.front_ends.dispatch import watch_journal
 
     while words and words[0] == "watch":
-        words = watch_journal(Path(words[1]), 0.0, settings)
+        words = watch_journal(Path(words[1]), None, settings)
     if not words:
         return ExitCode.COMPLETED
     print(command(words), file=sys.stderr)

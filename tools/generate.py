@@ -112,6 +112,8 @@ def flags() -> str:
 def _written(action: argparse.Action) -> str:
     """An argument as it is typed."""
     values = action.metavar or "|".join(map(str, action.choices or ()))
+    if action.nargs is None and not values:
+        values = action.dest.upper()
     if not action.option_strings:
         return f"[{values}]" if action.nargs in ("?", "*") else str(values)
     return f"{action.option_strings[0]} {values}".strip()

@@ -148,7 +148,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     return app.seen_seq
 
 
-def watch_journal(run: Path, speed: float, configuration: Configuration) -> Sequence[str]:
+def watch_journal(run: Path, speed: float | None, configuration: Configuration) -> Sequence[str]:
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
     arguments of the command that it was left for, if any."""
     if reason := why_headless():
@@ -158,7 +158,7 @@ def watch_journal(run: Path, speed: float, configuration: Configuration) -> Sequ
     from interlock.console.sources.journal import Replayed, Watched
 
     look = look_of(configuration)
-    source = Replayed(run, speed) if speed else Watched(run, steered=not look.readonly)
+    source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
     app = Console(source, look, summary=source.path.with_name(SUMMARY))
     try:
         with quiet_descriptors():
