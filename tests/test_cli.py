@@ -83,7 +83,6 @@ def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
         (["run", "x", "--roster", "org/name"], "unknown model 'org/name' (did you mean hf:org/name?): available "),
         (["run", "x", "--roster", "mine"], "unknown model 'mine' (did you mean ./mine?): available "),
         (["run", "x", "--collections", "handbook"], "no collection 'handbook' (did you mean Handbook?): available "),
-        (["watch", "x", "--speed", "0"], "--speed: expected a number above 0"),
         (["search", "x", "how", "do", "I"], "interlock search: error: unknown: do, I: put the question in quotes\n"),
     ],
 )
