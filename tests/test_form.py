@@ -254,6 +254,13 @@ async def test_models_are_ticked_with_space_and_weighed_with_signs_and_digits(pl
         assert [name for name, _ in app.screen.filled.ticked] == ["one", "all-minilm-l6"]
 
 
+async def test_languages_and_licence_of_the_model_under_the_cursor_are_told_at_any_width(place):
+    async with shown((60, 20)) as (app, pilot):
+        app.screen.query_one("#models").focus()
+        await pilot.press("down", "down")
+        await until(pilot, "bge-m3: languages 100+, licence MIT")
+
+
 async def test_devices_are_chosen_with_the_arrows_and_never_blank(place):
     async with shown((80, 40)) as (app, pilot):
         entry = app.screen.query_one("#devices")

@@ -107,6 +107,11 @@ class ModelList(Pane):
         self._typing = False
 
     @property
+    def chosen(self) -> ModelRow | None:
+        """The model under the cursor; None where there is none."""
+        return self._models[self._cursor] if self._models else None
+
+    @property
     def line(self) -> int:
         """The line of the cursor."""
         return HEADS + self._cursor

@@ -216,7 +216,9 @@ class Setup(Keyed):
         if name == "chunks":
             return form_text.chunks(self._shelf, self.filled.text("chunks"), self.shown_key("browse"))
         here = self.focused is not None and self.focused.id == name
-        return form_text.hint(name, self._gpus, ascii=self._look.ascii) if here else ""
+        text = form_text.hint(name, self._gpus, ascii=self._look.ascii) if here else ""
+        model = self.query_one(ModelList).chosen if here and name == "models" else None
+        return f"{form_text.about(model)}; {text}" if model else text
 
     @on(events.DescendantFocus)
     @on(events.DescendantBlur)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from interlock.console.form.found import ChunksSeen
 from interlock.engine.record.counting import several
 from interlock.engine.record.units import human_bytes
+from interlock.widgets.ticks import ModelRow
 
 NAMED = 4
 """Collections that are named; more are counted."""
@@ -20,6 +21,11 @@ def chunks(shelf: ChunksSeen, typed: str, tree: str) -> str:
     shown = each[:NAMED] + [f"{len(each) - NAMED} more"] * (len(each) > NAMED)
     least = "" if shelf.whole else "at least "
     return f"{least}{several(len(each), 'collection')}, {human_bytes(shelf.bytes)}: {', '.join(shown)}"
+
+
+def about(model: ModelRow) -> str:
+    """Say of a model what its line may have no room for."""
+    return f"{model.key}: languages {model.languages or 'unknown'}, licence {model.licence or 'unknown'}"
 
 
 def hint(name: str, gpus: Sequence[str] | None, *, ascii: bool) -> str:
