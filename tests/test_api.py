@@ -330,6 +330,7 @@ def interrupted(script, place, model):
 
 def test_an_interrupt_stops_after_the_batch_and_the_same_cell_resumes(tmp_path, tiny_a):
     done = interrupted(INTERRUPTED, tmp_path, tiny_a)
+    assert done.stdout.count("\n") == 3, done.stderr
     stopped, resumed, _ = done.stdout.splitlines()
     assert stopped.startswith("130 run r was stopped: continue it with Settings(run_id='r', resume=True)"), done.stderr
     assert resumed == "completed 2"
@@ -401,6 +402,7 @@ IN_A_LOOP = (
 
 def test_an_interrupt_stops_a_run_that_keeps_an_event_loop_waiting(tmp_path, tiny_a):
     done = interrupted(IN_A_LOOP, tmp_path, tiny_a)
+    assert done.stdout.count("\n") == 3, done.stderr
     stopped, resumed, _ = done.stdout.splitlines()
     assert stopped.startswith("130 run r was stopped"), done.stderr
     assert resumed == "completed 2"
