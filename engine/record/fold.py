@@ -25,6 +25,8 @@ STAGES: dict[type[ev.AnyEvent], str] = {
     ev.LeaseGranted: "running",
 }
 """The stage that begins with an event."""
+STILL: frozenset[type[ev.AnyEvent]] = frozenset({ev.DeviceSampled, ev.ControlApplied, ev.ControlRefused})
+"""What is told where no work goes on as well."""
 
 
 @contextmanager
@@ -56,10 +58,10 @@ def fold_each(state: RunState, entries: Iterable[Entry]) -> Iterator[Entry]:
 
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
-    state.latest_at = entry.at
-    if _progresses(entry.body):
+    state.latest_at, kind = entry.at, type(entry.body)
+    if kind not in STILL or _lifts(entry.body):
         state.progressed_at = entry.at
-    state.stage = STAGES.get(type(entry.body), state.stage)
+    state.stage = STAGES.get(kind, state.stage)
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
@@ -70,6 +72,8 @@ def fold(state: RunState, entry: Entry) -> None:
     match entry.body:
         case ev.BatchCommitted():  # what is told most often is looked for first
             _commit(state, entry.body)
+        case ev.DeviceSampled():
+            _fold_device(state, entry.body)
         case ev.RunStarted():
             state.started, state.began_at, state.versions = entry.body, entry.at, entry.body.versions
             state.schedule = entry.body.schedule
@@ -95,12 +99,9 @@ def fold(state: RunState, entry: Entry) -> None:
                 state.mitigations.append(entry)
 
 
-def _progresses(event: ev.AnyEvent) -> bool:
-    """Whether an event tells that work goes on. What an operator asks for is answered all the same where it does not,
-    but a pause that is lifted is no delay."""
-    if isinstance(event, ev.ControlApplied):
-        return event.control == "pause"
-    return not isinstance(event, ev.DeviceSampled | ev.ControlRefused)
+def _lifts(event: ev.AnyEvent) -> bool:
+    """Whether an answer to an operator is about a pause: one that is lifted is no delay."""
+    return isinstance(event, ev.ControlApplied) and event.control == "pause"
 
 
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
