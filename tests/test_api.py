@@ -301,6 +301,7 @@ INTERRUPTED = """
 import os, signal, threading, time
 import interlock
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell began in the background
 chunks, model, out = {places!r}
 settings = dict(roster=["slow"], models={{"slow": {{"source": model, "batch_tokens": 8}}}}, out=out, run_id="r")
 
