@@ -44,7 +44,7 @@ MAIN, VIEW, EVENT, HELP, SETUP, RUNS = SCREENS = ("main", "view", "event", "help
 
 ACTIONS = (
     Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP, RUNS), footer=True),
-    Action("enter", "enter", "Open", "watch a running run, view one that is over", (RUNS,), footer=True),
+    Action("enter", "enter", "Open", "watch a run in progress, view one that is over", (RUNS,), footer=True),
     Action("mark", "space", "Mark", "mark a run to be compared", (RUNS,), footer=True),
     Action("compare", "o", "Compare", "compare the two marked runs", (RUNS,), footer=True),
     Action("resume", "r", "Resume", "continue a run; its command is shown first", (RUNS,), footer=True, changes=True),
@@ -136,7 +136,7 @@ def first_key(action: Action, keymap: Mapping[str, str]) -> str:
 
 
 def line_key(action: Action, keymap: Mapping[str, str]) -> str:
-    """Choose the key of an action that works in a line to type in as well, where there is one."""
+    """Choose a key of an action that still works while a line is typed in: one that is no single character, if any."""
     keys = shown_keys(action, keymap).split()
     return next((key for key in keys if len(key) > 1), keys[0])
 

@@ -23,8 +23,8 @@ COMMANDS = {
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
     "runs": "list the runs: how each stands, its age, models, progress and size",
-    "watch": "follow and steer a running run, or replay a finished one",
-    "ctl": "steer a running run from another terminal: pause, resume, stop, status",
+    "watch": "follow and steer a run in progress, or replay a finished one",
+    "ctl": "steer a run from another terminal: pause, resume, stop, status",
     "view": "show a run's summary as a tree and tables, or compare two",
     "search": "search a store that a run wrote",
     "models": "list models and their cache status, or fetch them",
@@ -159,8 +159,8 @@ def _watch(command: argparse.ArgumentParser) -> None:
 
 def _ctl(command: argparse.ArgumentParser) -> None:
     """Ask something of a run that is running in another process of yours, over the control socket in its directory, and
-    wait until it is acknowledged, which is at the next batch, or, for `stop`, until the run has stopped. `status` says
-    how a run stands, running or not.
+    wait for its answer: at the next batch, or for `stop` when the run has stopped. `status` says how a run stands,
+    running or not.
     """
     command.add_argument("run", type=parsers.path, metavar="RUN_DIR", help="run directory")
     command.add_argument("action", choices=ASKED, help="what to ask for")

@@ -17,7 +17,7 @@ from interlock.engine.record.counting import percent
 from interlock.engine.record.health import STALLED
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.rundir import JOURNAL
-from interlock.engine.record.runs import overview, state_of
+from interlock.engine.record.runs import Overview, overview, state_of
 from interlock.engine.record.safe import named, safe
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import Control, RunState
@@ -30,7 +30,7 @@ SWITCHES = {
     "fallback": {"on": ("cpu_fallback", YES), "off": ("cpu_fallback", NO)},
 }
 """What each switch asks of the engine."""
-GONE = "its journal is gone: the run was refused before any work, or deleted"
+NO_JOURNAL = "its journal is gone: the run was refused before any work, or deleted"
 PLAIN = {"pause": ("pause", YES), "resume": ("pause", NO), "stop": (STOP, YES)}
 
 
@@ -66,7 +66,7 @@ def steer(directory: Path, action: str, value: str | None, patience: float) -> O
     if answer is None:
         waited = f"no answer within {patience:g} s: it counts from the next batch" if patience else ""
         if control == STOP and patience:
-            waited = f"not over within {patience:g} s: it stops after the batch or the collection that it is at"
+            waited = f"not over within {patience:g} s: it stops after the current batch or collection"
         return Outcome(named(directory), called, "pending", asked.who, "", waited)
     state: Literal["refused", "acknowledged"] = "refused" if answer.refused else "acknowledged"
     return Outcome(named(directory), called, state, answer.who, _iso(answer.at), answer.refused)
@@ -93,7 +93,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         with Link(directory) as link:
             standing = link.ask(said.Inquiry(), said.Standing)
     except UnreachableError as error:
-        unsteered = _instead(directory, str(error))
+        unsteered = _instead(directory, str(error), seen)
     facts: dict[str, object] = {
         "run": named(directory),
         "state": "STOPPING" if standing.stopping else seen.health.word,
@@ -157,14 +157,14 @@ def _state(directory: Path) -> RunState:
         with atomic.reading(directory / JOURNAL):
             return state_of(directory)
     except FileNotFoundError as error:
-        raise UnreachableError(f"{directory}: {GONE}") from error
+        raise UnreachableError(f"{directory}: {NO_JOURNAL}") from error
 
 
-def _instead(directory: Path, why: str) -> str:
-    """Say why a run cannot be asked, and what can be done with it."""
+def _instead(directory: Path, why: str, seen: Overview | None = None) -> str:
+    """Say why a run cannot be asked, and what can be done with it; `seen` is how it stands, where that is known."""
     if not (directory / JOURNAL).exists():
-        return GONE
-    seen = overview(directory, time.time())
+        return NO_JOURNAL
+    seen = seen or overview(directory, time.time())
     if seen.held:
         return f"cannot steer it: {why}"
     how = f"the run is over ({seen.health.word})" if seen.exit_code is not None else "the run's process died"

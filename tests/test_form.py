@@ -1,6 +1,7 @@
 """The form of a new run: what is filled in, what is marked and why, what it finds, and that nothing typed is lost."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from textual import events
@@ -451,3 +452,9 @@ async def test_tab_leaves_a_path_that_nobody_touched_as_it_is(place):
         await pilot.pause(0.3)
         await pilot.press("tab")
         assert runs.value == "runs" and app.screen.focused is not runs
+        app.screen._fill(replace(app.screen.filled, texts={**app.screen.filled.texts, "chunks": "chunks"}))
+        chunks = app.screen.query_one("#chunks")
+        chunks.focus()
+        await pilot.pause(0.3)
+        await pilot.press("tab")
+        assert chunks.value == "chunks" and app.screen.focused is not chunks

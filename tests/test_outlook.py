@@ -116,3 +116,9 @@ def test_the_more_the_latest_batches_differ_the_less_sure_the_end_is() -> None:
     begun = a_pass(0, done=5, cost=100.0, seconds=10.0)
     sure, unsure = (of_pass(replace(begun, lately=lately)) for lately in (even, uneven))
     assert sure and unsure and unsure.spread > 2 * sure.spread
+
+
+def test_a_host_that_helped_out_once_makes_a_gpu_no_faster() -> None:
+    each = replace(a_pass(0, done=10, cost=100.0, seconds=100.0), devices=("cpu", "cuda:0"))
+    assert each.wall_seconds == pytest.approx(100.0)
+    assert replace(each, devices=("cuda:0", "cuda:1")).wall_seconds == pytest.approx(50.0)

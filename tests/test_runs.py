@@ -290,6 +290,24 @@ def test_a_list_that_is_kept_reads_again_only_what_was_written_to(running, monke
         kept.close()
 
 
+def test_what_does_not_fit_stays_said_of_a_run_in_use(out, monkeypatch):
+    monkeypatch.setattr("interlock.console.sources.runs.BEAT", 0.05)
+    run = recorded(out, "odd", 0.4)  # its journal is still held
+    lost = ev.BatchesLost(model_pass=9, batches=[1])
+    odd = ev.Entry(seq=10_000, at=BEGAN, session=0, elapsed=0.0, device_kind="sim", body=lost)
+    run.recorder.journal.append(odd)
+    kept, words = RunList(out), set()
+    try:
+        until(lambda: any(each.id == "odd" for each in kept.seen))
+        for _ in range(10):
+            time.sleep(0.05)
+            words |= {each.health.word for each in kept.seen if each.id == "odd"}
+        assert words == {"UNREADABLE"}
+    finally:
+        kept.close()
+        run.close()
+
+
 def lines_of(app) -> list[str]:
     screen = next(each for each in app.screen_stack if isinstance(each, RunsScreen))
     return plain(screen.query_one("#list", Pane)._rows)

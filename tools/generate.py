@@ -35,6 +35,7 @@ def models() -> str:
     rows = [
         [
             f"`{spec.key}`",
+            spec.kind,
             spec.dim,
             spec.max_tokens,
             spec.languages,
@@ -44,7 +45,8 @@ def models() -> str:
         for spec in REGISTRY.values()
     ]
     return _table(
-        ["model", "dim", "tokens", "languages", "licence", "sources, in the order in which they are asked"], rows
+        ["model", "kind", "dim", "tokens", "languages", "licence", "sources, in the order in which they are asked"],
+        rows,
     )
 
 
@@ -94,7 +96,7 @@ def _default(value: ast.expr | None) -> str:
 
 def flags() -> str:
     """The flags of each command that are no settings, and which settings it takes too."""
-    known, tables = {item.name for item in knobs()}, []
+    known, parts = {item.name for item in knobs()}, []
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
     for name, command in commands.choices.items():
         actions = [each for each in command._actions if each.dest not in ("help", "config") and each.help]
@@ -103,10 +105,10 @@ def flags() -> str:
         said = "every setting" if len(taken) == len(known) else ", ".join(f"`{flag}`" for flag in taken)
         rows = [[f"`{_written(each)}`", str(each.help)] for each in own]
         rows += [["settings", f"{said}, and `--config FILE.toml`"]] if taken else []
-        tables.append(
+        parts.append(
             f"**`interlock {name}`**\n\n" + (_table(["argument", "what it does"], rows) if rows else "takes none.")
         )
-    return "\n\n".join(tables)
+    return "\n\n".join(parts)
 
 
 def _written(action: argparse.Action) -> str:

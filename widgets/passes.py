@@ -258,7 +258,7 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     left = of_pass(each) if each.word in ("running", "waiting") and goes_on else None
     if left:
         return duration(left.seconds) + " left"
-    return duration(each.seconds / max(1, len(each.devices))) if each.seconds else ""
+    return duration(each.wall_seconds) if each.seconds else ""
 
 
 def _weight(each: PassView) -> str:

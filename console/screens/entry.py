@@ -62,6 +62,10 @@ class TypedLine(Input):
         self.choices = choices
         self._given = value
 
+    def take(self, value: str) -> None:
+        """Show this as what is given, and not as something that was typed."""
+        self._given = self.value = value
+
     async def on_key(self, event: events.Key) -> None:
         """Do what a key does before the next one is taken. Left to bubble up, it would be overtaken by what was typed
         after it, where a slow link brings both at once."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import RUNS, actions_of, bindings_of, first_key, named
+from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
 from interlock.console.look import Look
 from interlock.console.screens.ask import Ask, Choice, Find
 from interlock.console.screens.base import Keyed
@@ -98,7 +98,7 @@ class RunsScreen(Keyed):
 
     def _draw(self) -> None:
         seen, ascii = self._seen, self._look.ascii
-        there = {each.path: each for each in self._runs.seen}
+        there = {each.path for each in self._runs.seen}
         self._marked = [path for path in self._marked if path in there]
         running = sum(each.held for each in seen)
         looking = "" if self._runs.complete else "  reading..."
@@ -116,7 +116,7 @@ class RunsScreen(Keyed):
             width = self._list.inner_width
             rows = run_rows.rows(runs_text.HEADS, cells, levels, marks, self._place, cursor, width)
         else:
-            none = f"No run says so: {self.shown_key('back')} shows all."
+            none = f"No run matches: {self.shown_key('back')} shows all."
             nothing = [none] if there else runs_text.nothing(self._runs.out)
             rows = [row(""), *(row((f" {line}", "dim")) for line in nothing)]
             rows = rows if self._runs.complete else []
@@ -232,13 +232,13 @@ class RunsScreen(Keyed):
         self._runs.look()
 
     def action_back(self) -> None:
-        """List all runs again; then leave."""
+        """List all runs again; then go back to what is under the list, if anything is."""
         if self._pattern:
             self._find("")
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
-            self.say(f"{first_key(named('quit'), self._look.keys)} quits")
+            self.say(f"{self.shown_key('quit')} quits")
 
     async def action_quit(self) -> None:
         await self.app.action_quit()

@@ -388,7 +388,7 @@ class Setup(Keyed):
 
         def take(chosen: Path | None) -> None:
             if chosen is not None:
-                entry.value = _short(chosen)
+                entry.take(_short(chosen))
                 entry.action_end()
                 entry.focus()
 
@@ -398,7 +398,11 @@ class Setup(Keyed):
     async def action_earlier(self) -> None:
         """Show the runs that are there, and fill the form as one of them was begun."""
         out = self.filled.text("out")
+        self._note = "looking at the earlier runs..."
+        self._draw()
         listed = await aside(lambda: self._machine.earlier(directory(out) or Path(out)))
+        self._note = ""
+        self._draw()
         chosen = await self.app.push_screen_wait(Begin(listed, out))
         if chosen is None:
             return
@@ -412,7 +416,7 @@ class Setup(Keyed):
         kept = {name: self.filled.texts[name] for name in ("out", "run_id")}
         self._first = replace(filled, texts={**filled.texts, **kept})
         for entry in self.query(TypedLine):
-            entry.value = self._first.texts.get(str(entry.id), "")
+            entry.take(self._first.texts.get(str(entry.id), ""))
         self.query_one("#devices", TypedLine).choices = self._choices()
         self.query_one(ModelList).tick(filled.ticked)
         self._changed()

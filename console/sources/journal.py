@@ -124,6 +124,8 @@ class Watched(_Folding):
         self.path = journal_at(path)
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
+        self._parting = ""
+        """What is said of a run that is gone."""
         self._tail = Tail(self.path)
         self._grew = -math.inf
         self._remote: Remote | None = None
@@ -154,16 +156,15 @@ class Watched(_Folding):
     @property
     def over(self) -> bool:
         """Whether the run is closed. One whose process is gone may be resumed, and is not over."""
-        return self.snapshot().over
+        with self._lock:
+            return self._state.status is not None
 
     @property
     def note(self) -> str:
         if self.failure:
             return str(self.failure)
         if self.gone:
-            seen = super().snapshot()
-            words = resume_words(seen.chunks, self.path.parent, rehearsed=seen.rehearsed)
-            return f"{GONE}: its process is gone; continue it with {command(words)}"
+            return self._parting
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     def snapshot(self) -> Snapshot:
@@ -186,7 +187,11 @@ class Watched(_Folding):
             return True
         if self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
-            self.gone = not super().snapshot().over and not held(self.path)
+            if not self.over and not held(self.path):
+                seen = super().snapshot()
+                words = resume_words(seen.chunks, self.path.parent, rehearsed=seen.rehearsed)
+                self._parting = f"{GONE}: its process is gone; continue it with {command(words)}"
+                self.gone = True
         return False
 
 

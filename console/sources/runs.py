@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlock.console.sources.tail import Tail
-from interlock.engine.record.fold import fold_each
+from interlock.engine.errors import InterlockError
+from interlock.engine.record.fold import fold_all
 from interlock.engine.record.occupant import SESSION
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
 from interlock.engine.record.runs import Overview, overview
@@ -35,6 +36,8 @@ class _Followed:
 
     tail: Tail
     state: RunState = field(default_factory=RunState)
+    failure: InterlockError | None = None
+    """Why nothing behind what was read can be trusted."""
 
 
 class RunList:
@@ -99,9 +102,14 @@ class RunList:
         while not self._ended.is_set() and empty < 2:  # a line in doubt is looked at twice
             anew, entries = followed.tail.more()
             if anew:
-                followed.state = RunState()
-            for _ in fold_each(followed.state, entries):
-                pass
+                followed.state, followed.failure = RunState(), None
+            if followed.failure:
+                raise followed.failure
+            try:
+                fold_all(followed.state, entries)
+            except InterlockError as error:
+                followed.failure = error
+                raise
             empty = 0 if entries else empty + 1
         return followed.state
 

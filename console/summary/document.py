@@ -76,9 +76,10 @@ def load(path: Path) -> Document:
 
 def _as_it_stands(file: Path) -> Mapping[str, object] | None:
     """The summary of a run that was not closed, from its journal: what is on disk is as old as its session. None where
-    there is no journal beside it, or one that cannot be read."""
+    there is no journal beside it that can be read and says how the run began."""
     with suppress(InterlockError, OSError):
-        return of_summary(summarise(state_of(file.parent))).data
+        state = state_of(file.parent)
+        return of_summary(summarise(state)).data if state.started else None
     return None
 
 

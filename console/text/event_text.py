@@ -10,6 +10,7 @@ from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, pass_of, several
 from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, RosterEntry, Status, timed
+from interlock.engine.record.snapshot import side_by_side
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -290,6 +291,6 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     """How long the texts of a pass took, in all sessions; several devices worked at the same time."""
     begin = f"{pass_of(event.model_pass)} {event.model} completed: {several(event.rows, 'text')}"
     if timed and event.seconds:
-        seconds = event.seconds / (event.device.count(",") + 1)
+        seconds = event.seconds / side_by_side(event.device.split(","))
         begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
     return begin + (f", {event.dtype} on {event.device}" if event.device else "")

@@ -45,8 +45,8 @@ def hint(name: str, gpus: Sequence[str] | None, *, ascii: bool) -> str:
 
 
 def no_plan(much: int, key: str) -> str:
-    """Say why there is no plan yet; `much` are the bytes of chunks that would be read unasked, where they are many, and
-    `key` asks for it."""
+    """Say why there is no plan yet. `much` are the bytes of chunks where they are too many to be read unasked, else 0;
+    `key` asks for the plan."""
     if much:
         return f"{human_bytes(much)} of chunks would be read and tokenised for a plan: press {key} for it."
     return "The plan appears here once the form is filled in: passes, batches, tokens, predicted memory and time."

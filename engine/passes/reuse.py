@@ -23,7 +23,7 @@ from interlock.engine.passes.sparse import TERMS, SparseFile
 from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, PassFile, Vectors, crc_of, header_of
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
-from interlock.engine.record.fold import fold_each
+from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 
@@ -54,10 +54,8 @@ def check(run: Path) -> Earlier:
     with _damage_of(directory.path / RUN):
         if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
             raise UsageError(f"--reuse {run}: not a run directory with vectors")
-    state = RunState()
     with _damage_of(directory.journal):
-        for _ in fold_each(state, journal.read(directory.journal)):
-            pass
+        state = fold_all(RunState(), journal.read(directory.journal))
     return Earlier(directory, _digests_of(directory, state), state)
 
 

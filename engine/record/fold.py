@@ -56,6 +56,13 @@ def fold_each(state: RunState, entries: Iterable[Entry]) -> Iterator[Entry]:
             yield entry
 
 
+def fold_all(state: RunState, entries: Iterable[Entry]) -> RunState:
+    """Take all of a journal into the state; return it. Raises InterlockError as `fold_each` does."""
+    for _ in fold_each(state, entries):
+        pass
+    return state
+
+
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
     state.latest_at, kind = entry.at, type(entry.body)

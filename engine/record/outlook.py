@@ -4,10 +4,9 @@ The work that is left is priced by the operations that each model's plan predict
 pace of its latest batches, one that has not at that of its earlier runs, else at that of the models before it.
 """
 
-from collections.abc import Collection
 from typing import NamedTuple
 
-from interlock.engine.record.snapshot import GONE, PassView, Snapshot
+from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 
 LEAST, KNOWN, UNKNOWN = 0.05, 0.20, 0.35
 """How far a prediction is said to be off, as a share of it: at a model's own pace as much as its latest batches differ,
@@ -28,7 +27,7 @@ def of_pass(each: PassView) -> Outlook | None:
     """Predict when a pass that has committed a batch ends; None for any other."""
     if not each.cost_done or each.failure:
         return None
-    return _left(each, each.lately.pace, max(LEAST, each.lately.varies), _count(each.at_work or each.devices))
+    return _left(each, each.lately.pace, max(LEAST, each.lately.varies), side_by_side(each.at_work or each.devices))
 
 
 def of_run(snapshot: Snapshot) -> Outlook | None:
@@ -38,7 +37,8 @@ def of_run(snapshot: Snapshot) -> Outlook | None:
         return None
     seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
     usual = seconds / done if done else 0.0
-    working = _count({name for each in snapshot.passes for name in each.at_work}) or _usable(snapshot)
+    held = {name for each in snapshot.passes for name in each.at_work}
+    working = side_by_side(held) if held else _usable(snapshot)
     found = [_left(each, *_pace(each, usual), working) for each in passes]
     if any(each is None for each in found):
         return None
@@ -46,13 +46,8 @@ def of_run(snapshot: Snapshot) -> Outlook | None:
     return Outlook(sum(each.seconds for each in known), sum(each.spread for each in known))
 
 
-def _count(devices: Collection[str]) -> int:
-    """How many devices share the work: beside GPUs, the host computes what they could not, and hardly counts."""
-    return sum(name != "cpu" for name in devices) or len(devices)
-
-
 def _usable(snapshot: Snapshot) -> int:
-    """How many devices the next lease may hold; one models the host, which computes where there is no GPU."""
+    """How many GPUs the next lease may hold; 0 where the host computes."""
     return sum(not device.lost for device in snapshot.devices if device.facts.kind != "cpu")
 
 

@@ -19,7 +19,7 @@ from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
-from interlock.engine.record.fold import fold_each
+from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
 from interlock.engine.record.occupant import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
@@ -88,10 +88,7 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
 
 def state_of(directory: Path) -> RunState:
     """Fold the journal of a run. Raises InterlockError where it is damaged, OSError where it cannot be read."""
-    state = RunState()
-    for _ in fold_each(state, journal.read(directory / JOURNAL)):
-        pass
-    return state
+    return fold_all(RunState(), journal.read(directory / JOURNAL))
 
 
 def size_of(directory: Path) -> int:

@@ -4,7 +4,7 @@
 it; what is derived (rates, time left) is computed from the copy, outside the lock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -99,9 +99,14 @@ class PassView:
 
 
 def wall_seconds(passes: Sequence[PassView]) -> float:
-    """Add up what the batches of these passes took where all their devices were at work all the time."""
+    """Add up the seconds of these passes' batches, shared by their devices as if none was ever idle."""
     devices = {name for each in passes for name in each.devices}
-    return sum(each.seconds for each in passes) / max(1, len(devices))
+    return sum(each.seconds for each in passes) / side_by_side(devices)
+
+
+def side_by_side(devices: Collection[str]) -> int:
+    """Count the devices that share work: beside GPUs, the host computes what they could not, and hardly counts."""
+    return sum(name != "cpu" for name in devices) or 1
 
 
 @dataclass(frozen=True)

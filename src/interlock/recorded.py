@@ -15,7 +15,7 @@ from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry, RunClosed
-from interlock.engine.record.fold import fold_each
+from interlock.engine.record.fold import fold_all
 from interlock.engine.record.occupant import held
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
@@ -108,9 +108,7 @@ class RecordedRun:
         """
         from interlock.engine.record.summary import summarise
 
-        state = RunState()
-        for _ in fold_each(state, self.events()):
-            pass
+        state = fold_all(RunState(), self.events())
         if state.started is None:
             raise UsageError(f"{self.path / JOURNAL} has no entry yet: the run has not started")
         return summarise(state)
