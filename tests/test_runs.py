@@ -294,8 +294,8 @@ def test_what_does_not_fit_stays_said_of_a_run_in_use(out, monkeypatch):
     monkeypatch.setattr("interlock.console.sources.runs.BEAT", 0.05)
     run = recorded(out, "odd", 0.4)  # its journal is still held
     lost = ev.BatchesLost(model_pass=9, batches=[1])
-    odd = ev.Entry(seq=10_000, at=BEGAN, session=0, elapsed=0.0, device_kind="sim", body=lost)
-    run.recorder.journal.append(odd)
+    latest = list(journal.read(run.directory.journal))[-1]
+    run.recorder.journal.append(replace(latest, seq=latest.seq + 1, body=lost))
     kept, words = RunList(out), set()
     try:
         until(lambda: any(each.id == "odd" for each in kept.seen))
