@@ -17,7 +17,7 @@ from interlock.console.text.columns import render
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.models.registry import extended, find, label
+from interlock.engine.models.registry import extended, find, label, vouched
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
@@ -95,9 +95,8 @@ def best_chunks(
     from interlock.engine.outlet.search import search as search_store
 
     lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
-    policy = assets.Policy(offline=settings.settings.offline)
-    registry = extended(settings.models, settings.settings.allow_pickle)
-    return search_store(store, collection, query, limit, registry, policy, lessor, given)
+    policy = assets.Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
+    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor, given)
 
 
 def print_search(
@@ -120,19 +119,19 @@ def models(options: argparse.Namespace) -> int:
     from interlock.engine.models import assets
 
     settings = configuration(options)
-    registry = extended(settings.models, settings.settings.allow_pickle)
-    specs = find(registry, options.names or list(registry))
+    registry = extended(settings.models)
+    specs, allowed = find(registry, options.names or list(registry)), settings.settings.allow_pickle
     if options.action == "fetch":
         if not options.names:
             raise UsageError("models fetch: name the models to fetch")
         for spec in specs:
-            policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models)
+            policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models, allowed)
             found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event))))
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []
     for spec in specs:
-        here = assets.cached(spec)
+        here = assets.cached(vouched(spec, allowed))
         state = f"yes, {here[1].partition(':')[0]}" if here else "no"
         sources = ", ".join(label(source) for source in spec.sources)
         size = [str(spec.dim or "?"), str(spec.max_tokens or "?")]

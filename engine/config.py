@@ -133,7 +133,7 @@ class RunSettings:
         "",
         parsers.names,
         "MODEL,...",
-        "read the weights of these models though they are pickles only, without running them; kept as safetensors",
+        "read weights that these models publish only as pickles, without running them; a safetensors copy is kept",
     )
     refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
     strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")

@@ -24,7 +24,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.configurations import Found, configurations
 from interlock.engine.models.network import packable
 from interlock.engine.models.precision import T4, Capability, precision_for
-from interlock.engine.models.registry import ModelSpec, extended, members
+from interlock.engine.models.registry import ModelSpec, extended, members, vouched
 from interlock.engine.models.roster import (
     as_input,
     cards_of,
@@ -124,7 +124,7 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     devices = choose_devices(settings.devices, settings.faults)
     kind, capability = devices[0].kind, lowest_capability(devices) or T4
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
-    specs = list(extended(configuration.models, configuration.settings.allow_pickle).values())
+    specs = [vouched(spec, settings.allow_pickle) for spec in extended(configuration.models).values()]
     found = configurations(specs, Policy(offline=settings.offline))
     least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
     surveyed = [_surveyed(*each, kind, *least, ceiling) for each in zip(specs, found, strict=True)]
@@ -159,11 +159,12 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     """
     settings = configuration.settings
     check(settings, chunks)
-    registry = extended(configuration.models, settings.allow_pickle)
+    registry = extended(configuration.models)
     specs = members(registry, [name for name, _ in settings.roster], settings.sparse)
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
-    cards = cards_of(specs, Policy(offline=True, forbids="a plan downloads nothing"), devices, lambda _: None)
+    policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
+    cards = cards_of(specs, policy, devices, lambda _: None)
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:

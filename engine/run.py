@@ -28,7 +28,7 @@ from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.registry import extended, members
+from interlock.engine.models.registry import extended, find, members
 from interlock.engine.models.roster import as_input, delivered_dim, entry_of, ignored_dim, token_key, tokenisings
 from interlock.engine.opening import announce, check, schedule_of
 from interlock.engine.outlet.delivery import check_store, deliver
@@ -80,7 +80,8 @@ class Run:
             self.settings = self._configuration.settings
             check(self.settings, chunks)
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
-            registry = extended(configuration.models, self.settings.allow_pickle)
+            registry = extended(configuration.models)
+            find(registry, self.settings.allow_pickle)  # refuses what is no model
             self._specs = members(registry, [name for name, _ in self.settings.roster], self.settings.sparse)
             dense = shares([weight for _, weight in self.settings.roster]).tolist()
             self._weights = [*dense, *[0.0] * len(self.settings.sparse)]
@@ -178,7 +179,7 @@ class Run:
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
         announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes)
-        policy = Policy(settings.offline, settings.refresh_models)
+        policy = Policy(settings.offline, settings.refresh_models, settings.allow_pickle)
         cards = self._backend.cards(self._specs, policy, self._devices, self._emit)
         roster = self._roster(cards)
         corpus, stores = read_and_tokenise(

@@ -22,7 +22,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import pickles
 from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
-from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended
+from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended, members, vouched
 from interlock.engine.models.sources import model_cache
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.record import atomic
@@ -347,7 +347,24 @@ def test_the_row_of_a_pickled_model_is_named_as_the_command_line_takes_it(pickle
         found(extended(rows)[key])
     name = re.search(r"add --allow-pickle (\S+), which", str(told.value))[1]
     assert name == (key if key == "mine" else str(pickled))
-    assert extended(rows, [name])[key].allow_pickle
+    assert vouched(extended(rows)[key], [name]).allow_pickle
+
+
+def test_a_sparse_model_that_is_named_by_its_source_may_be_read_by_that_name(pickled):
+    (spec, _) = members({}, [str(pickled.parent / "other")], [str(pickled)])[::-1]
+    assert spec.kind == "sparse" and vouched(spec, [str(pickled)]).allow_pickle
+    said = interlock("models", "--allow-pickle", "hf:BAAI/bge-m3").stdout  # which names a row of the registry
+    assert said.count("bge-m3 ") == 1
+
+
+def test_the_pickle_of_a_module_is_fetched_beside_weights_that_are_whole(pickled, tmp_path, state):
+    model = shutil.copytree(tmp_path / "whole", tmp_path / "both")
+    (model / "2_Dense").mkdir()
+    torch.save(state, model / "2_Dense" / pickles.NAME)
+    with Hub("stations/both", model, COMMIT).serving() as hub:
+        env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "INTERLOCK_CACHE": str(tmp_path / "cache")}
+        interlock("models", "fetch", "hf:stations/both", "--allow-pickle", "hf:stations/both", env=env)
+    assert any(f"2_Dense/{pickles.NAME}" in request for request in hub.requests)
 
 
 def test_the_hub_is_asked_for_a_pickle_only_where_it_may_be_read(pickled, tmp_path, monkeypatch):

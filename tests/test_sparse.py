@@ -27,7 +27,7 @@ from interlock.engine.models.packing import filling, pack
 from interlock.engine.models.registry import REGISTRY, ModelSpec, find, members
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.stages import walk
-from interlock.engine.models.trace import law_of
+from interlock.engine.models.trace import law_of, packed_law
 from interlock.engine.models.weights import Master, Replica, attach_to_host
 from interlock.engine.models.weights import load as load_network
 from interlock.engine.passes.canary import lowest_cosine
@@ -333,3 +333,21 @@ def test_a_text_that_has_no_weights_is_parked_alone(home: Path, tmp_path: Path, 
     assert [(each["model_pass"], each["row"]) for each in collection["parked"]] == [(1, 20)]
     rows = SparseFile(run / "passes" / "1_s" / "rows.npy", 21, card_of(spoilt).dim).take(np.arange(21))
     assert rows.parked.tolist() == [False] * 20 + [True]
+
+
+@pytest.mark.parametrize(
+    ("roster", "sparse", "told"),
+    [
+        (["all-minilm-l6"], ["all-minilm-l6"], "all-minilm-l6 is a dense model: name it in --roster"),
+        (["splade-v3"], ["splade-v3"], "splade-v3 is a sparse model: name it in --sparse"),
+        (["all-minilm-l6"], ["splade-v3", "splade-v3"], "two models of this run are named 'splade-v3': name it once"),
+    ],
+)
+def test_a_model_in_a_wrong_list_or_twice_is_told_what_it_is(roster, sparse, told):
+    with pytest.raises(UsageError, match=told):
+        members(REGISTRY, roster, sparse)
+
+
+def test_the_law_of_the_host_counts_the_weights_of_all_words_for_many_short_rows():
+    results = 2 * (2048 // 6) * SPLADE["vocab_size"] * 4  # the encoder's matrix, and that of the batch
+    assert packed_law(SPLADE, torch.float32, "sparse").activations(2048, 6) > results

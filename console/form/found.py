@@ -12,7 +12,7 @@ from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
 from interlock.engine.config import Configuration, RunSettings, flag_of
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.intake.glance import Glance, glance
-from interlock.engine.models.registry import ModelSpec, extended, members
+from interlock.engine.models.registry import ModelSpec, extended, members, vouched
 from interlock.widgets.ticks import ModelRow
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Machine:
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
-        self.models = extended(configuration.models, configuration.settings.allow_pickle)
+        allowed = configuration.settings.allow_pickle
+        self.models = {key: vouched(spec, allowed) for key, spec in extended(configuration.models).items()}
 
     @property
     def settings(self) -> RunSettings:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models.layout import PickleOnly, check_complete, weights_of
 from interlock.engine.models.pickles import PICKLES, in_safetensors, may_read_pickles
-from interlock.engine.models.registry import OWN_CODE, ModelSpec, name_of
+from interlock.engine.models.registry import OWN_CODE, ModelSpec, name_of, vouched
 from interlock.engine.models.sources import PATTERNS, Missing, local, model_cache, seen
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
@@ -77,6 +77,8 @@ class Policy:
 
     offline: bool = False
     refresh: bool = False
+    pickles: tuple[str, ...] = ()
+    """Keys or sources of the models whose pickles may be read."""
     forbids: str = "cannot be downloaded offline"
     """What is said of a model that is not on this machine when `offline`."""
 
@@ -92,7 +94,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
 
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
     """
-    began = time.monotonic()
+    began, spec = time.monotonic(), vouched(spec, policy.pickles)
     path, source, commit, outcome = _locate(spec, policy, emit)
     try:
         weights = tuple(weights_of(path))
@@ -203,16 +205,17 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def _snapshot(repo: str, revision: str, *, pickles: bool) -> Path:
-    """Bring `repo@revision` into the hub's cache, with its weights from `pickles` where it has no others and they may
-    be read. The library itself would answer with an older copy offline."""
+    """Bring `repo@revision` into the hub's cache, with the pickles in place of which there are no safetensors. Raises
+    PickleOnly where `pickles` may not be read. The library itself would answer with an older copy offline."""
     from huggingface_hub import HfApi, snapshot_download
 
     about = HfApi().model_info(repo, revision=revision)
-    names, commit = [each.rfilename for each in about.siblings or ()], about.sha
-    pickled = any(name in PICKLES for name in names) and not any(fnmatch(name, "*.safetensors") for name in names)
-    if pickled and not pickles:
+    files, commit = [PurePosixPath(each.rfilename) for each in about.siblings or ()], about.sha
+    whole = {file.parent for file in files if fnmatch(file.name, "model*.safetensors*")}
+    pickled = [file for file in files if file.parent not in whole and any(file.match(each) for each in PICKLES)]
+    if not pickles and any(file.parent == PurePosixPath() for file in pickled):  # as to a module's, that is told later
         raise PickleOnly(f"hf:{repo}")
-    wanted = [*PATTERNS, *PICKLES] if pickled else [*PATTERNS]
+    wanted = [*PATTERNS, *map(str, pickled)]
     path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     if path.name != commit:
         raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")

@@ -25,7 +25,7 @@ HEAD = "cls.predictions."
 """What the names of a head's tensors begin with."""
 PART, BLOCK = 256, 16
 """A head computes so many tokens at a time, and gives the terms of so many of their sequences at a time: the logits of
-a whole batch would be gigabytes, and these are enough to keep a device busy."""
+a whole batch would be gigabytes. Each block that leaves a GPU is waited for, which was not measured on one yet."""
 Keep = Callable[[int, Tensor], object]
 """Takes the number of a sequence and `[n, words]`, its largest logits and those of its followers, for the tokens of one
 part; it must not keep the tensor. A sequence in several parts is given several times."""

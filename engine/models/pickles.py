@@ -8,18 +8,14 @@ in it is looked at before anything of it runs, and torch's weights-only loader b
 import hashlib
 import json
 import os
-import pickletools
 import re
 import shutil
 import struct
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-
-from safetensors import SafetensorError
 
 from interlock.engine.errors import DiskError, InterlockError, UnavailableError, reason
 from interlock.engine.models.layout import SETTINGS, modules_of, read_object
@@ -136,6 +132,8 @@ def check_program(file: Path) -> None:
     Raises UnavailableError for a file that is not as `torch.save` writes it, that would unpack to more than it holds,
     or that names anything but plain tensors.
     """
+    import zipfile
+
     from torch._C import PyTorchFileReader
 
     try:
@@ -183,6 +181,8 @@ def _directory(file: Path) -> int:
 
 def _named(program: bytes) -> Iterator[str]:
     """What a pickle names, as `module name`; a way to name things that no state of tensors uses, by its opcode."""
+    import pickletools
+
     for opcode, argument, _ in pickletools.genops(program):
         if opcode.name == "GLOBAL":
             yield str(argument)
@@ -193,6 +193,7 @@ def _named(program: bytes) -> Iterator[str]:
 def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> str:
     """Write the tensors of the pickle that is open, and lies at `old`, to `new`; returns the pickle's SHA-256."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     file, before = Path(f"/proc/self/fd/{handle.fileno()}"), _stamp(os.fstat(handle.fileno()))

@@ -7,7 +7,7 @@ limits and prompts counts unless a row says otherwise.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,7 +45,7 @@ class ModelSpec:
     revision: str = "main"
     """Branch, tag or commit of a Hugging Face source; the commit it stood for is recorded."""
     dim: Positive | None = None
-    """Width of its vectors, of a sparse model the size of its vocabulary; None reads it from the model."""
+    """Width of its vectors; for a sparse model, the size of its vocabulary; None reads it from the model."""
     max_tokens: Limit | None = None
     """Longest input in tokens; None reads it from the model."""
     document_prompt: str | None = None
@@ -146,9 +146,8 @@ def check_key(key: str) -> None:
         raise UsageError(f"{key!r} cannot name a model (it also names a file and a vector): use {NAME_RULE}")
 
 
-def extended(tables: Mapping[str, Mapping[str, Any]], allow_pickle: Sequence[str] = ()) -> dict[str, ModelSpec]:
-    """Return the registry with the rows of a configuration file's `[models.*]` added or changed; those of the models of
-    `allow_pickle`, named as in a roster, say that their pickles may be read.
+def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
+    """Return the registry with the rows of a configuration file's `[models.*]` added or changed.
 
     Raises UsageError naming the row and the field that cannot be used.
     """
@@ -173,10 +172,6 @@ def extended(tables: Mapping[str, Mapping[str, Any]], allow_pickle: Sequence[str
             registry[key] = msgspec.convert(values, ModelSpec)
         except msgspec.ValidationError as error:
             raise UsageError(f"[models.{key}] {error}") from None
-    for name in allow_pickle:
-        (found,) = find(registry, [name])
-        rows = {name: found} | {key: spec for key, spec in registry.items() if name in spec.sources}
-        registry |= {key: replace(spec, allow_pickle=True) for key, spec in rows.items()}
     return registry
 
 
@@ -185,22 +180,33 @@ def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelS
 
     Raises UsageError for a name that is none of these, and for two models with one key.
     """
-    specs = []
-    for name in names:
-        if name in registry:
-            specs.append(registry[name])
-            continue
-        if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
-            raise UsageError(
-                f"unknown model {name!r}{_meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
-                "pkg:dist, a directory with a /)"
-            )
-        key = _key_of(name)
-        check_key(key)
-        specs.append(ModelSpec(key, (name,)))
+    return _each_once([_meaning(registry, name) for name in names])
+
+
+def vouched(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+    """Return a model as its pickles may be read, where its key or one of its sources is among the `names`."""
+    return replace(spec, allow_pickle=True) if {spec.key, *spec.sources} & set(names) else spec
+
+
+def _meaning(registry: Mapping[str, ModelSpec], name: str) -> ModelSpec:
+    if name in registry:
+        return registry[name]
+    if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
+        raise UsageError(
+            f"unknown model {name!r}{_meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
+            "pkg:dist, a directory with a /)"
+        )
+    key = _key_of(name)
+    check_key(key)
+    return ModelSpec(key, (name,))
+
+
+def _each_once(specs: list[ModelSpec]) -> list[ModelSpec]:
     keys = [spec.key for spec in specs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise UsageError(f"the roster has two models named {twice[0]!r}: rename one in a [models.*] table")
+        raise UsageError(
+            f"two models of this run are named {twice[0]!r}: name it once, or rename one in a [models.*] table"
+        )
     return specs
 
 
@@ -228,18 +234,17 @@ def members(registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Se
     Raises UsageError as `find` does, and for a model in the wrong one of the two. A source that no row names is taken
     for what it is listed as.
     """
-    specs = find(registry, [*roster, *sparse])
-    dense, terms = specs[: len(roster)], specs[len(roster) :]
+    dense, terms = ([_meaning(registry, name) for name in names] for names in (roster, sparse))
     for spec in dense:
         if spec.kind != "dense":
             raise UsageError(f"--roster: {spec.key} is a sparse model: name it in --sparse, beside a dense one here")
     for name, spec in zip(sparse, terms, strict=True):
         if name in registry and spec.kind != "sparse":
             raise UsageError(
-                f"--sparse: {spec.key} is a dense model: name it in --roster (or, where it is none, set "
+                f"--sparse: {spec.key} is a dense model: name it in --roster (or, if it is sparse, set "
                 f'kind = "sparse" in [models.{spec.key}])'
             )
-    return [*dense, *(replace(spec, kind="sparse") for spec in terms)]
+    return _each_once([*dense, *(replace(spec, kind="sparse") for spec in terms)])
 
 
 def label(source: str) -> str:

@@ -41,7 +41,7 @@ PLAIN = {
 }
 """What a model that turns text into vectors says of itself since sentence-transformers 5.4."""
 SPARSE = PLAIN | {"transformer_task": "fill-mask", "modality_config.text.method_output_name": "logits"}
-"""What one says of itself that weighs terms."""
+"""What a model that weighs terms says of itself."""
 CUT_WHOLE = (True, "longest_first")
 
 

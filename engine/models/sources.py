@@ -29,7 +29,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class Missing(Exception):
     """Why one source does not have the model; `pickled` is where it has weights that are pickles only."""
 
-    pickled = ""
+    def __init__(self, text: str, pickled: str = "") -> None:
+        super().__init__(text)
+        self.pickled = pickled
 
 
 def hub_cache() -> Path:
@@ -94,9 +96,7 @@ def _as_missing() -> Iterator[None]:
     try:
         yield
     except (UnavailableError, OSError) as error:
-        missing = Missing(str(error))
-        missing.pickled = error.place if isinstance(error, PickleOnly) else ""
-        raise missing from error
+        raise Missing(str(error), error.place if isinstance(error, PickleOnly) else "") from error
 
 
 def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:

@@ -37,6 +37,8 @@ STEP = 16
 """Lengths are one above a multiple of it: what is rounded up to such a multiple is then rounded up the most."""
 TOKENS = 32 << 10
 """In a traced batch, at least: enough that an allocator's rounding of each tensor does not count."""
+SHORTEST = 3
+"""Tokens of a row that has any word: one, between two that are special."""
 Config = Mapping[str, Any]
 
 
@@ -144,11 +146,14 @@ def head_law(config: Config, size: int) -> HeadLaw:
 
 def packed_law(config: Config, dtype: torch.dtype, kind: Kind = "dense") -> Law:
     """State the packed network's law: `max(6d, 2d + ff)` values for each token, MPNet's addition to the scores, and a
-    sparse model's head."""
+    sparse model's head, whose results, weights of all words for each row, lie on the host twice."""
     width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
     phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)
+    if kind == "sparse":
+        head, results = head_law(config, size), 2 * 4 * config["vocab_size"] / SHORTEST  # the encoder's and the batch's
+        return Law(0, 0, phases, head=replace(head, token=head.token + results))
     if config["model_type"] != "mpnet":
-        return Law(0, 0, phases, head=head_law(config, size) if kind == "sparse" else None)
+        return Law(0, 0, phases)
     square = float(config["num_attention_heads"] * size)
     prelude = Law(0, 0, ((0.0, 0.0),), square=max(2 * square, 44.0))  # the scores twice, or distances as whole numbers
     return Law(0, 0, phases, square=square, prelude=prelude)

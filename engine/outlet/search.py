@@ -93,7 +93,7 @@ def _encode(
         revision=origin.commits[member.model] or (known.revision if known else "main"),
         max_tokens=member.max_tokens,
         pickle_sha256=known.pickle_sha256 if known else None,
-        allow_pickle=known.allow_pickle if known else False,
+        allow_pickle=bool(known and known.allow_pickle),
         document_prompt=member.document_prompt,
         query_prompt=member.query_prompt,
         dtype={kind: "float32" if member.dtype == "float16" else member.dtype},  # a CPU is 100 times slower in halves

@@ -271,7 +271,7 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
 
 
 def lowest_cosine(vectors: Vectors, others: Vectors) -> float:
-    """Return the lowest cosine between vectors [rows, dim]; -1 where a number is not finite, or all of a row are 0."""
+    """Return the lowest cosine between vectors [rows, dim]; -1 where a number is not finite or a row is all zeros."""
     one, other = (matrix.astype(np.float64) for matrix in (vectors, others))
     with np.errstate(invalid="ignore"):
         cosines = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))

@@ -134,7 +134,7 @@ class SparseFile:
         ascending = (np.diff(indices) > 0) | (np.diff(row_of) > 0)
         terms_there = (indices >= 0) & (indices < self.width) & (terms["value"] > 0)
         if (counts == TORN).any() or not ascending.all() or not terms_there.all():
-            raise InterlockError(f"{self.terms} is damaged: --resume recomputes what is")
+            raise InterlockError(f"{self.terms} is damaged: --resume recomputes the damaged rows")
         return SparseRows(starts, indices, np.ascontiguousarray(terms["value"], np.float32), counts < 0)
 
     def sync(self) -> None:
