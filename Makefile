@@ -8,14 +8,14 @@ OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
 
-.PHONY: help demo test together quick check install generate screenshots compat release campaign clean
+.PHONY: help demo test together quick check install generate screenshots compat release wheelhouse campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 16
 
-demo: install  ## embed the demo corpus with the demo roster, then search it
-	$(BIN)/interlock demo --no-ui
+demo: install  ## embed the demo corpus with the demo models, then search it
+	$(BIN)/interlock demo --no-ui --sparse splade-tiny
 
 test: install  ## all checks and tests: ten minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
@@ -65,6 +65,10 @@ bench-overhead: install  ## the share of a run that is not a forward pass
 
 bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/law.py --json bench/results/law.json
+	$(BIN)/python bench/law.py --heads --json bench/results/law-heads.json
+	$(BIN)/python bench/sparse.py --json bench/results/sparse-splade-tiny.json
+	$(BIN)/python bench/sparse.py --made --texts 32 --rounds 3 --sizes 32 8 --json bench/results/sparse-distilbert.json
+	$(BIN)/python bench/rerank.py --json bench/results/rerank.json
 	$(BIN)/python bench/kernels.py --json bench/results/kernels.json
 	$(BIN)/python bench/screen.py --json bench/results/screen.json
 	$(BIN)/python bench/plans.py --json bench/results/plans.json
@@ -75,6 +79,9 @@ compat: install  ## quick tests, models, demo: every Python here, and the oldest
 
 release: install  ## wheel and sdist in dist/, each checked in an empty environment with the demo
 	$(BIN)/python -m tools.release
+
+wheelhouse: install  ## wheels for a machine without an index, in wheelhouse/; FOR="--python 3.12 --platform manylinux_2_28_x86_64"
+	$(BIN)/python -m tools.wheelhouse --to wheelhouse $(FOR)
 
 campaign: install  ## runs killed, starved and lied to, thousands of times; about an hour on two cores
 	$(BIN)/python bench/campaign.py
@@ -90,4 +97,4 @@ $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
 	@touch $@
 
 clean:  ## remove environments, runs and builds
-	rm -rf $(VENV) .compat runs dist
+	rm -rf $(VENV) .compat runs dist wheelhouse

@@ -87,7 +87,7 @@ class Ours:
             self.vectors = np.empty((len(store), self.card.dim), np.float32)
             for batch in planned.batches:
                 rows = [store.row(int(row), self.card.max_tokens) for row in batch.rows]
-                self.vectors[batch.rows] = self.encoder.encode(rows)
+                self.vectors[batch.rows] = self.encoder.encode(rows).dense
         ended = time.process_time()
         self.padding = work.padding(self.card, planned)
         self.batches = len(planned.batches)

@@ -3,7 +3,8 @@
 The law is fitted to a few layers of a network; here every layer is traced, without weights or content, for rows of 32
 to 32,768 tokens, alone and in batches, of one length and mixed, for each kernel that a card may choose. What kernels of
 a GPU allocate is read from their source (`tests/oracle.py`): this is the error of the law, and whether a card does
-what its source says is what `bench/gpu_acceptance.py` is for.
+what its source says is what `bench/gpu_acceptance.py` is for. `--heads` traces sparse models instead, which score their
+whole vocabulary for each token.
 """
 
 import argparse
@@ -27,10 +28,11 @@ import torch
 
 from interlock.engine.gpu.memory import GRAIN, Law
 from interlock.engine.models.precision import T4, precision_for
+from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
 from interlock.engine.passes.encoder import computed_tokens
-from tests.architectures import ARCHITECTURES, LIMITS
+from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
 
 SOURCES = ("engine/gpu/memory.py", "engine/gpu/meter.py", "engine/models/*.py")
@@ -60,7 +62,7 @@ class Error(NamedTuple):
 def cases(names: Sequence[str], attentions: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Every architecture with each way in which the engine can compute it on a GPU."""
     for name in names:
-        config = ARCHITECTURES[name]
+        config = (ARCHITECTURES | SPARSE)[name]
         mpnet = config["model_type"] in WITHOUT_SDPA
         for attention in attentions:
             possible = attention == "runs" if mpnet and attention in PACKED else True
@@ -80,19 +82,19 @@ def shapes(limit: int, seed: int) -> Iterator[list[int]]:
                 yield [longest, *sorted(rest.tolist(), reverse=True)]
 
 
-def errors(name: str, attention: str, longest: int, seed: int) -> Iterator[Error]:
+def errors(name: str, attention: str, longest: int, seed: int, kind: Kind) -> Iterator[Error]:
     """Of every shape of one case, with rows of up to `longest` tokens."""
     packed, kernel = attention in PACKED, {**PACKED, **PADDED}[attention]
-    config, how = ARCHITECTURES[name], "eager" if attention == "eager" else "sdpa"
+    config, how = (ARCHITECTURES | SPARSE)[name], "eager" if attention == "eager" else "sdpa"
     dtype = getattr(torch, precision_for(config, CAPABILITIES.get(attention, T4)))
-    law = law_of(config, packed=packed, dtype=dtype, attention=how, kernel=kernel)
-    oracle = Oracle(config, packed=packed, attention=how, dtype=dtype, kernel=kernel)
+    law = law_of(config, packed=packed, dtype=dtype, attention=how, kernel=kernel, kind=kind)
+    oracle = Oracle(config, packed=packed, attention=how, dtype=dtype, kernel=kernel, kind=kind)
     for lengths in shapes(min(CONTEXTS.get(name, LIMITS[name]), longest), seed):
         beside = oracle.peak(lengths)
         off = predicted(law, lengths, padded=not packed) - beside
         whole = (law.weights - oracle.weights + off) / (oracle.weights + beside)
-        kind = "even" if len(set(lengths)) == 1 else "mixed"
-        yield Error(whole, off / beside if abs(off) > GRAIN else 0.0, f"{len(lengths)} x {lengths[0]} {kind}")
+        mix = "even" if len(set(lengths)) == 1 else "mixed"
+        yield Error(whole, off / beside if abs(off) > GRAIN else 0.0, f"{len(lengths)} x {lengths[0]} {mix}")
 
 
 def predicted(law: Law, lengths: Sequence[int], *, padded: bool) -> int:
@@ -103,9 +105,11 @@ def predicted(law: Law, lengths: Sequence[int], *, padded: bool) -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = machine.describe()
     found = []
-    for name, attention in cases(options.architectures, options.attentions):
+    kind: Kind = "sparse" if options.heads else "dense"
+    ways = [each for each in options.attentions if each in PACKED] if options.heads else options.attentions
+    for name, attention in cases(options.architectures or list(SPARSE if options.heads else ARCHITECTURES), ways):
         began = time.process_time()
-        each = list(errors(name, attention, options.longest, options.seed))
+        each = list(errors(name, attention, options.longest, options.seed, kind))
         found.append({"architecture": name, "attention": attention, **summed(each)})
         print(f"{name}, {attention}: {len(each)} forwards, {time.process_time() - began:.0f} CPU s", flush=True)
     return {"machine": about, "seed": options.seed, "cases": found, "goals": judged(found)}
@@ -150,7 +154,8 @@ def show(result: Mapping[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--architectures", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--architectures", nargs="+", choices=list(ARCHITECTURES | SPARSE))
+    parser.add_argument("--heads", action="store_true", help="sparse models, with their masked-LM heads")
     parser.add_argument("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--seed", type=int, default=11, help="of the mixed rows")
     parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="tokens of the longest rows")

@@ -1,180 +1,84 @@
 """The tables of figures in the documentation, made from `results/*.json`; `tools.generate` puts them there.
 
 Each table says of every result that it shows when and on which commit it was measured, and whether the code that it
-speaks of has changed since. A result that is not there has no row. A missed goal is bold.
+speaks of has changed since.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from bench import evidence
-
-PACKED = ("flash", "memory-efficient", "runs")
-"""Kernels of the memory law for rows laid end to end."""
-Result = Mapping[str, Any]
-Row = Sequence[object]
-
-
-class Figures(NamedTuple):
-    """A table, and what its figures were measured on."""
-
-    heads: list[str]
-    rows: list[Row]
-    origin: str
-
-
-def figures(heads: list[str], names: Sequence[str], rows: Callable[..., Iterator[Row]]) -> Figures:
-    """The table that `rows` makes of these results, each None where it has never been measured."""
-    results = {name: result(name) for name in names}
-    moments = {name: _when(found) for name, found in results.items() if found}
-    told = [(when, [name for name in moments if moments[name] == when]) for when in dict.fromkeys(moments.values())]
-    origin = "; ".join(f"{when} ({', '.join(each)})" for when, each in told)
-    return Figures(heads, list(rows(*results.values())), f"Measured: {origin or 'nothing yet'}.")
-
-
-def result(name: str) -> Result | None:
-    file = evidence.RESULTS / f"{name}.json"
-    return dict(json.loads(file.read_text())) if file.exists() else None
-
-
-def _when(found: Result) -> str:
-    age = evidence.age(found)
-    if age == evidence.UNRECORDED:
-        return age
-    return f"{found['date']} at {found['commit']}" + (f", **{age}**" if age else "")
-
-
-def _met(text: str, met: bool) -> str:
-    return text if met else f"**{text}**"
-
-
-def _goal(found: Result, name: str, form: str = "{:.2f}x", scale: float = 1) -> tuple[str, str]:
-    """A figure and its goal, both in the same form."""
-    goal = found["goals"][name]
-    wanted = float(goal["goal"].split()[1])
-    return _met(form.format(goal["value"] * scale), goal["met"]), _plain(form, wanted * scale)
-
-
-def _plain(form: str, wanted: float) -> str:
-    """The goal without the digits that only a figure needs."""
-    unit = form.partition("}")[2]
-    return f"{wanted:.7g}{unit}"
-
-
-def measured(
-    chunks: Any,
-    docstrings: Any,
-    bfloat16: Any,
-    other: Any,
-    qwen3: Any,
-    modernbert: Any,
-    memory: Any,
-    start: Any,
-    over: Any,
-    lawful: Any,
-) -> Iterator[Row]:
-    """Those of docs/measurements.md."""
-    if chunks:
-        yield "encode against sentence-transformers' default batch, real chunks", *_goal(chunks, "x default")
-        yield "encode against its best batch size, real chunks", *_goal(chunks, "x best")
-    if bfloat16:
-        both = [_goal(bfloat16, name, "{:.1f}x") for name in ("x float32 default", "x own best")]
-        yield (
-            "the same in bfloat16, against its float32 default / its own best bfloat16, docstrings",
-            *(" / ".join(pair) for pair in zip(*both, strict=True)),
-        )
-    if other:
-        best = _median(other, other["openvino_best"])
-        theirs = _median(other, "st 32") / best
-        ours = _median(other, "st 32") / _median(other, "interlock")
-        yield (
-            "sentence-transformers' OpenVINO backend at its best batch size, against its default, real chunks",
-            f"{theirs:.2f}x (ours {ours:.2f}x)",
-            "",
-        )
-    if qwen3 and modernbert:
-        both = [_goal(each, "x best") for each in (qwen3, modernbert)]
-        yield (
-            "a small Qwen3 / ModernBERT, texts of all lengths, against its best batch size",
-            *(" / ".join(pair) for pair in zip(*both, strict=True)),
-        )
-    if chunks:
-        yield "cosine to sentence-transformers' own vectors, worst", *_goal(chunks, "minimal cosine", "{:.7f}")
-        theirs = chunks["padding"]["st 32"]
-        yield f"padding (sentence-transformers' default on the same texts: {theirs:.0%})", *_share(chunks, "padding")
-    if memory:
-        count = max(memory["runs"], key=int)
-        both = [_goal(memory, f"{count} chunks, {name}, MB", "{:.0f}") for name in ("without", "with --qdrant")]
-        yield (
-            f"resident memory beyond torch and weights at {int(count):,} chunks, without / with a store",
-            f"{both[0][0]} / {both[1][0]} MB",
-            f"{both[0][1]} MB",
-        )
-    if start:
-        yield (
-            "start to the end of a one-batch run, CPU, against importing sentence-transformers and loading the model",
-            *_goal(start, "CPU, whole process"),
-        )
-    if over:
-        yield (
-            f"share of a run of {over['chunks']:,} chunks that is not a forward pass",
-            *_share(over, "share not forward"),
-        )
-    if lawful:
-        packed = [each["peak"] for each in lawful["cases"] if each["attention"] in PACKED]
-        farthest = (100 * max(abs(each[name]) for each in packed) for name in ("median", "worst"))
-        yield (
-            "memory law against traces of whole networks, packed, each GPU kernel: error of the peak, median / worst",
-            " / ".join(f"{each:.3f} %" for each in farthest),
-            "1 % / 2 %",
-        )
-        both = [_share(lawful, f"{name} error of peak", 2) for name in ("median", "worst")]
-        what = "the same with padded networks, which are computed where rows cannot be packed"
-        yield what, *(" / ".join(pair) for pair in zip(*both, strict=True))
-    shares = [_share(each, "share of GEMM peak", 0) for each in (docstrings, chunks) if each]
-    if shares:
-        yield "share of the processor's own float32 matrix rate", " / ".join(s for s, _ in shares), shares[0][1]
-
-
-def _share(found: Result, name: str, digits: int = 1) -> tuple[str, str]:
-    return _goal(found, name, f"{{:.{digits}f}} %", 100)
-
-
-def _median(found: Result, name: str) -> float:
-    return float(found["cpu_seconds"][name]["median"])
+from bench.figures import Figures, Row, beside_goal, figures, goal_of, median_of, met_or_bold, result, spread_of
+from bench.overview import measured
 
 
 def encode(*found: Any) -> Iterator[Row]:
     there = [each for each in found if each]
     yield "texts / tokens / rounds", *(f"{f['texts']} / {f['tokens']:,} / {f['rounds']}" for f in there)
-    yield "interlock", *(_spread(f, "interlock") for f in there)
-    yield "sentence-transformers, default (32)", *(_spread(f, "st 32") for f in there)
-    yield "the same in float32", *(_spread(f, "st float32 32") for f in there)
-    yield "its best batch size", *(f"{_spread(f, f['best'])} at {f['best'].split()[1]}" for f in there)
+    yield "interlock", *(spread_of(f, "interlock") for f in there)
+    yield "sentence-transformers, default (32)", *(spread_of(f, "st 32") for f in there)
+    yield "the same in float32", *(spread_of(f, "st float32 32") for f in there)
+    yield "its best batch size", *(f"{spread_of(f, f['best'])} at {f['best'].split()[1]}" for f in there)
     if any(f.get("openvino_best") for f in there):
         yield "its OpenVINO backend, best batch size", *(
-            f"{_spread(f, b)} at {b.split()[1]}" if (b := f.get("openvino_best")) else "" for f in there
+            f"{spread_of(f, b)} at {b.split()[1]}" if (b := f.get("openvino_best")) else "" for f in there
         )  # fmt: skip
     for name in ("x default", "x float32 default", "x best", "x own best", "minimal cosine", "mean cosine"):
         form = "{:.7f}" if "cosine" in name else "{:.2f}"
-        yield name, *(_beside(f, name, form) for f in there)
-    yield "share of GEMM peak", *(_beside(f, "share of GEMM peak", "{:.1f} %", 100) for f in there)
-    yield "padding", *(_beside(f, "padding", "{:.2f} %", 100) for f in there)
+        yield name, *(beside_goal(f, name, form) for f in there)
+    yield "share of GEMM peak", *(beside_goal(f, "share of GEMM peak", "{:.1f} %", 100) for f in there)
+    yield "padding", *(beside_goal(f, "padding", "{:.2f} %", 100) for f in there)
     yield "padding of the default", *(f"{f['padding']['st 32']:.0%}" for f in there)
     yield "tokenising, of our time", *(f"{f['tokenise_share']:.1%}" for f in there)
 
 
-def _spread(found: Result, name: str) -> str:
-    if name not in found["cpu_seconds"]:
-        return ""
-    each = found["cpu_seconds"][name]
-    return f"{each['median']:.2f} ({each['min']:.2f}-{each['max']:.2f})"
+def sparse(*found: Any) -> Iterator[Row]:
+    there = [each for each in found if each]
+    if not there:
+        return
+    yield "texts / tokens / terms a text", *(
+        f"{f['texts']} / {f['tokens']:,} / {f['terms_per_text']:.0f}" for f in there
+    )  # fmt: skip
+    yield "interlock", *(spread_of(f, "interlock") for f in there)
+    yield "SparseEncoder, default (32)", *(spread_of(f, "st 32") for f in there)
+    yield "its best batch size", *(f"{spread_of(f, f['best'])} at {f['best'].split()[1]}" for f in there)
+    yield "texts a CPU second, ours / its best", *(
+        f"{f['texts'] / median_of(f, 'interlock'):.1f} / {f['texts'] / median_of(f, f['best']):.1f}" for f in there
+    )  # fmt: skip
+    for name in ("x default", "x best"):
+        yield name, *(beside_goal(f, name, "{:.2f}") for f in there)
+    yield "largest difference of a weight", *(beside_goal(f, "largest difference", "{:.1e}") for f in there)
 
 
-def _beside(found: Result, name: str, form: str, scale: float = 1) -> str:
-    """A figure with its goal, where this result has one of that name."""
-    return ", goal ".join(_goal(found, name, form, scale)) if name in found["goals"] else ""
+def bm25(found: Any) -> Iterator[Row]:
+    for each in (found or {"collections": []})["collections"]:
+        yield each["collection"], each["texts"], each["queries"], f"{each['english']:.4f}", f"{each['none']:.4f}"
+    if found:
+        texts, ways = found["texts"], ("without", "with")
+        took = " / ".join(f"{1000 * found['cpu_seconds'][way]['median'] / texts:.2f}" for way in ways)
+        size = " / ".join(f"{found['bytes a text'][way]:,}" for way in ways)
+        yield "CPU ms a text into the store, without / with", texts, "", f"{took} ({found['ratio']:.2f}x)", ""
+        yield "bytes a text in the store, without / with", texts, "", size, ""
+
+
+def search(found: Any) -> Iterator[Row]:
+    if found:
+        told = {
+            "process": "`interlock search`, a process of its own",
+            "first": "first question of a `Searcher`",
+            "warm": "the next ones",
+            "batch": f"each of {found['questions']:,} at once",
+        }
+        for name, words in told.items():
+            each = found["cpu_seconds"][name]
+            yield words, f"{1000 * each['median']:.0f} ({1000 * each['min']:.0f} to {1000 * each['max']:.0f})"
+        yield "the next ones, by stage", ", ".join(f"{stage} {took}" for stage, took in found["stages_ms"].items())
+        for each in found["index"]:
+            of = f"{each['points']:,} points of {each['dim']} numbers"
+            yield f"{of}: every one compared", each["exact_ms"]
+            yield (
+                f"{of}: by an index that finds {each['recall']:.1%} of them, built in {each['building_s']} s",
+                each["indexed_ms"],
+            )
 
 
 def memory(found: Any) -> Iterator[Row]:
@@ -195,7 +99,7 @@ def law(found: Any) -> Iterator[Row]:
         median = 100 * max(each["median"] for each in activations)
         met = found["goals"]["worst error of activations"]["met"]
         rest = [""] * (len(_ways(found)) - 1)
-        yield "activations alone, of all", f"{median:.2f} / {_met(f'{worst:.0f}', met)}", *rest
+        yield "activations alone, of all", f"{median:.2f} / {met_or_bold(f'{worst:.0f}', met)}", *rest
 
 
 def _ways(found: Any) -> list[str]:
@@ -217,9 +121,9 @@ def kernels(found: Any) -> Iterator[Row]:
         name = kind if first["packed"] else f"{kind}, padded".replace(" padded, padded", ", padded")
         faults = sum(each["faults"] for each in ways.values())
         beside = f"{first['kernels_beside_layers']:.0f}"
-        yield name, _met(str(faults), not faults), layers, beside, first["waits_a_batch"]
+        yield name, met_or_bold(str(faults), not faults), layers, beside, first["waits_a_batch"]
     for name in (found or {"goals": {}})["goals"]:
-        yield f"goal: {name}", *_goal(found, name, "{:.0f}"), "", ""
+        yield f"goal: {name}", *goal_of(found, name, "{:.0f}"), "", ""
 
 
 def console(*found: Any) -> Iterator[Row]:
@@ -227,7 +131,7 @@ def console(*found: Any) -> Iterator[Row]:
     goals = {name: result for result in reversed(found) if result for name in result["goals"]}
     for name, each in goals.items():
         scale, form = (100, "{:.1f} %") if name.startswith("engine's rate") else (1, "{:.4g}")
-        yield name, *_goal(each, name, form, scale)
+        yield name, *goal_of(each, name, form, scale)
 
 
 def processes(found: Any) -> Iterator[Row]:
@@ -240,7 +144,44 @@ def processes(found: Any) -> Iterator[Row]:
             ),
         )
     for name in found["goals"] if found else ():
-        yield f"ours against theirs: {name}", _beside(found, name, "{:.2f}"), "", ""
+        yield f"ours against theirs: {name}", beside_goal(found, name, "{:.2f}"), "", ""
+
+
+def retrieval(found: Any) -> Iterator[Row]:
+    each = (found or {"collections": []})["collections"]
+    ways = [{way["name"]: way for way in one["ways"]} for one in each]
+    for name, first in ways[0].items() if ways else ():
+        ms = f"{first['ms']:.0f}" if first["ms"] is not None else ""
+        yield (
+            f"{first['group']}: {name}",
+            *(_judged(own[name]) for own in ways if name in own),
+            ms,
+            f"{first['bytes']:.0f}",
+        )
+
+
+def verdicts(found: Any) -> Iterator[Row]:
+    for one in (found or {"collections": []})["collections"]:
+        weights = one["weights"]
+        chosen = ", ".join(f"{model} {weight:.1f}" for model, weight in weights["weights"].items())
+        gained = f"{weights['against_roster']['mean']:+.3f}{'*' if weights['against_roster']['significant'] else ''}"
+        yield one["data"], one["queries"], one["verdict"], f"{chosen}: {gained}", one["cost"]
+    for name in (found or {"goals": {}})["goals"]:
+        value, wanted = goal_of(found, name, "{:.0f}")
+        yield f"collections with the {name}", "", f"{value}, goal {wanted}", "", ""
+
+
+def _heads(found: Any) -> list[str]:
+    """The collections of an evaluation, between the way and its cost."""
+    names = [one["data"] for one in (found or {"collections": []})["collections"]]
+    return ["way", *names, *(f"{cost} ({name})" for cost in ("ms a query", "bytes a text") for name in names[:1])]
+
+
+def _judged(way: Any) -> str:
+    value = f"{way['measures']['nDCG@10']:.3f}"
+    if not (found := way["difference"]):
+        return value
+    return f"{value} ({found['mean']:+.3f}{'*' if found['significant'] else ''})"
 
 
 def overhead(found: Any) -> Iterator[Row]:
@@ -248,7 +189,7 @@ def overhead(found: Any) -> Iterator[Row]:
     for name, each in seconds.items():
         yield name, f"{each:.2f}", f"{100 * each / seconds['run']:.2f} %"
     if found:
-        yield "not a forward pass", "", _beside(found, "share not forward", "{:.1f} %", 100)
+        yield "not a forward pass", "", beside_goal(found, "share not forward", "{:.1f} %", 100)
 
 
 def plans(found: Any) -> Iterator[Row]:
@@ -265,15 +206,15 @@ def campaigns(found: Any) -> Iterator[Row]:
     for each in (found or {"campaigns": []})["campaigns"]:
         tried = ", ".join(f"{name} {count:,}" for name, count in each["tried"].items())
         failures = len(each["failures"])
-        yield each["name"], each["what"], f"{each['trials']:,}", tried, _met(f"{failures:,}", not failures)
+        yield each["name"], each["what"], f"{each['trials']:,}", tried, met_or_bold(f"{failures:,}", not failures)
     for name, goal in (found or {"goals": {}})["goals"].items():
-        yield f"all: {name}", f"goal {goal['goal']:,}", "", _met(f"{goal['tried']:,}", goal["met"]), ""
+        yield f"all: {name}", f"goal {goal['goal']:,}", "", met_or_bold(f"{goal['tried']:,}", goal["met"]), ""
 
 
 def growth(found: Any) -> Iterator[Row]:
     for each in (found or {"subjects": []})["subjects"]:
         exponents = (each["exponent"], each["memory_exponent"])
-        told = ("" if k is None else _met(f"{k:.2f}", k <= found["most"]) for k in exponents)
+        told = ("" if k is None else met_or_bold(f"{k:.2f}", k <= found["most"]) for k in exponents)
         largest = each["sizes"][-1]
         yield each["subject"], f"{largest:,}", f"{each['cpu_seconds'][-1]:.2f}", f"{each['mib'][-1]:.0f}", *told
     if big := (found or {}).get("big"):
@@ -286,16 +227,47 @@ def growth(found: Any) -> Iterator[Row]:
             "",
         )
         each = big["kib_a_chunk"]
-        beside = f"{_met(str(each['value']), each['met'])} KiB each"
+        beside = f"{met_or_bold(str(each['value']), each['met'])} KiB each"
         seconds, mib = big["small_chunks_cpu_seconds"], f"{big['mib_for_small_chunks']:.0f}"
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
+
+
+def long_texts(found: Any) -> Iterator[Row]:
+    """What splitting texts beyond a model's limit is worth; `all` are the queries of all collections together."""
+    for each in found["found"] if found else ():
+        longer = f"{each['long']:,} of {each['texts']:,}" if "long" in each else ""
+        for split in each["split"]:
+            mean, low, high = split["difference"]
+            what = f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+            scores = [f"{score:.3f}" if score else "" for score in (each.get("cut"), split.get("ndcg"))]
+            more = f"{split['tokens'] - 1:.0%}" if "tokens" in split else ""
+            yield each["collection"], each["limit"], longer, split["overlap"], *scores, what, more
+
+
+def late(*found: Any) -> Iterator[Row]:
+    """What re-ordering by token vectors is worth in each form, on each collection."""
+    there = [each for each in found if each]
+    if there:
+        yield "the search alone", "", *(cell for each in there for cell in (f"{each['alone']:.4f}", ""))
+    for rows in zip(*(each["forms"] for each in there), strict=True):
+        size = " / ".join(f"{row['bytes a text'] / 1000:.1f}" for row in rows)
+        yield rows[0]["form"], size, *(cell for row in rows for cell in (_gained(row, "0.3"), _gained(row, "0.5")))
+
+
+def _gained(row: Any, share: str) -> str:
+    """A figure with the interval (95 %) of its gain."""
+    _, low, high = row[f"gain at {share}"]
+    return f"{row[f'ndcg at {share}']:.4f} [{low:+.3f}, {high:+.3f}]"
 
 
 ENCODES = ("encode-float32-docstrings", "encode-float32-chunks", "encode-bfloat16-docstrings", "encode-openvino",
            "encode-qwen3", "encode-modernbert")  # fmt: skip
 SHORT = ("float32, docstrings", "float32, chunks", "bfloat16, docstrings", "float32 beside OpenVINO", "small Qwen3",
          "small ModernBERT")  # fmt: skip
-FIRST = ("encode-float32-chunks", ENCODES[0], *ENCODES[2:], "memory", "start", "overhead", "law")
+LATE = ("cranfield", "med", "cisi")
+SPARSE = ("sparse-splade-tiny", "sparse-distilbert")
+FIRST = ("encode-float32-chunks", ENCODES[0], *ENCODES[2:], "memory", "start", "overhead", "law", "law-heads", *SPARSE,
+         "rerank")  # fmt: skip
 
 
 def _encode() -> Figures:
@@ -310,6 +282,8 @@ PARTS: dict[str, Callable[[], Figures]] = {
         ["chunks", "reading", "pass", "files", "store", "of it anonymous, pass / store"], ["memory"], memory
     ),
     "memory law": lambda: figures(["", *_ways(result("law"))], ["law"], law),
+    "memory law of heads": lambda: figures(["", *_ways(result("law-heads"))], ["law-heads"], law),
+    "sparse": lambda: figures(["", *(name for name in SPARSE if result(name))], SPARSE, sparse),
     "kernels": lambda: figures(
         ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],
         ["kernels"],
@@ -318,6 +292,28 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
+    "retrieval": lambda: figures(_heads(result("retrieval")), ["retrieval"], retrieval),
+    "verdicts": lambda: figures(
+        ["collection", "queries", "verdict", "proposed weights, on the held-out queries", "cost"],
+        ["retrieval"],
+        verdicts,
+    ),
+    "term weights": lambda: figures(["collection", "texts", "queries", "stemmed", "words as they are"], ["bm25"], bm25),
+    "search": lambda: figures(["", "CPU ms"], ["search"], search),
+    "long texts": lambda: figures(
+        ["collection", "limit", "longer texts", "overlap", "cut", "split", "difference, 95 %", "tokens more"],
+        ["long"],
+        long_texts,
+    ),
+    "late interaction": lambda: figures(
+        [
+            "token vectors",
+            "kB a text",
+            *(f"{name} {share}" for name in LATE if result(f"late-{name}") for share in (".3", ".5")),
+        ],
+        [f"late-{name}" for name in LATE],
+        late,
+    ),
     "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
     "growth": lambda: figures(
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth

@@ -5,29 +5,30 @@ Every function takes the parsed options and returns an exit code. Text from outs
 
 import argparse
 import json
-import os
 import shutil
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
-from interlock.console.cli import configuration
+from interlock.console.cli import configuration, limit_threads
 from interlock.console.text.columns import render
-from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.models.registry import extended, find, label, vouched
+from interlock.engine.models.registry import extended, find, label, members, vouched
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
-    from interlock.engine.outlet.qdrant import Hit
+    from interlock.engine.passes.sparse import SparseRows
+
+Side = Literal["query", "document"]
 
 
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
+    from interlock.console.text.plan_text import plan_text
     from interlock.engine.forecast import forecast
 
     if options.chunks is None:
@@ -65,52 +66,43 @@ def _survey(settings: Configuration) -> int:
     return ExitCode.COMPLETED
 
 
-def limit_threads(settings: Configuration) -> None:
-    """Settle the tokenizer's own threads before its library starts them."""
-    if settings.settings.threads:
-        os.environ["RAYON_NUM_THREADS"] = str(settings.settings.threads)
+def rerank(options: argparse.Namespace) -> int:
+    """Score the pairs of a file, or plan that."""
+    from interlock.console.reranking import Telemetry, check_telemetry, plan_file, score_file
 
-
-def search(options: argparse.Namespace) -> int:
-    """Search a store."""
     settings = configuration(options)
     limit_threads(settings)
-    print_search(settings, options.store, options.collection, options.query, options.limit, as_json=options.json)
+    check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": options.scores})
+    hear = partial(Telemetry, options.telemetry)
+    if options.plan:
+        print(plan_file(settings, options.pairs, options.model, hear))
+    else:
+        score_file(settings, options.pairs, options.model, options.scores, hear)
     return ExitCode.COMPLETED
 
 
-def best_chunks(
-    settings: Configuration,
-    store: Path,
-    collection: str | None,
-    query: str,
-    limit: int,
-    given: Mapping[str, Mapping[str, object]] = {},
-) -> "list[Hit]":
-    """Find the `limit` best chunks of a store for `query`, encoded on the CPU, best first; `given` are rows of models
-    that the caller passes by value."""
+def eval(options: argparse.Namespace) -> int:
+    """Judge what a roster finds."""
+    from interlock.console.evaluating import evaluate
+
+    settings = configuration(options)
+    limit_threads(settings)
+    return evaluate(settings, options)
+
+
+def term_rows(settings: Configuration, model: str, texts: Sequence[str], side: Side) -> "SparseRows":
+    """Weigh the terms of `texts` by a sparse model on the CPU, as queries or as documents."""
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.models import assets
-    from interlock.engine.outlet.search import search as search_store
+    from interlock.engine.models.card import read_card
+    from interlock.engine.passes.weigh import weigh_documents, weigh_queries
 
-    lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
+    (spec,) = members(extended(settings.models), (), (model,))
     policy = assets.Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
-    return search_store(store, collection, query, limit, extended(settings.models), policy, lessor, given)
-
-
-def print_search(
-    settings: Configuration, store: Path, collection: str | None, query: str, limit: int, *, as_json: bool
-) -> None:
-    hits = best_chunks(settings, store, collection, query, limit)
-    if as_json:
-        for hit in hits:
-            print(json.dumps({"id": hit.id, "score": hit.score, "payload": hit.payload}, ensure_ascii=True))
-        return
-    print(safe(query))
-    for place, hit in enumerate(hits, 1):
-        print(f"{place:3}. {hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({safe(hit.payload.get('source'))})")
-        print(f"     {safe(' '.join(str(hit.payload.get('text')).split()), 160)}")
+    card = read_card(spec, assets.resolve(spec, policy, lambda _: None), "cpu")
+    lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
+    return (weigh_queries if side == "query" else weigh_documents)(card, texts, lessor)
 
 
 def models(options: argparse.Namespace) -> int:
@@ -119,6 +111,10 @@ def models(options: argparse.Namespace) -> int:
     from interlock.engine.models import assets
 
     settings = configuration(options)
+    if options.action == "bundle":
+        from interlock.console.bundling import bundle
+
+        return bundle(settings, options)
     registry = extended(settings.models)
     specs, allowed = find(registry, options.names or list(registry)), settings.settings.allow_pickle
     if options.action == "fetch":

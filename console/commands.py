@@ -13,52 +13,81 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.console.answers import limit_threads, print_search
-from interlock.console.cli import configuration, parse, parser
+from interlock.console.cli import configuration, limit_threads, parse, parser
 from interlock.console.text.next_step import command
 from interlock.engine.config import Configuration
-from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.safe import safe
+from interlock.engine.upload.address import is_address
 
 if TYPE_CHECKING:
-    from interlock.console.front_ends.dispatch import Outputs
+    from interlock.console.front_ends.dispatch import Audience
     from interlock.console.sources.session import Work
     from interlock.engine.passes.controls import Controls
 
 
 def run(options: argparse.Namespace) -> int:
-    """Embed a directory of chunks."""
-    from interlock.console.front_ends.dispatch import run_with_front_end
+    """Embed a directory of chunks; with the URL of a server in place of a store, upload the run to it."""
+    from interlock.console.front_ends.dispatch import run_with_front_end, summarise_failure
 
-    settings = _settings(options, options.chunks)
+    server = options.qdrant if is_address(options.qdrant or "") else ""
+    if server:
+        from interlock.console.uploading import check_server, upload_after
+
+        options.qdrant = None
+    settings, made = _settings(options, options.chunks), list[Path]()
+    if server:
+        try:
+            check_server(server)
+        except InterlockError as error:
+            summarise_failure(options.chunks, settings, error, _audience(options))
+            raise
 
     def make(controls: "Controls") -> "Work":
         from interlock.engine.run import Run
 
-        return Run(options.chunks, settings, controls)
+        run = Run(options.chunks, settings, controls)
+        made.append(run.directory.path)
+        return run
 
-    return run_with_front_end(make, options.chunks, settings, _outputs(options))
+    code = run_with_front_end(make, options.chunks, settings, _audience(options))
+    if server and made:
+        from interlock.console.front_ends.headless import handling
+
+        with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
+            upload_after(ExitCode(code), made[-1], server, quiet=options.quiet)
+    return code
 
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     """The settings of a run of `chunks`, or a UsageError that the summary says too where one was asked for."""
     from interlock.console.front_ends import dispatch, headless
+    from interlock.console.metrics import check_target
 
     headless.check_outputs(options.events, options.summary)
+    check_target(options.metrics)
     try:
         settings = configuration(options)
     except UsageError as error:
-        dispatch.summarise_failure(chunks, None, error, _outputs(options))
+        dispatch.summarise_failure(chunks, None, error, _audience(options))
         raise
     headless.check_summary(options.summary, settings.settings.out)
     limit_threads(settings)
     return settings
 
 
-def _outputs(options: argparse.Namespace) -> "Outputs":
-    from interlock.console.front_ends.dispatch import Outputs
+def _audience(options: argparse.Namespace) -> "Audience":
+    from interlock.console.front_ends.dispatch import Audience
+    from interlock.console.notifying import words_of
 
-    return Outputs(no_ui=options.no_ui, events=options.events == "-", summary=options.summary, quiet=options.quiet)
+    return Audience(
+        no_ui=options.no_ui,
+        events=options.events == "-",
+        summary=options.summary,
+        quiet=options.quiet,
+        metrics=options.metrics,
+        notify=words_of(options.notify),
+    )
 
 
 def setup(options: argparse.Namespace) -> int:
@@ -194,11 +223,13 @@ def demo(options: argparse.Namespace) -> int:
             return rehearsal.run(settings, controls, options.speed)
         return corpus.run(settings, controls, everything=options.all)
 
-    code = run_with_front_end(make, chunks, settings, _outputs(options))
+    code = run_with_front_end(make, chunks, settings, _audience(options))
     store = settings.settings.qdrant
     if code == ExitCode.COMPLETED and store and not options.scripted:
         cut = signal.default_int_handler
         with suppress(KeyboardInterrupt), handling({signal.SIGINT: cut, signal.SIGTERM: cut}):  # the run is done
+            from interlock.console.searching import print_search
+
             print()
-            print_search(settings, store, None, options.query, 3, as_json=False)
+            print_search(settings, store, options.query, 3)
     return code

@@ -14,7 +14,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
-from interlock.engine.models.registry import extended, label, members, vouched
+from interlock.engine.models.registry import extended, label, vouched
 from interlock.engine.models.sources import hub_cache, model_cache
 from interlock.engine.passes import checkup, findings
 from interlock.engine.passes.checkup import GpuCheck, GpuReport
@@ -112,7 +112,7 @@ def _writable(out: Path) -> Check:
 def _models(configuration: Configuration) -> Iterator[Check]:
     settings = configuration.settings
     registry = extended(configuration.models)
-    for spec in members(registry, [name for name, _ in settings.roster], settings.sparse):
+    for spec in settings.members(registry):
         here = assets.cached(vouched(spec, settings.allow_pickle))
         missing = "not on this machine; to fetch it: " + " | ".join(assets.how_to_fetch(spec))
         yield bool(here), f"model {spec.key}", f"{label(here[1])}: {here[0]}" if here else missing

@@ -3,14 +3,16 @@
 Nothing heavy is imported before the command is known: `--help` loads neither torch nor a terminal library.
 """
 
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
-from interlock.console.cli import ANSWERED, parse
+from interlock.console.cli import ROOMS, parse
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
 from interlock.engine.record.safe import safe
 
@@ -45,6 +47,20 @@ def signals_put_back() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def _bundle(directory: Path | None) -> Iterator[None]:
+    """Have models looked for in this bundle first, while a command works."""
+    before = os.environ.get("INTERLOCK_MODELS")
+    if directory:
+        os.environ["INTERLOCK_MODELS"] = str(directory)
+    try:
+        yield
+    finally:
+        if directory:
+            os.environ.pop("INTERLOCK_MODELS")
+            os.environ |= {"INTERLOCK_MODELS": before} if before else {}
+
+
 def _exit_code(arguments: Sequence[str]) -> int:
     """Run one command, and put out all that it said; the exit code."""
     try:
@@ -74,10 +90,9 @@ def _command(arguments: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     try:
         options = parse(arguments)
-        from interlock.console import answers, commands
-
-        room = answers if options.command in ANSWERED else commands
-        return int(getattr(room, options.command)(options))
+        room = ROOMS.get(options.command, "commands")  # alone, since the others would cost as much again
+        with _bundle(getattr(options, "models", None)):
+            return int(getattr(importlib.import_module(f"interlock.console.{room}"), options.command)(options))
     except InterlockError as error:
         return _refuse(error)
     except BrokenPipeError:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
     from interlock.engine.passes.backend import Backend
+    from interlock.engine.passes.encoder import Encoder
 
 MARK = "sim-"
 """What the name of every model begins with, and so its vectors, files and columns."""
@@ -126,6 +127,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
     from interlock.engine.models.cost import cost_of
     from interlock.engine.models.weights import Master
     from interlock.engine.passes.backend import Backend
+    from interlock.engine.passes.weightless_rows import WeightlessRows
 
     def devices(wanted: str, faults: Sequence[str]) -> list[Device]:
         return list(simulated(wanted, parse(",".join(faults)), weightless.WeightlessGpu))
@@ -135,8 +137,8 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
         pause(master.bytes / READ / speed)
         return master
 
-    def encoder(card: "ModelCard", network: Any, device: Device) -> weightless.WeightlessRows:
-        cost = cost_of(card.config, card.kind)
+    def encoder(card: "ModelCard", network: Any, device: Device) -> "Encoder":
+        cost = cost_of(card.config, card.network_kind)
         assert cost is not None
         rate = OPERATIONS * speed * (1 if device.kind == "sim" else 0.05)
 
@@ -144,7 +146,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
             pairs = sum(length * length for length in lengths)
             return pause((cost.per_token * sum(lengths) + cost.per_pair * pairs) / rate)
 
-        return weightless.WeightlessRows(card, network, pace, 1)
+        return WeightlessRows(card, network, pace, 1)
 
     def cards(specs: "Sequence[ModelSpec]", _: "Policy", devices: "Sequence[Device]", emit: Any) -> "list[ModelCard]":
         return [resolved(spec, out, emit, lambda seconds: pause(seconds / speed)) for spec in specs]

@@ -9,16 +9,18 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
 from interlock.engine.errors import UsageError
-from interlock.engine.record.facts import Setting
+from interlock.engine.models.registry import ModelSpec, lengthened, members
+from interlock.engine.outlet.languages import LANGUAGES, NO_LANGUAGE
+from interlock.engine.record.facts import Setting, TokenPrecision
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
 SIMULATED = "sim:"
-RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE"}
+RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
 
 
 def knob(
@@ -50,6 +52,28 @@ class RunSettings:
         "MODEL,...",
         "sparse models, which weigh terms (splade-tiny): passes of their own after the roster's",
         kept="sparse",
+    )
+    token_vectors: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "keep vectors of every token of these models of the roster too, for late interaction; they take hundreds of "
+        "times the space: `interlock plan` says how much",
+        kept="tokens",
+    )
+    token_precision: TokenPrecision = knob(
+        "int8",
+        parsers.one_of(*get_args(TokenPrecision)),
+        "|".join(get_args(TokenPrecision)),
+        "what a number of a token vector is kept in",
+        kept="tokens",
+    )
+    token_pooling: int = knob(
+        "1",
+        parsers.at_least_one,
+        "N",
+        "keep one token vector for N of a text, the mean of those that are alike; 1 keeps all",
+        kept="tokens",
     )
     collections: tuple[str, ...] = knob(
         "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
@@ -105,17 +129,89 @@ class RunSettings:
         "how to fuse the models' vectors",
         kept="fusion",
     )
+    keep: Literal["fused", "members", "both"] = knob(
+        "fused",
+        parsers.one_of("fused", "members", "both"),
+        "fused|members|both",
+        "dense vectors in a store and in points.parquet: the fused one, which answers at any weights where it is a "
+        "concat, each model's own, or both",
+        kept="keep",
+    )
+    project: int = knob(
+        "0",
+        parsers.count,
+        "N",
+        "reduce the fused vectors to the N dimensions in which those of a collection have the most length; 0 keeps all",
+        kept="project",
+    )
+    quantise: Literal["none", "int8", "binary"] = knob(
+        "none",
+        parsers.one_of("none", "int8", "binary"),
+        "none|int8|binary",
+        "keep a number of a dense vector in a store, and of the fused ones in a file, in eight bits instead of 32; "
+        "binary is for files: one bit a number to search, and the eight to order what it finds",
+        kept="quantise",
+    )
+    long: Literal["cut", "split"] = knob(
+        "cut",
+        parsers.one_of("cut", "split"),
+        "cut|split",
+        "texts longer than a model's limit: cut off what is beyond it, or split them into overlapping spans, whose "
+        "vectors become one",
+        kept="long",
+    )
+    long_overlap: float = knob(
+        "0.125",
+        parsers.share,
+        "SHARE",
+        "how much of a span the one before has too, 0 to 0.9, with --long split",
+        kept="long",
+    )
     dim: int = knob(
         "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
     )
     export: tuple[str, ...] = knob(
         "npy,parquet",
-        parsers.some_of("npy", "parquet"),
+        parsers.some_of("npy", "parquet", "jsonl"),
         "FORMAT,...",
         "files to export for each collection",
         kept="export",
     )
-    qdrant: Path | None = knob("", parsers.store, "DIR", "write an embedded, searchable Qdrant store", kept="qdrant")
+    qdrant: Path | None = knob(
+        "",
+        parsers.store,
+        "DIR",
+        "write an embedded, searchable Qdrant store; `run --qdrant URL`: upload to a server at the end",
+        kept="qdrant",
+    )
+    prune: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "remove points from the store whose chunks are no longer in the corpus, once all of it is there",
+        kept="prune",
+    )
+    bm25: bool = knob(
+        "yes",
+        parsers.flag,
+        "",
+        "write BM25 vectors into the store, which need no model",
+        kept="bm25",
+    )
+    bm25_language: str = knob(
+        "english",
+        parsers.one_of(*LANGUAGES, NO_LANGUAGE),
+        "LANGUAGE",
+        "language of the texts, for BM25's stop words and stems; none: all words as they are",
+        kept="bm25",
+    )
+    chunk_sparse: str = knob(
+        "",
+        parsers.text,
+        "NAME",
+        "deliver the sparse_features that chunks bring as sparse vectors of this name; bad ones refuse their chunk",
+        kept="chunk_sparse",
+    )
     out: Path = knob("runs", parsers.path, "DIR", "directory for run directories")
     run_id: str = knob("", parsers.run_id, "ID", "name of the run (default: its start time)")
     resume: bool = knob(
@@ -124,6 +220,16 @@ class RunSettings:
         "",
         "resume run --run-id, or the newest run of these chunks, with its original settings; start one "
         "if there is none",
+    )
+    deadline: str = knob(
+        "",
+        parsers.deadline,
+        "8h30m|17:45",
+        "stop resumably, with exit code 4, before the session is so old, or before this time of day: no batch is begun "
+        "that would not be done by then",
+    )
+    partial: bool = knob(
+        "no", parsers.flag, "", "before it stops for --deadline, export the collections that every model has seen"
     )
     reuse: Path | None = knob(
         "", parsers.path_or_none, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
@@ -136,6 +242,13 @@ class RunSettings:
         "read weights that these models publish only as pickles, without running them; a safetensors copy is kept",
     )
     refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
+    allow_missing: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "deliver without the models that cannot be had or whose pass fails, what the others make; --resume adds them",
+        kept="allow_missing",
+    )
     strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
     refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10", screen=True)
     theme: str = knob(
@@ -155,6 +268,16 @@ class RunSettings:
         "console: what to do when the terminal is lost",
         screen=True,
     )
+
+    def members(self, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
+        """Find the models of the run in the order of their passes. Raises UsageError as `registry.members` does."""
+        found = members(registry, [name for name, _ in self.roster], self.sparse, self.token_vectors)
+        found = lengthened(found, self.long, self.long_overlap)
+        precision, pooling = self.token_precision, self.token_pooling
+        return [
+            replace(spec, token_precision=precision, token_pooling=pooling) if "tokens" in spec.gives else spec
+            for spec in found
+        ]
 
     def ceiling_of(self, kind: str) -> int:
         """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""

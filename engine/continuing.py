@@ -15,8 +15,7 @@ from interlock.engine.intake.tokens import TokenStore
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.pass_files import open_pass, place_of
-from interlock.engine.passes.vectors import PassFile, damaged_batches
+from interlock.engine.passes.pass_files import PLACES, PassFiles, damaged_batches, open_pass
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import several
@@ -50,22 +49,22 @@ class Continuation:
     def plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
         """Lay out one pass without the texts that are reused; tell what is planned, and what is truncated."""
         directory, emit = self._directory, self._recorder.emit
-        vectors = directory.vectors(model_pass, card.key)
+        place = directory.pass_directory(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
-        if kept and not place_of(vectors, card.kind).exists():
+        if kept and not all((place / PLACES[output]).exists() for output in card.outputs):
             raise self._not_reused(kept, kept.rows)
-        file = open_pass(vectors, card.kind, len(corpus.digests), card.dim)
-        if kept and (damaged := reuse.damaged(kept, file)):
+        files = open_pass(place, card, len(corpus.digests))
+        if kept and (damaged := reuse.damaged(kept, files)):
             raise self._not_reused(kept, damaged)
         if not kept and all(planned != model_pass for planned, _ in begun):
-            kept = self._take_over(model_pass, corpus, file)
+            kept = self._take_over(model_pass, corpus, files)
         layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
         if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.planned):
             raise UsageError(
                 f"run {directory.id} was planned by another version of interlock: start a new run with "
                 f"--reuse {directory.path}"
             )
-        reuse.keep_order(vectors, layout.batches)
+        reuse.keep_order(place, layout.batches)
         for share in layout.planned:
             emit(share)
             name = share.collection
@@ -73,7 +72,7 @@ class Continuation:
             message = _truncation(share, card)
             if share.truncated and message not in said:  # by an earlier session
                 emit(ev.Warned(message=message, collection=name))
-        return Cells(model_pass, layout, tokens, file)
+        return Cells(model_pass, layout, tokens, files)
 
     def committed(self, cells: Cells) -> list[ev.BatchCommitted]:
         """List the batches of a pass that the journal speaks of."""
@@ -90,18 +89,21 @@ class Continuation:
     def check(self, cells: Cells) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
         reused = self._recorder.look(lambda state: state.reused.get(cells.model_pass))
-        if _lost(cells, self.committed(cells)) or (reused and reuse.damaged(reused, cells.file)):
+        if _lost(cells, self.committed(cells)) or (reused and reuse.damaged(reused, cells.files)):
             raise InterlockError(
-                f"the vectors of {cells.card.key} in {cells.file.path} changed after they were computed: check "
+                f"the vectors of {cells.card.key} in {cells.files.path} changed after they were computed: check "
                 "for another writer, then --resume"
             )
 
-    def _take_over(self, model_pass: int, corpus: Corpus, file: PassFile) -> ev.RowsReused | None:
+    def _take_over(self, model_pass: int, corpus: Corpus, files: PassFiles) -> ev.RowsReused | None:
         """Copy what the source has of one pass; tell what was taken, with its checksums, and what is damaged there."""
         entry, damaged = self._directory.inputs()["roster"][model_pass], list[int]()
-        found = reuse.take_over(self._source, entry, model_pass, corpus.digests, file, damaged.append)
+        found = reuse.take_over(self._source, entry, model_pass, corpus.digests, files, damaged.append)
         if found:
             self._recorder.emit(found)
+        if lacking := reuse.lacking(self._source, entry):
+            message = f"--reuse {self._settings.reuse}: no {lacking} of {entry['model']} there, computing it anew"
+            self._recorder.emit(ev.Warned(message=message))
         if damaged:
             vectors = several(sum(damaged), "vector")
             message = f"--reuse {self._settings.reuse}: {vectors} of {entry['model']} damaged there, recomputing"
@@ -129,4 +131,4 @@ def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
 def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
     """The batches whose vectors are not those that were committed."""
     crcs = {batch.batch_index: batch.crc for batch in committed}
-    return damaged_batches(cells.file, [batch.rows for batch in cells.batches], crcs)
+    return damaged_batches(cells.files, [batch.rows for batch in cells.batches], crcs)

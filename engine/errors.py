@@ -29,8 +29,8 @@ MEANINGS = {
     ExitCode.FAILED: "failed, or a collection is incomplete",
     ExitCode.USAGE: "bad usage, configuration or input; nothing was done",
     ExitCode.MITIGATED: "completed, but with mitigations (--strict)",
-    ExitCode.STOPPED: "stopped by the operator, or because no GPU was left; resumable",
-    ExitCode.UNAVAILABLE: "no usable device or model",
+    ExitCode.STOPPED: "stopped by the operator, for a deadline, or without a GPU left; resumable",
+    ExitCode.UNAVAILABLE: "no usable device, model or server",
     ExitCode.HANGUP: "terminal lost, with --on-hangup stop; resumable",
     ExitCode.INTERRUPTED: "interrupted, resumable",
     ExitCode.TERMINATED: "terminated, resumable",
@@ -58,7 +58,7 @@ class UsageError(InterlockError):
 
 
 class UnavailableError(InterlockError):
-    """A model or a device that the run needs is not to be had."""
+    """A model, a device or a server that is needed is not to be had."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -72,7 +72,7 @@ class DiskError(InterlockError):
 
 
 class Stopped(InterlockError):
-    """The operator stopped the run, or no GPU was left; it can be resumed."""
+    """The operator or the deadline stopped the run, or no GPU was left; it can be resumed."""
 
     exit_code = ExitCode.STOPPED
 

@@ -1,13 +1,14 @@
 """What a run would do, without doing it: passes, batches, tokens and predicted memory, and no weights loaded."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from interlock.engine.config import Configuration, RunSettings
+from interlock.engine.errors import UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -17,21 +18,21 @@ from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
-from interlock.engine.intake.reading import read_and_tokenise
+from interlock.engine.intake.features import features_of
+from interlock.engine.intake.reading import Beside, read_and_tokenise
+from interlock.engine.intake.tokens import TokenStore
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.attention import why_padded
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.checkpoint import packable
 from interlock.engine.models.configurations import Found, configurations
-from interlock.engine.models.network import packable
 from interlock.engine.models.precision import T4, Capability, precision_for
-from interlock.engine.models.registry import ModelSpec, extended, members, vouched
+from interlock.engine.models.registry import ModelSpec, check_beside, extended, vouched
 from interlock.engine.models.roster import (
-    as_input,
     cards_of,
     delivered_dim,
     entry_of,
     fewest_processors,
-    ignored_dim,
     lowest_capability,
     token_key,
     tokenisings,
@@ -39,13 +40,28 @@ from interlock.engine.models.roster import (
 from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
-from interlock.engine.opening import check
-from interlock.engine.outlet.fusion import Fusion, fused_width
+from interlock.engine.opening import check, form_of, without_effect
+from interlock.engine.outlet import mirror
+from interlock.engine.outlet.delivery import check_projectable
+from interlock.engine.outlet.form import FUSED, VectorForm, stored_bytes
+from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.passes import reuse
 from interlock.engine.passes.grid import Layout, lay_out
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
+from interlock.engine.record.inputs import as_input
 from interlock.engine.record.pace import paces
+
+
+@dataclass(frozen=True)
+class LongTexts:
+    """Texts that are longer than a model's limit: how many, their tokens beyond it, and in how many spans of how many
+    tokens more they are embedded where they are split."""
+
+    texts: int = 0
+    beyond: int = 0
+    spans: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,7 @@ class PassForecast:
     seconds: float | None = None
     warning: str = ""
     """Why it would be computed on the CPU although there are GPUs."""
+    long: LongTexts = LongTexts()
 
     @property
     def batches(self) -> int:
@@ -74,6 +91,11 @@ class PassForecast:
     @property
     def tokens(self) -> int:
         return sum(share.tokens for share in self.layout.planned)
+
+    @property
+    def token_bytes(self) -> int:
+        """What the vectors of its tokens would take."""
+        return sum(share.token_bytes for share in self.layout.planned)
 
     @property
     def truncated(self) -> int:
@@ -93,6 +115,10 @@ class Forecast:
     passes: list[PassForecast]
     budget_bytes: int
     fused_dim: int | None
+    file_bytes: int
+    """Bytes of the dense vectors of a chunk in all files, before a table is compressed."""
+    stored_bytes: int
+    """Bytes of these in a store, whether one is asked for or not; 0 where no store keeps them so."""
     overlooked: Sequence[str] = ()
     """What is there or asked for and not used: files beside the chunk files, GPUs, and --dim."""
 
@@ -152,7 +178,8 @@ def _surveyed(
 
 
 def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
-    """Plan a run of `chunks` by its files, models and devices; the run's directory and store are not looked at.
+    """Plan a run of `chunks` by its files, models and devices; the run's directory is not looked at, and of a store
+    only which points it has.
 
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
     a model or device that is not there; a pass that fits nowhere says why itself.
@@ -160,7 +187,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     settings = configuration.settings
     check(settings, chunks)
     registry = extended(configuration.models)
-    specs = members(registry, [name for name, _ in settings.roster], settings.sparse)
+    specs = settings.members(registry)
+    check_beside(settings.chunk_sparse, specs)
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
@@ -168,21 +196,44 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
-        corpus, stores = read_and_tokenise(collections, tokenisings(cards), Path(scratch), lambda _: None, stopped)
-        layouts = [
-            lay_out(number, card, stores[token_key(card)], corpus.rows, _reusable(source, card, corpus))
-            for number, card in enumerate(cards)
-        ]
+        beside = Beside(features=features_of) if settings.chunk_sparse else Beside()
+        corpus, stores = read_and_tokenise(
+            collections, tokenisings(cards), Path(scratch), lambda _: None, stopped, beside
+        )
+        layouts, longs = [], []
+        for number, (spec, card) in enumerate(zip(specs, cards, strict=True)):
+            tokens, reused = stores[token_key(card)], _reusable(source, card, corpus)
+            layouts.append(lay_out(number, card, tokens, corpus.rows, reused))
+            longs.append(_long(card, tokens, reused, spec.long_overlap or 0.0))
     dense = [card.key for card in cards if card.kind == "dense"]
-    fused = fused_width(Fusion(settings.fusion), dims[: len(dense)], dense)
+    form, fusion = form_of(settings), Fusion(settings.fusion)
+    members = dict(zip(dense, dims, strict=False))
+    kept = form.widths(fusion, members)
+    sizes = (
+        form.file_bytes(fusion, members, settings.export),
+        stored_bytes(kept, form.quantise),
+    )
     passes, budget = _forecasts(layouts, devices, settings)
-    ignored = ignored_dim(specs, settings.dim)
+    passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]
+    lacking = [(card.key, reuse.lacking(source, as_input(entry_of(card, 1.0, card.dim)))) for card in cards]
     unused = [
-        *([ignored] if ignored else []),
+        *(f"--reuse {settings.reuse}: no {what} of {key} there, computing it anew" for key, what in lacking if what),
+        *without_effect(configuration, specs),
         *overlooked(chunks, collections),
+        *_too_few(corpus, form),
         *unused_gpus(settings.devices, devices),
+        *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in corpus.rows if settings.qdrant)),
     ]
-    return Forecast(corpus.rows, passes, budget, fused, unused)
+    return Forecast(corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
+
+
+def _too_few(corpus: Corpus, form: VectorForm) -> Iterator[str]:
+    """Tell of collections that a run would refuse to project, unless their store has been projected before."""
+    for rows in corpus.rows:
+        try:
+            check_projectable(rows, form, None)
+        except UsageError as error:
+            yield str(error)
 
 
 def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> reuse.Mask:
@@ -190,6 +241,15 @@ def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> 
     for rows, _ in reuse.available(source, as_input(entry_of(card, 1.0, card.dim)), corpus.digests, lambda _: None):
         mask[rows] = True
     return mask
+
+
+def _long(card: ModelCard, tokens: TokenStore, reused: reuse.Mask, share: float) -> LongTexts:
+    """What is longer than the model's limit of the texts that are not reused, and what splitting that takes."""
+    over, splitting = tokens.truncated(card.max_tokens)[~reused], tokens.splitting(card.max_tokens, share)
+    texts, beyond = int((over > 0).sum()), int(over.sum())
+    if splitting.room < 1:
+        return LongTexts(texts, beyond)
+    return LongTexts(texts, beyond, texts + int(splitting.counts(over).sum()), splitting.cost(over))
 
 
 def _forecasts(

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -9,16 +10,24 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, recorded
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import DiskError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.outlet.form import VectorForm
+from interlock.engine.outlet.fusion import Fusion
+from interlock.engine.passes.grid import Cells, token_bytes
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.units import human_bytes
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "qdrant-edge-py", "pyarrow")
+
+STORED_BYTES = 5
+"""Bytes of the disk that a store takes for each number of a token vector: two, the engine's log and spare room."""
 
 
 def schedule_of(settings: RunSettings) -> Schedule:
@@ -28,14 +37,67 @@ def schedule_of(settings: RunSettings) -> Schedule:
     return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
 
 
+def form_of(settings: RunSettings) -> VectorForm:
+    """Return the form in which the settings have dense vectors kept."""
+    return VectorForm(settings.keep, settings.project, settings.quantise).of(Fusion(settings.fusion))
+
+
 def check(settings: RunSettings, chunks: Path) -> None:
     """Raise UsageError for settings that no run of `chunks` can have."""
     if settings.window and not settings.exclusive:
         raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
+    VectorForm(settings.keep, settings.project, settings.quantise).check(
+        Fusion(settings.fusion), settings.export, store=settings.qdrant is not None
+    )
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and path.resolve().is_relative_to(chunks.resolve()):
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            )
+
+
+def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> list[str]:
+    """Say which settings were given and change nothing about a run of these models."""
+    settings = configuration.settings
+    cut, split = any(spec.matryoshka for spec in specs), any(spec.long == "split" for spec in specs)
+    tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
+    words = "" if settings.qdrant and settings.bm25 else "BM25 is only in a store (--qdrant), and not with --no-bm25"
+    idle = {
+        "dim": "" if cut or not settings.dim else "no model of the roster supports it, so nothing is truncated",
+        "keep": "named makes no fused vector, so every model's own are kept"
+        if settings.fusion == Fusion.NAMED and settings.keep == "fused"
+        else "",
+        "long_overlap": "" if split else "nothing is split without --long split",
+        "partial": "" if settings.deadline or not settings.partial else "nothing ends the session without --deadline",
+        "token_precision": tokens,
+        "token_pooling": tokens,
+        "bm25_language": words,
+        "prune": "" if settings.qdrant or not settings.prune else "nothing is delivered into a store without --qdrant",
+    }
+    return [
+        f"--{name.replace('_', '-')} {getattr(settings, name)}: {why}"
+        for name, why in idle.items()
+        if why and configuration.origins[name] not in ("default", FROM_RUN)
+    ]
+
+
+def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], formats: Sequence[str]) -> None:
+    """Raise DiskError where the token vectors that the passes are still to give would fill the disk, with their files
+    and their place in the `store`."""
+    coming = exported = stored = 0
+    for cells in grid:
+        if form := cells.card.by_token.vectors:
+            whole = token_bytes(cells.card, cells.tokens.lengths(cells.card.max_tokens))
+            coming += max(0, whole - cells.files.token_bytes)
+            exported += whole * ("npy" in formats)
+            stored += whole // form.bytes * form.dim * STORED_BYTES
+    wanted = {directory: coming + exported} | ({store: stored} if store else {})
+    for path, needed in wanted.items() if coming else ():
+        there = next(above for above in (path, *path.absolute().parents) if above.exists())
+        if needed > (free := shutil.disk_usage(there).free):
+            raise DiskError(
+                f"disk of {path} has {human_bytes(free)} free, but token vectors take {human_bytes(needed)}: free "
+                "space, choose another place, or keep less (--token-pooling, --token-precision bit), then start again"
             )
 
 

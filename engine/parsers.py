@@ -6,11 +6,14 @@ Each function returns the value, or raises ValueError saying what was expected; 
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from interlock.engine.record.units import parse_bytes
+from interlock.engine.record.units import parse_bytes, parse_duration, parse_time_of_day
+from interlock.engine.upload.address import is_address
 
 MOST_THREADS = 1024
+MOST_OVERLAP = 0.9
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 Roster = tuple[tuple[str, float], ...]
@@ -28,12 +31,24 @@ def roster(value: object) -> Roster:
     """Read models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
     listed = names(value) if isinstance(value, str) else _each(value)
     given = value.items() if isinstance(value, Mapping) else map(_weighed, listed)
-    entries = [(_model(name), _weight(_model(name), weight)) for name, weight in given]
+    entries = _each_once((_model(name), _weight(_model(name), weight)) for name, weight in given)
     if not entries:
         raise ValueError("expected at least one model")
-    if len({name for name, _ in entries}) < len(entries):
-        raise ValueError("expected each model once")
-    return tuple(entries)
+    return entries
+
+
+def weights(value: object) -> Roster:
+    """Read weights of a question, `NAME[=WEIGHT],...`; `Ask` says which of them can be used."""
+    return _each_once((_model(name), _number(_model(name), weight)) for name, weight in map(_weighed, names(value)))
+
+
+def _each_once(entries: Iterable[tuple[str, float]]) -> Roster:
+    listed, seen = tuple(entries), set[str]()
+    for name, _ in listed:
+        if name in seen:
+            raise ValueError(f"expected not {name} twice but each model once")
+        seen.add(name)
+    return listed
 
 
 def _each(value: object) -> list[object]:
@@ -58,11 +73,15 @@ def _model(name: object) -> str:
     return str(path(name).absolute()) if isinstance(name, Path) else str(name)
 
 
-def _weight(name: str, weight: object) -> float:
+def _number(name: str, weight: object) -> float:
     try:
-        value = float(str(weight))
+        return float(str(weight))
     except ValueError:
         raise ValueError(f"expected a number as the weight of {name}") from None
+
+
+def _weight(name: str, weight: object) -> float:
+    value = _number(name, weight)
     if not 0 < value < float("inf"):
         raise ValueError(f"expected a weight above 0 for {name}")
     return value
@@ -88,13 +107,20 @@ def text(value: object) -> str:
 
 
 def count(value: object) -> int:
-    text = str(value)
-    if not text.strip().lstrip("-").isdigit():
+    return _whole(value, 0)
+
+
+def _whole(value: object, least: int) -> int:
+    text = str(value).strip()
+    if not text.lstrip("-").isdigit():
         raise ValueError("expected a whole number")
-    count = int(text)
-    if count < 0:
-        raise ValueError("expected 0 or more")
-    return count
+    if (found := int(text)) < least:
+        raise ValueError(f"expected {least} or more")
+    return found
+
+
+def at_least_one(value: object) -> int:
+    return _whole(value, 1)
 
 
 def threads(value: object) -> int:
@@ -114,6 +140,16 @@ def seconds(value: object) -> float:
     return seconds
 
 
+def deadline(value: object) -> str:
+    """Read when a session is to end: a duration above 0, or a time of day; an empty text is never."""
+    text = str(value).strip().lower()
+    for parse in (parse_duration, parse_time_of_day):
+        with suppress(ValueError):
+            if not text or parse(text):
+                return text
+    raise ValueError("expected a duration such as 8h30m, or a time of day such as 17:45")
+
+
 def rate(value: object) -> float:
     try:
         rate = float(str(value))
@@ -122,6 +158,16 @@ def rate(value: object) -> float:
     if not 0.5 <= rate <= 10:
         raise ValueError("expected a number from 0.5 to 10")
     return rate
+
+
+def share(value: object) -> float:
+    try:
+        share = float(str(value))
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= MOST_OVERLAP:
+        raise ValueError(f"expected a number from 0 to {MOST_OVERLAP}")
+    return share
 
 
 def flag(value: object) -> bool:
@@ -151,9 +197,11 @@ def path_or_none(value: object) -> Path | None:
 
 
 def store(value: object) -> Path | None:
-    text = str(value)
-    if "://" in text or re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?", text):
-        raise ValueError("expected a directory for an embedded store (Qdrant servers are not supported yet)")
+    if is_address(str(value)):
+        raise ValueError(
+            "expected a directory for an embedded store (to a server go `interlock run --qdrant URL` and "
+            "`interlock upload`)"
+        )
     return path_or_none(value)
 
 

@@ -5,18 +5,20 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 """
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import torch
-from msgspec.structs import replace
 
+from interlock.engine import gaps
 from interlock.engine.config import FROM_RUN, Configuration, continued
 from interlock.engine.continuing import Continuation
+from interlock.engine.ending import Ending
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, limit
+from interlock.engine.gaps import Models
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
@@ -26,24 +28,24 @@ from interlock.engine.intake.collections import discover, overlooked
 from interlock.engine.intake.corpus import Corpus, Rows
 from interlock.engine.intake.reading import read_and_tokenise
 from interlock.engine.models.assets import Policy
-from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.registry import extended, find, members
-from interlock.engine.models.roster import as_input, delivered_dim, entry_of, ignored_dim, token_key, tokenisings
-from interlock.engine.opening import announce, check, schedule_of
-from interlock.engine.outlet.delivery import check_store, deliver
-from interlock.engine.outlet.fusion import Fusion, fused_width, shares
-from interlock.engine.outlet.windows import SparseSource
+from interlock.engine.models.registry import check_beside, extended, find
+from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
+from interlock.engine.opening import announce, check, check_room, form_of, schedule_of, without_effect
+from interlock.engine.outlet.delivery import check_projectable, check_store
+from interlock.engine.outlet.fusion import Fusion, shares
+from interlock.engine.outlet.gap import remaining
+from interlock.engine.outlet.gathered import Gathered
 from interlock.engine.passes import reuse
 from interlock.engine.passes.backend import REAL, Backend, RunContext
 from interlock.engine.passes.controls import STOP, Controls
+from interlock.engine.passes.deadline import Deadline, seconds_until
 from interlock.engine.passes.executor import PassExecutor, completed
 from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.sparse import SparseFile
-from interlock.engine.passes.vectors import VectorFile
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
+from interlock.engine.record.inputs import as_input
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.pace import paces
 from interlock.engine.record.recorder import Recorder
@@ -82,18 +84,20 @@ class Run:
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
             registry = extended(configuration.models)
             find(registry, self.settings.allow_pickle)  # refuses what is no model
-            self._specs = members(registry, [name for name, _ in self.settings.roster], self.settings.sparse)
+            self._specs = self.settings.members(registry)
             dense = shares([weight for _, weight in self.settings.roster]).tolist()
-            self._weights = [*dense, *[0.0] * len(self.settings.sparse)]
+            check_beside(self.settings.chunk_sparse, self._specs)
+            self._weights = [*dense, *[0.0] * (len(self._specs) - len(dense))]
             self._collections = discover(chunks, self.settings.collections)
-            self._notes += overlooked(chunks, self._collections)
+            self._notes += [*without_effect(self._configuration, self._specs), *overlooked(chunks, self._collections)]
             self._devices = self._choose_devices()
+            self.deadline = self._choose_deadline()
             self._notes += unused_gpus(self.settings.devices, self._devices)
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
             try:
-                self.recorder = Recorder(self._journal, self._devices[0].kind)
+                self.recorder = Recorder(self._journal, self._devices[0].kind, clock=backend.clock)
             except BaseException:
                 self._journal.close()  # a notebook keeps the error, and the error this frame: the lock would stay
                 raise
@@ -123,6 +127,13 @@ class Run:
                 f"run {self.directory.id} was started on {self.settings.devices}: {error}; pass --devices to "
                 "continue it on this machine"
             ) from None
+
+    def _choose_deadline(self) -> Deadline:
+        """The end of this session, counted from now."""
+        asked, clock = self.settings.deadline, self._backend.clock
+        deadline = Deadline(seconds_until(asked, datetime.now()) if asked else None, self.controls, clock)
+        self.controls.due = lambda: deadline.allows(0.0)
+        return deadline
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
@@ -179,51 +190,119 @@ class Run:
         threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
         torch.set_num_threads(threads)
         announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes)
+        if asked := settings.deadline:
+            left = max(0.0, self.deadline.left)
+            ends = round(time.time() + left, 3)
+            self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
         policy = Policy(settings.offline, settings.refresh_models, settings.allow_pickle)
-        cards = self._backend.cards(self._specs, policy, self._devices, self._emit)
-        roster = self._roster(cards)
-        corpus, stores = read_and_tokenise(
-            self._collections, tokenisings(cards), scratch, self._emit, lambda: self.controls.stop_requested
+        models = gaps.resolved(
+            self._backend, self._specs, policy, self._devices, self._emit, allowed=settings.allow_missing
         )
+        cards, roster = [*models.cards.values()], self._roster(models)
+        language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
+        gathered = Gathered(scratch, language, settings.chunk_sparse)
+        corpus, stores = read_and_tokenise(
+            self._collections,
+            tokenisings(cards),
+            scratch,
+            self._emit,
+            self._stops_reading,
+            gathered.beside,
+        )
+        if missed := gathered.missed:
+            self._emit(ev.Warned(message=missed))
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(self._inputs(roster, corpus, threads), corpus)
-        grid = [self._earlier.plan(number, card, stores[token_key(card)], corpus) for number, card in enumerate(cards)]
+        self.recorder.look(lambda state: gaps.check_unfinished(state, models.missing))
+        grid = [
+            self._earlier.plan(number, card, stores[token_key(card)], corpus) for number, card in models.cards.items()
+        ]
         done = [self._earlier.survived(cells) for cells in grid]
+        for cells, batches in zip(grid, done, strict=True):
+            for batch in batches:
+                self.deadline.learn(cells, batch.batch_index, batch.seconds)
         executor = PassExecutor(grid, done, self._weights, self._context())
-        executor.check()
+        gaps.check_placed(executor.unplaceable(), self._specs, models, allowed=settings.allow_missing)
+        check_room(self.directory.path, settings.qdrant, grid, settings.export)
+        for rows in corpus.rows:
+            if rows.chunks:
+                check_projectable(rows, form_of(settings), settings.qdrant)
         if settings.qdrant:  # what the store would refuse after all the work, it refuses now
-            for name in (each.qdrant_collection for each in self._collections if each.files):
-                check_store(name, roster, Fusion(settings.fusion), settings.qdrant, self.directory.id)
+            for rows in corpus.rows:
+                if rows.collection.files:
+                    self._check_store(rows, roster, gathered)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
 
         def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
             self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
 
-        with Sampler(self._devices, sampled), _imports_left_alone():
-            executor.run()
+        told = self._earlier, self._emit
+        ending = Ending(self.recorder, self.directory, settings, corpus, grid, roster, gathered, *told)
+        if settings.partial:
+            self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
+        try:
+            with Sampler(self._devices, sampled), _imports_left_alone():
+                executor.run()
+            self._close_passes(grid)
+            for rows in corpus.rows:
+                if rows is corpus.rows[-1] and not self.controls.stop_requested:
+                    self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
+                self.deadline.allows(ending.seconds_of(rows), reserve=False)
+                if self.controls.stop_requested:
+                    raise Stopped("stopped by the operator before delivery ended: --resume continues")
+                ending.close(rows)
+        except Stopped:
+            if not self.deadline.near:
+                raise
+            return "stopped", ending.early(self.deadline)
+        return self.recorder.look(verdict.of_run)
+
+    def _check_store(self, rows: Rows, roster: list[RosterEntry], gathered: Gathered) -> None:
+        """Refuse a collection now that its store would refuse; of models that fail later nothing is known yet."""
+        settings, collection, run = self.settings, rows.collection, self.directory.id
+        assert settings.qdrant, "which is why it is asked"
+        allowed = settings.allow_missing
+        without = self.recorder.look(lambda state: gaps.lacking(state, collection.name, allowed=allowed))
+        left = remaining(roster, without, [weight for _, weight in settings.roster])
+        where = collection.qdrant_collection, left, Fusion(settings.fusion), settings.qdrant, run
+        brought = gathered.bm25(rows), settings.chunk_sparse
+        began = self.recorder.look(lambda state: state.began_at)
+        check_store(*where, *brought, form_of(settings), self._emit, without, began)
+
+    def _close_passes(self, grid: list[Cells]) -> None:
+        """Check what was computed, and end the passes that no session has told the end of."""
         closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
         for cells in grid:
             self._earlier.check(cells)
             if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
                 self._emit(completed(cells, self._weights[cells.model_pass], self._earlier.committed(cells)))
-        for rows in corpus.rows:
-            if rows is corpus.rows[-1] and not self.controls.stop_requested:
-                self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
-            self._close_collection(rows, corpus, grid, roster)
-        return self.recorder.look(verdict.of_run)
 
-    def _roster(self, cards: list[ModelCard]) -> list[RosterEntry]:
+    def _stops_reading(self) -> bool:
+        """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""
+        if not self.deadline.allows(0.0) and self.deadline.near:
+            raise Stopped(
+                f"deadline {self.settings.deadline} came while chunks were read: nothing was kept, repeat the command "
+                "with a later --deadline"
+            )
+        return self.controls.stop_requested
+
+    def _roster(self, models: Models) -> list[RosterEntry]:
         """The resolved roster, once it is known that its vectors can be fused."""
-        dims = [delivered_dim(spec, card, self.settings.dim) for spec, card in zip(self._specs, cards, strict=True)]
-        dense = [card.key for card in cards if card.kind == "dense"]
-        fused_width(Fusion(self.settings.fusion), dims[: len(dense)], dense)
-        roster = [entry_of(*each) for each in zip(cards, self._weights, dims, strict=True)]
+        cards, missing, weights = models.cards, models.missing, self._weights
+        dims = {k: delivered_dim(self._specs[k], card, self.settings.dim) for k, card in cards.items()}
+        dense = {card.key: dims[k] for k, card in cards.items() if card.kind == "dense"}
+        form_of(self.settings).widths(Fusion(self.settings.fusion), dense)
+        roster = [
+            entry_of(cards[k], weights[k], dims[k]) if k in cards else entry_without(spec, weights[k], missing[k])
+            for k, spec in enumerate(self._specs)
+        ]
         known = paces(self.settings.out, self._devices[0].kind)
         before = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
         self._emit(ev.RosterResolved(roster=roster, paces=before))
-        if ignored := ignored_dim(self._specs, self.settings.dim):
-            self._emit(ev.Warned(message=ignored))
+        self.deadline.paces = before
+        for number, why in missing.items():
+            self._emit(ev.PassFailed(model_pass=number, model=roster[number].model, reason=why))
         if self.settings.fusion == Fusion.MEAN:
             message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
             self._emit(ev.Warned(message=message))
@@ -250,51 +329,8 @@ class Run:
             emit=self._emit,
             sync=self._journal.sync,
             backend=self._backend,
+            deadline=self.deadline,
         )
-
-    def _close_collection(self, rows: Rows, corpus: Corpus, grid: list[Cells], roster: list[RosterEntry]) -> None:
-        """Deliver a collection that every model has seen; say what became of it."""
-        name = rows.collection.name
-        if self.controls.stop_requested:
-            raise Stopped("stopped by the operator before delivery ended: --resume continues")
-        seen_by_all = self.recorder.look(lambda state: not verdict.unfinished(state, name))
-        self._park_shared(rows)
-        status: Status
-        try:
-            if rows.chunks and seen_by_all:
-                vectors = [cells.file.array for cells in grid if isinstance(cells.file, VectorFile)]
-                terms = [(cells.card.key, cells.file) for cells in grid if isinstance(cells.file, SparseFile)]
-                sparse = [SparseSource(*each) for each in terms]
-                fusion, formats, store = Fusion(self.settings.fusion), self.settings.export, self.settings.qdrant
-                here = self.directory
-                deliver(rows, corpus.digests, vectors, roster, fusion, formats, store, here, self._emit, sparse)
-            status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
-        except InterlockError as error:
-            status, reason = "failed", str(error)
-        self._emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
-
-    def _park_shared(self, rows: Rows) -> None:
-        """Park a text in every collection that shares it; where it first stood it is parked already."""
-        name = rows.collection.name
-        known = self.recorder.look(
-            lambda state: {(each, text) for each, by_name in state.parked.items() for text in by_name.get(name, ())}
-        )
-        for text in np.unique(rows.texts).tolist():
-            for event in self._parked.get(text, ()):
-                if (event.model_pass, text) not in known:
-                    self._emit(replace(event, collection=name))
-
-    @cached_property
-    def _parked(self) -> dict[int, list[ev.RowParked]]:
-        """By text, one event for each model that has no vector of it; asked for once all passes are over."""
-        parked: dict[int, dict[int, ev.RowParked]] = {}
-        in_collections = self.recorder.look(
-            lambda state: [events for by_name in state.parked.values() for events in by_name.values()]
-        )
-        for events in in_collections:
-            for text, event in events.items():
-                parked.setdefault(text, {}).setdefault(event.model_pass, event)
-        return {text: list(by_pass.values()) for text, by_pass in parked.items()}
 
     def _code(self, status: Status) -> ExitCode:
         if status == "stopped":

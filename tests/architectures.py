@@ -1,4 +1,4 @@
-"""The published configurations of eight encoders, as their `config.json` on the Hugging Face hub says them.
+"""The published configurations of encoders, as their `config.json` on the Hugging Face hub says them.
 
 Only what a configuration says counts here: no weights are to be had, and what a forward pass takes follows from these
 numbers alone. `LIMITS` are the longest inputs in tokens, special tokens included.
@@ -28,6 +28,19 @@ BERT_BASE: Config = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
+}
+DISTILBERT_BASE: Config = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertForMaskedLM"],
+    "activation": "gelu",
+    "dim": 768,
+    "hidden_dim": 3072,
+    "n_heads": 12,
+    "n_layers": 6,
+    "max_position_embeddings": 512,
+    "sinusoidal_pos_embds": False,
+    "vocab_size": 30522,
+    "pad_token_id": 0,
 }
 MPNET_BASE: Config = {
     "model_type": "mpnet",
@@ -60,6 +73,14 @@ XLM_R_LARGE: Config = {
     "pad_token_id": 1,
     "bos_token_id": 0,
     "eos_token_id": 2,
+}
+XLM_R_BASE: Config = {
+    **XLM_R_LARGE,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "max_position_embeddings": 514,
 }
 MODERNBERT_BASE: Config = {
     "model_type": "modernbert",
@@ -164,6 +185,13 @@ ARCHITECTURES: Mapping[str, Config] = {
     "Qwen2-1.5B": QWEN2_15B,
     "EmbeddingGemma-300M": GEMMA_300M,
 }
+SPARSE: Mapping[str, Config] = {
+    "BERT-base": BERT_BASE,
+    "DistilBERT-base": DISTILBERT_BASE,
+    "MPNet-base": MPNET_BASE,
+    "XLM-R-base": XLM_R_BASE,
+}
+"""Those that weigh terms, with their masked-LM heads."""
 LIMITS: Mapping[str, int] = {
     "MiniLM-L6": 512,
     "BERT-base": 512,
@@ -173,4 +201,6 @@ LIMITS: Mapping[str, int] = {
     "Qwen3-0.6B": 8192,
     "Qwen2-1.5B": 8192,
     "EmbeddingGemma-300M": 2048,
+    "DistilBERT-base": 512,
+    "XLM-R-base": 512,
 }

@@ -4,6 +4,7 @@ Models are sentence-transformers directories with random weights that follow fro
 environment of its own, so that neither the settings nor the caches of this machine's user reach a test.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import string
 import subprocess
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -67,10 +69,85 @@ def tiny_model(
     return directory
 
 
-def tiny_sparse(directory: Path, *, seed: int = 0, kind: str = "bert", **config: object) -> Path:
+def tiny_sparse(
+    directory: Path,
+    *,
+    seed: int = 0,
+    kind: str = "bert",
+    width: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    max_tokens: int = 128,
+    **config: object,
+) -> Path:
     """A model with a masked-LM head in `directory`, for `--sparse`; `config` as for `tiny_model`."""
     directory.mkdir(parents=True, exist_ok=True)
-    _weights(directory, seed, kind, _tokenizer(directory, 128), 32, 2, 4, 128, config, "AutoModelForMaskedLM")
+    words, head = _tokenizer(directory, max_tokens), "AutoModelForMaskedLM"
+    _weights(directory, seed, kind, words, width, layers, heads, max_tokens, config, head)
+    return directory
+
+
+def tiny_m3(directory: Path, *, seed: int = 0, max_tokens: int = 128) -> Path:
+    """A model in `directory` as BGE-M3 is published: XLM-R, with the pickles of the maps that weigh a token and give it
+    a vector of 24 numbers."""
+    import torch
+
+    tiny_model(directory, seed=seed, kind="xlm-roberta", pooling="cls", max_tokens=max_tokens)
+    generator = torch.Generator().manual_seed(seed)
+    for name, out in (("sparse_linear", 1), ("colbert_linear", 24)):
+        weight, bias = torch.randn(out, 32, generator=generator) / 4, torch.randn(out, generator=generator) / 4
+        torch.save(OrderedDict(weight=weight, bias=bias), directory / f"{name}.pt")
+    return directory
+
+
+def pins_of(model: Path) -> dict[str, str]:
+    """SHA-256 of the heads of a `tiny_m3`, as a row of the registry has them."""
+    return {file.stem: hashlib.sha256(file.read_bytes()).hexdigest() for file in model.glob("*_linear.pt")}
+
+
+def routed_sparse(directory: Path, *, prompts: Mapping[str, str] | None = None) -> Path:
+    """An inference-free sparse model in `directory`, as sentence-transformers saves it: a table for queries, a network
+    for documents."""
+    import torch
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Router, Transformer
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+    plain = tiny_sparse(directory.with_name(f"{directory.name}-plain"), seed=5, kind="distilbert")
+    network = Transformer(str(plain), transformer_task="fill-mask")
+    words = len(network.tokenizer.get_vocab())
+    weights = torch.rand(words, generator=torch.Generator().manual_seed(2))
+    table = SparseStaticEmbedding(network.tokenizer, weights * (weights > 0.1))
+    router = Router.for_query_document([table], [network, SpladePooling(activation_function="log1p_relu")])
+    encoder = SparseEncoder(modules=[router], similarity_fn_name="dot", prompts=dict(prompts or {}))
+    encoder.save_pretrained(str(directory))
+    return directory
+
+
+def tiny_scorer(directory: Path, *, seed: int = 0, kind: str = "bert", **config: object) -> Path:
+    """A cross-encoder with one score in `directory`, for `--rerank`; `config` as for `tiny_model`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pieces, head = _tokenizer(directory, 128), {"num_labels": 1, **config}
+    file = directory / "tokenizer_config.json"
+    typed = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if kind == "bert" else {}
+    _json(file, json.loads(file.read_text()) | typed)
+    _weights(directory, seed, kind, pieces, 32, 2, 4, 128, head, "AutoModelForSequenceClassification")
+    return directory
+
+
+def tiny_answerer(directory: Path, *, seed: int = 0, kind: str = "qwen3") -> Path:
+    """A language model in `directory` that is asked by a template whether a text answers a query, for `--rerank`."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.modules import LogitScore, Transformer
+
+    plain = directory.with_name(f".{directory.name}")
+    plain.mkdir(parents=True, exist_ok=True)
+    settings = {"num_key_value_heads": 2, "head_dim": 8, "num_labels": 1}
+    _weights(plain, seed, kind, _tokenizer(plain, 128), 32, 2, 4, 128, settings, "AutoModelForCausalLM")
+    template = "[CLS] {% for each in messages %}{{ each['role'] }} : {{ each['content'] }} [SEP] {% endfor %}is it so ?"
+    (plain / "chat_template.jinja").write_text(template)
+    first = Transformer(str(plain), transformer_task="text-generation")
+    CrossEncoder(modules=[first, LogitScore(40, 60)], device="cpu").save_pretrained(str(directory))
     return directory
 
 
@@ -129,6 +206,7 @@ def _weights(
         "max_position_embeddings": max_tokens + OFFSET.get(kind, 0),
         "initializer_range": 0.3,
         "pad_token_id": PAD,
+        **({"hidden_dim": 2 * width} if kind == "distilbert" else {}),
         **config,
     }
     before = torch.get_rng_state()
@@ -247,10 +325,16 @@ def toml(file: Path, models: Mapping[str, Mapping[str, object]]) -> Path:
     lines = [
         line
         for key, table in models.items()
-        for line in (f"[models.{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items()))
+        for line in (f"[models.{key}]", *(f"{name} = {_in_toml(value)}" for name, value in table.items()))
     ]
     file.write_text("\n".join(lines) + "\n")
     return file
+
+
+def _in_toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {json.dumps(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value)
 
 
 def minilm_directory() -> Path | None:

@@ -84,7 +84,7 @@ FIRST = (
     *("api", "operator", "rehearsal", "start"),
 )
 """Files that take long: what is begun last ends when nothing else is left to do beside it."""
-TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings")
+TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings", "splade_tiny")
 """Files that import sentence-transformers, which takes seconds: one worker does."""
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.attention import ROTARY
-from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.models.checkpoint import PACKED_TYPES
+from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.sdpa import kernel_for
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.passes.encoder import Hidden, PackedRows, PaddedRows
@@ -69,7 +70,7 @@ class Attached:
         """Compute rows of these lengths, counting from zero."""
         self.fake.kernels.clear()
         self.fake.waits.clear()
-        vectors = self.rows.encode([np.full(length, 5) for length in lengths])
+        vectors = self.rows.encode([np.full(length, 5) for length in lengths]).dense
         assert vectors.shape == (len(lengths), SMALL["hidden_size"])
 
     @property

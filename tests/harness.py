@@ -12,9 +12,13 @@ import numpy as np
 from interlock.engine.gpu.device import Device
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Rows
+from interlock.engine.intake.spans import Splitting
+from interlock.engine.intake.tokens import EVERY, Specials
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.roster import entry_of
 from interlock.engine.passes.grid import Cells, lay_out
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.fold import fold
@@ -68,13 +72,15 @@ def grid_of(
     cells = []
     for number, card in enumerate(cards):
         layout = lay_out(number, card, tokens, corpus, np.zeros(len(lengths), np.bool_))
-        file: Any = File(len(lengths), card.dim)
+        file: Any = File(len(lengths), card)
         cells.append(Cells(number, layout, tokens, file))
     return cells
 
 
 class Tokens:
     """Rows of these lengths; `ids` makes those of a row from its number and its length."""
+
+    specials = Specials((), ())
 
     def __init__(self, lengths: Sequence[int], ids: Callable[[int, int], np.ndarray]) -> None:
         self._lengths = np.asarray(lengths, np.int64)
@@ -83,22 +89,57 @@ class Tokens:
     def lengths(self, limit: int) -> np.ndarray:
         return np.minimum(self._lengths, limit)
 
-    def truncated(self, limit: int) -> np.ndarray:
-        return np.maximum(self._lengths - limit, 0)
+    def truncated(self, limit: int, texts: np.ndarray | slice = EVERY) -> np.ndarray:
+        return np.maximum(self._lengths[texts] - limit, 0)
 
     def row(self, text: int, limit: int) -> np.ndarray:
         return self._rows[text][:limit]
 
+    def splitting(self, limit: int, share: float) -> Splitting:
+        return Splitting.of(limit, 0, share)
+
+    def further(self, text: int, number: int, splitting: Splitting) -> np.ndarray:
+        new = splitting.room + number * splitting.step
+        return self._rows[text][new - splitting.overlap : new + splitting.step]
+
+
+def written_out(outputs: Outputs, card: ModelCard) -> np.ndarray:
+    """All parts of a few rows of a model side by side, with a weight for each of its words; NaN for parked rows.
+
+    Tokens are told by how many there are and by their mean, each weighed by its place; at a thousandth, since what is
+    rounded to float16 may differ by that much more.
+    """
+    form = card.by_token.vectors
+    tokens = [] if outputs.tokens is None or form is None else [_told_of(outputs.tokens, form.dim)]
+    return np.hstack([*outputs.matrices(card.words), *tokens])
+
+
+def _told_of(tokens: TokenRows, dim: int) -> np.ndarray:
+    vectors, counts = tokens.to_float32(), tokens.counts
+    told = np.full((len(tokens), 1 + dim), np.nan, np.float32)
+    for row, (first, count) in enumerate(zip(tokens.starts, counts, strict=False)):
+        if not tokens.parked[row]:
+            places = np.arange(1, count + 1) / max(1, count)
+            told[row] = [count, *(places @ vectors[first : first + count] / max(1, count) / 1000)]
+    return told
+
+
+def _width(card: ModelCard) -> int:
+    """Numbers in a row that is written out."""
+    tokens = 1 + card.by_token.vectors.dim if card.by_token.vectors else 0
+    return ("dense" in card.outputs) * card.dim + ("sparse" in card.outputs) * card.words + tokens
+
 
 class File:
-    """Vectors, and how often each row was written."""
+    """What rows gave, written out, and how often each row was written."""
 
-    def __init__(self, rows: int, dim: int) -> None:
-        self.array = np.full((rows, dim), np.nan, np.float32)
+    def __init__(self, rows: int, card: ModelCard) -> None:
+        self.array = np.full((rows, _width(card)), np.nan, np.float32)
         self.puts: Counter[int] = Counter()
+        self._card = card
 
-    def put(self, rows: np.ndarray, vectors: np.ndarray) -> int:
-        self.array[rows] = vectors
+    def put(self, rows: np.ndarray, outputs: Outputs) -> int:
+        self.array[rows] = written_out(outputs, self._card)
         self.puts.update(rows.tolist())
         return 0
 

@@ -16,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import attending, register
+from interlock.engine.models.checkpoint import packable
 from interlock.engine.models.fused import fuse
-from interlock.engine.models.network import PackedEncoder, packable
+from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import pack
+from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.term_pooling import TermPooling
 
 CAUSAL = ("qwen2", "qwen3")
 
@@ -35,12 +38,16 @@ class Oracle:
         attention: str = "sdpa",
         dtype: torch.dtype = torch.float16,
         kernel: Kernel = Kernel.HOST,
+        kind: Kind = "dense",
     ) -> None:
         self._causal = is_causal(config, attention)
         self._packed, self._kernel = packed, kernel
         self._mode = FakeTensorMode()
         with self._mode:
-            self._network = blank(config, attention, dtype, packed=packed)
+            if kind == "sparse":
+                self._network: nn.Module = PackedTermEncoder.blank(config, dtype)
+            else:
+                self._network = blank(config, attention, dtype, packed=packed)
         parameters = {id(each): each for each in self._network.parameters()}.values()
         self.weights = sum(each.numel() * each.element_size() for each in parameters)
 
@@ -131,6 +138,9 @@ def forward(
     """Compute rows of these lengths, pooled in float32, and drop what came of it."""
     if packed:
         batch = pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu"), kernel)
+        if isinstance(network, PackedTermEncoder):
+            network.terms(batch, TermPooling(), lambda *_: None)
+            return
         if isinstance(network, PackedEncoder):
             hidden = network(batch).float()
         else:

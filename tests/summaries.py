@@ -1,5 +1,6 @@
 """Summaries as runs write them and as nobody would, and what of a screen tests look at."""
 
+import time
 import unicodedata
 from copy import deepcopy
 
@@ -22,6 +23,7 @@ shapes = st.sampled_from(["collections", "passes", "leases", "mitigations", "exp
 documents = st.dictionaries(st.one_of(shapes, keys), values, max_size=5)
 
 GIB = 2**30
+PATIENCE = 60.0
 
 
 def receipt(peak):
@@ -82,6 +84,14 @@ def changed(**more):
 def lines_of(app):
     """What stands on the screen, as text."""
     return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips(app.size)]
+
+
+async def shows(pilot, there):
+    """Wait until the screen is as it should be, or show what it is."""
+    limit = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < limit, lines_of(pilot.app)
+        await pilot.pause(0.05)
 
 
 def harmless(line):

@@ -258,7 +258,7 @@ def test_all_good_chunks_are_embedded_and_every_bad_one_is_named(tmp_path, tiny_
     assert all(each["file"].startswith("deep/er/") and each["reason"] for each in collection["refusals"])
     numbers = [each["record"] for each in collection["refusals"] if each["file"] == "deep/er/list_chunks.json"]
     assert numbers == [2 * (place + 1) for place in range(len(HARMLESS))]
-    assert np.isfinite(np.load(run / "exports" / "Docs" / "tiny-a.npy")).all(axis=1).sum() == kept
+    assert np.isfinite(np.load(run / "exports" / "Docs" / "fused.npy")).all(axis=1).sum() == kept
     assert collection["verification"]["points"] == kept
 
 

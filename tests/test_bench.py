@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from bench import evidence, tables
+from interlock.engine.models.assets import cached
+from interlock.engine.models.registry import REGISTRY
 from tests.builders import ROOT
 from tools import generate
 
@@ -19,14 +21,19 @@ SCRIPTS = {
     "eta": ["--quick"],
     "kernels": ["--quick"],
     "law": ["--quick"],
+    "long": ["--quick"],
     "memory": ["--quick"],
     "overhead": ["--quick"],
     "plans": ["--quick"],
+    "rerank": ["--quick"],
     "screen": ["--quick"],
+    "search": ["--quick"],
+    "sparse": ["--quick"],
     "start": ["--quick"],
+    "upload": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
-OWN_TESTS = ("campaign", "growth", "gpu_acceptance")
+OWN_TESTS = ("campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
 
 
 def is_script(file: Path) -> bool:
@@ -44,6 +51,8 @@ def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, mon
     """Run in this process, which has imported what they import; what they measure are processes of their own."""
     if name == "against" and not (ROOT / ".git").exists():
         pytest.skip("no repository, so no other commit")
+    if name == "sparse" and not cached(REGISTRY["splade-tiny"]):
+        pytest.skip("the package of splade-tiny is not installed")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
     monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *SCRIPTS[name]])
@@ -54,6 +63,58 @@ def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, mon
             assert not over.code
     said = capfd.readouterr().out
     assert ('"failures": 0' if name == "plans" else "| goal | measured | wanted |") in said
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A judged collection in which each text is its own question."""
+    texts = ["a cat sleeps", "dogs bark loudly", "the sea is deep"]
+    for name in ("corpus", "queries"):
+        rows = [json.dumps({"_id": str(number), "text": text}) for number, text in enumerate(texts)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    (tmp_path / "qrels").mkdir()
+    judged = "".join(f"{number}\t{number}\t1\n" for number in range(3))
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return tmp_path
+
+
+def test_bm25_is_measured_over_a_judged_collection(judged, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    kept = judged / "kept.json"
+    monkeypatch.setattr(sys, "argv", ["bench/bm25.py", str(judged), "--rounds", "1", "--json", str(kept)])
+    with patch.dict(os.environ):
+        runpy.run_path(str(ROOT / "bench" / "bm25.py"), run_name="__main__")
+    assert "delivery of 3 texts" in capsys.readouterr().out
+    (figures,) = json.loads(kept.read_text())["collections"]
+    assert (figures["english"], figures["none"]) == (1.0, 1.0)  # each text answers itself best
+
+
+def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    kept = judged / "kept.json"
+    flags = ["--roster", f"{tiny_a},{tiny_b}", "--sparse", "", "--json", str(kept)]
+    monkeypatch.setattr(sys, "argv", ["bench/retrieval.py", str(judged), *flags])
+    with patch.dict(os.environ):
+        runpy.run_path(str(ROOT / "bench" / "retrieval.py"), run_name="__main__")
+    assert "| goal | measured | wanted |" in capsys.readouterr().out
+    found = json.loads(kept.read_text())
+    assert [each["met"] for each in found["goals"].values()] == [True] * 3
+    assert str(judged) not in kept.read_text().replace(judged.name, "")
+    assert len(list(tables.verdicts(found))) == 4
+    assert {len(row) for row in tables.retrieval(found)} == {4}
+
+
+@pytest.mark.usefixtures("minilm")
+def test_late_interaction_is_measured_over_a_judged_collection(judged, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    kept = tmp_path / "kept.json"
+    monkeypatch.setattr(sys, "argv", ["bench/late_interaction.py", str(tmp_path), "--json", str(kept)])
+    with patch.dict(os.environ):
+        runpy.run_path(str(ROOT / "bench" / "late_interaction.py"), run_name="__main__")
+    assert "3 queries, 3 texts" in capsys.readouterr().out
+    found = json.loads(kept.read_text())
+    assert found["alone"] == 1.0  # each text answers itself best
+    assert [row["ndcg at 0.5"] for row in found["forms"]] == [1.0] * len(found["forms"])
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "bench").glob("*.py")), ids=lambda file: file.stem)

@@ -20,8 +20,10 @@ from interlock.engine.passes import batch_runner, canary, findings
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.instance import ModelInstance, Shortfall
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
@@ -171,6 +173,11 @@ def test_what_follows_from_a_failed_canary_counts_as_a_mitigation(desk, flags, s
 def test_a_device_that_failed_is_counted_once_however_often_its_model_has_its_turn(desk):
     _, run = desk.run(dtype="float32", devices="sim:2xT4", faults="skew@cuda:0:1", window="1")
     assert steps(run) == [("relocate", "not using cuda:0")]
+
+
+def test_a_model_that_gives_more_is_asked_anew(desk):
+    found = [events_of(desk.run(**flags)[1], ev.CanaryChecked)[0] for flags in ({}, {"token_vectors": "one"}, {})]
+    assert [canary.remembered for canary in found] == [False, False, True]
 
 
 def test_what_failed_in_an_earlier_run_is_asked_anew_and_what_passed_is_not(desk, monkeypatch):
@@ -342,15 +349,15 @@ def test_layers_are_copied_one_after_the_other_where_copies_beside_computing_com
 
 
 def test_one_batch_that_comes_out_wrong_is_computed_again_in_the_same_precision(desk, monkeypatch):
-    gate, spoilt = batch_runner.gate, []
+    refused, spoilt = Outputs.refused, []
 
-    def once(vectors, dim):
-        if len(vectors) < batch_runner.MOST_REFUSED or spoilt:
-            return gate(vectors, dim)
-        spoilt.append(len(vectors))
-        return dict.fromkeys(range(len(vectors)), "not finite")
+    def once(outputs, width):
+        if len(outputs) < batch_runner.MOST_REFUSED or spoilt:
+            return refused(outputs, width)
+        spoilt.append(len(outputs))
+        return dict.fromkeys(range(len(outputs)), "not finite")
 
-    monkeypatch.setattr(batch_runner, "gate", once)
+    monkeypatch.setattr(Outputs, "refused", once)
     code, run = desk.run()
     assert code == ExitCode.COMPLETED
     assert spoilt
@@ -533,3 +540,20 @@ def test_refused_rows_with_good_batches_between_them_do_not_widen_a_pass(blind, 
     code, run = blind.run()
     assert code == ExitCode.COMPLETED
     assert [step for step in steps(run) if step[0] == "float32"] == [("float32", "computing in float32")] * 2
+
+
+@pytest.mark.parametrize("precision", ["int8", "float16", "bit"])
+def test_vectors_of_tokens_pass_where_only_rounding_tells_them_apart_and_fail_where_they_are_others(precision):
+    draw = np.random.default_rng(1)
+    right = draw.standard_normal((40, 256)).astype(np.float32)
+    near = right + 0.04 * draw.standard_normal(right.shape).astype(np.float32)  # a cosine of 0.999, as in float16
+    others = draw.standard_normal(right.shape).astype(np.float32)
+    wanted, found, wrong = (
+        Outputs(np.eye(2, dtype=np.float32), tokens=TokenRows.from_vectors(each, np.array([0, 10, 40]), precision))
+        for each in (right, near, others)
+    )
+    assert canary.lowest_cosine(found, wanted) == 1
+    assert canary.lowest_cosine(wrong, wanted) == -1
+    none = Outputs(wanted.dense, tokens=wanted.tokens.joined(2, []))
+    assert canary.lowest_cosine(none, wanted) == -1
+    assert canary.lowest_cosine(none, none) == 1

@@ -15,6 +15,7 @@ from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import DTYPES, Master
 from interlock.engine.passes import checkup
+from interlock.engine.passes.outputs import Outputs
 from tests.fake_cuda import fake_cuda
 from tests.fake_models import A100, T4, Gpu
 
@@ -133,7 +134,7 @@ class Refusing(Gpu):
 def test_the_checks_of_a_real_gpu_reach_their_end_on_one_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(specimen, "SPECIMENS", {"bert": specimen.SPECIMENS["bert"]})
-    monkeypatch.setattr(checkup, "_on_host", lambda card, rows: np.ones((len(rows), card.dim)))
+    monkeypatch.setattr(checkup, "_on_host", lambda card, rows: Outputs(np.ones((len(rows), card.dim), np.float32)))
     with fake_cuda() as fake:
         monkeypatch.setattr(checkup, "load", lambda card: card)
         monkeypatch.setattr(checkup, "Master", lambda card: master_of(fake, card))

@@ -79,7 +79,7 @@ def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
             ["run", "x", "--roster", "all-minilm"],
             "unknown model 'all-minilm' (did you mean all-minilm-l6?): available ",
         ),
-        (["run", "x", "--roster", "zzz"], "unknown model 'zzz': available "),
+        (["run", "x", "--roster", "zzz"], "unknown model 'zzz': available all-minilm-l6, "),
         (["run", "x", "--roster", "org/name"], "unknown model 'org/name' (did you mean hf:org/name?): available "),
         (["run", "x", "--roster", "mine"], "unknown model 'mine' (did you mean ./mine?): available "),
         (["run", "x", "--collections", "handbook"], "no collection 'handbook' (did you mean Handbook?): available "),
@@ -192,11 +192,25 @@ def test_a_model_that_would_be_refused_anyway_is_not_advised_to_be_fetched(call,
     assert "to fetch it" not in err
 
 
-def test_a_plan_warns_as_the_run_does_of_a_dim_that_no_model_has(call, root, tiny_a):
-    words = (root, "--roster", tiny_a, "--dim", "7")
-    warning = "warning: --dim 7: no model of the roster supports it, so nothing is truncated"
-    assert warning in call("plan", *words)[1]
-    assert warning in call("run", *words)[2]
+@pytest.mark.parametrize(
+    ("given", "warning"),
+    [
+        (("--dim", "7"), "--dim 7: no model of the roster supports it, so nothing is truncated"),
+        (("--long-overlap", "0.5"), "--long-overlap 0.5: nothing is split without --long split"),
+        (("--token-pooling", "2"), "--token-pooling 2: nothing is kept of tokens without --token-vectors"),
+        (("--bm25-language", "german"), "--bm25-language german: BM25 is only in a store (--qdrant)"),
+    ],
+)
+def test_a_plan_warns_as_the_run_does_of_a_setting_that_changes_nothing(call, root, tiny_a, given, warning):
+    words = (root, "--roster", tiny_a)
+    assert f"warning: {warning}" in call("plan", *words, *given)[1]
+    assert f"warning: {warning}" in call("run", *words, *given)[2]
+
+
+def test_a_setting_that_has_its_effect_is_not_warned_of(call, root, tiny_a, tmp_path):
+    words = ("--long", "split", "--long-overlap", "0.5", "--token-vectors", tiny_a, "--token-pooling", "2")
+    _, out, _ = call("plan", root, "--roster", tiny_a, *words, "--qdrant", tmp_path / "s", "--bm25-language", "german")
+    assert not [line for line in out.splitlines() if line.startswith("warning: --")]
 
 
 def test_mitigations_are_told_once_and_counted_at_the_end(call, tmp_path, tiny_a):
@@ -344,7 +358,7 @@ def test_a_search_in_a_store_of_several_collections_must_choose_one(call, store)
     assert "has 2 collections: choose one with --collection (docs, more)" in err
     code, out, _ = call("search", store, "text 3", "--collection", "more")
     assert code == 0 and "about the more" in out
-    assert out.startswith("text 3\n")
+    assert out.startswith("text 3  (0.8 dense + 0.2 bm25, each from 0 to 1)\n")
 
 
 @pytest.mark.parametrize("more", [[], ["--collection", "docs"]])

@@ -20,7 +20,7 @@ from interlock.console.apps.setup import Form
 from interlock.console.form.found import Machine
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
-from interlock.console.screens.ask import Answer, Ask, Find, Recap
+from interlock.console.screens.ask import Dialog, DialogAnswer, Find, Recap
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help, entries
 from interlock.console.screens.main import Main
@@ -145,7 +145,7 @@ async def test_switching_exclusive_off_shows_what_follows_and_waits_for_an_answe
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("x")
-        assert isinstance(app.screen, Ask)
+        assert isinstance(app.screen, Dialog)
         assert "batches on cuda:" in "\n".join(text_of(app))
         await pilot.press("y")
         assert "EXCL off*" in text_of(app)[0]
@@ -507,12 +507,19 @@ async def test_the_console_ends_by_itself_when_the_run_could_not_begin(tmp_path)
         session.result()
 
 
+async def test_a_look_that_comes_while_the_console_is_being_left_finds_no_screen_and_does_no_harm(recorded):
+    async with shown(recorded) as (app, _):
+        pass
+    assert not app.screen_stack
+    app.poll()  # as its timer may, which ends after its screens
+
+
 async def test_switching_the_cpu_fallback_off_says_what_will_happen_and_asks_as_switching_it_on_does(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         now = recorded.snapshot()
         await pilot.press("c")
-        assert isinstance(app.screen, Ask)
+        assert isinstance(app.screen, Dialog)
         told = "\n".join(text_of(app))
         for word in ("parked", "incomplete", f"{now.batches - now.batches_done} of {now.batches} batches"):
             assert word in told
@@ -534,7 +541,7 @@ async def test_the_palette_and_enter_change_nothing_whatever_was_not_looked_for(
             await pilot.pause(0.3)
             assert recorded.controls.pending() == []
             assert recorded.controls.code is None
-            assert not isinstance(app.screen, Ask)
+            assert not isinstance(app.screen, Dialog)
             while not isinstance(app.screen, Main):
                 await pilot.press("escape")
 
@@ -596,17 +603,17 @@ async def test_the_key_that_opens_a_question_does_not_answer_it(recorded, key, q
         await pilot.press(key)
         assert question in "\n".join(text_of(app))
         await pilot.press(key, key)
-        assert isinstance(app.screen, Ask)
+        assert isinstance(app.screen, Dialog)
         assert recorded.controls.pending() == [] and recorded.controls.code is None
         await pilot.press("y")
-        assert not isinstance(app.screen, Ask)
+        assert not isinstance(app.screen, Dialog)
 
 
 async def test_control_c_asks_and_pressed_again_chooses_nothing(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
         await pilot.press("ctrl+c", "ctrl+c", "ctrl+c")
-        assert len(app.screen_stack) == 3 and isinstance(app.screen, Ask)
+        assert len(app.screen_stack) == 3 and isinstance(app.screen, Dialog)
         assert app.return_value is None and recorded.controls.code is None
 
 
@@ -626,11 +633,11 @@ async def test_keys_of_the_footer_and_answers_can_be_clicked(recorded):
     async with shown(recorded, (120, 40)) as (app, pilot):
         footer = text_of(app)[-1]
         await pilot.click("#footer", offset=(footer.index("x Excl") + 2, 0))
-        assert isinstance(app.screen, Ask)
-        await pilot.click(list(app.screen.query(Answer))[-1])
+        assert isinstance(app.screen, Dialog)
+        await pilot.click(list(app.screen.query(DialogAnswer))[-1])
         assert isinstance(app.screen, Main) and recorded.controls.pending() == []
         await pilot.click("#footer", offset=(footer.index("x Excl"), 0))
-        await pilot.click(app.screen.query(Answer).first())
+        await pilot.click(app.screen.query(DialogAnswer).first())
         assert [(each.control, each.value) for each in recorded.controls.pending()] == [("schedule", "shared")]
         await pilot.click("#footer", offset=(footer.index("  S Stop"), 0))
         assert isinstance(app.screen, Main)

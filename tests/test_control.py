@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -34,11 +34,11 @@ from interlock.engine.record.journal import Journal
 from interlock.engine.record.occupant import occupant
 from interlock.engine.record.rundir import SOCKET
 from tests.builders import ROOT, interlock, start, summary_of
+from tests.processes import until
 from tests.pty_harness import on_terminal
-from tests.summaries import lines_of
+from tests.summaries import PATIENCE, lines_of, shows
 from tools.recorded import Recorded
 
-PATIENCE = 60.0
 WRITER = """
 import interlock.engine.models.weightless  # takes seconds, which no reply should
 import sys
@@ -61,13 +61,6 @@ except BrokenPipeError:
     pass
 print(connection.recv(1000).decode())
 """
-
-
-def until(there: Callable[[], object]) -> None:
-    limit = time.monotonic() + PATIENCE
-    while not there():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 class Served:
@@ -309,18 +302,18 @@ def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "told"),
     [
-        ("pause", "on"),
-        ("exclusive",),
-        ("fallback", "perhaps"),
-        ("sing",),
-        ("pause", "--timeout", "nan"),
-        ("pause", "--timeout", "-3"),
+        (("pause", "on"), "pause takes no value"),
+        (("exclusive",), "exclusive"),
+        (("fallback", "perhaps"), "'perhaps'"),
+        (("sing",), "'sing'"),
+        (("pause", "--timeout", "nan"), "expected a number of seconds, 0 or more, got 'nan'"),
+        (("pause", "--timeout", "-3"), "expected a number of seconds, 0 or more, got '-3'"),
     ],
 )
-def test_ctl_refuses_what_it_cannot_ask_for_with_2(running, args):
-    interlock("ctl", running, *args, check=2)
+def test_ctl_refuses_what_it_cannot_ask_for_and_says_what_it_was(running, args, told):
+    assert told in interlock("ctl", running, *args, check=2).stderr.splitlines()[-1]
 
 
 def test_ctl_names_the_runs_there_are_where_there_is_no_such_run(running):
@@ -446,21 +439,14 @@ async def test_a_watched_run_is_steered_from_the_screen(running):
     app = Console(watcher, driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
-
-            async def shows(there: Callable[[], bool]) -> None:
-                limit = time.monotonic() + PATIENCE
-                while not there():
-                    assert time.monotonic() < limit
-                    await pilot.pause(0.05)
-
-            await shows(lambda: bool(watcher.controls and app.main.snapshot.passes))
+            await shows(pilot, lambda: bool(watcher.controls and app.main.snapshot.passes))
             await pilot.press("x")
-            await shows(lambda: len(app.screen_stack) > 2)
+            await shows(pilot, lambda: len(app.screen_stack) > 2)
             await pilot.press("escape", "P")
             assert app.main.pending == {"pause": "yes"}
-            await shows(lambda: app.main.snapshot.paused and not app.main.pending)
+            await shows(pilot, lambda: app.main.snapshot.paused and not app.main.pending)
             await pilot.press("S", "y")
-            await shows(lambda: app.main.snapshot.over)
+            await shows(pilot, lambda: app.main.snapshot.over)
             assert app.main.snapshot.phase == "stopped" and app.is_running
     finally:
         watcher.close()
@@ -475,28 +461,21 @@ async def test_a_stop_that_could_not_be_sent_is_not_shown_and_hides_no_dead_proc
     app = Console(watcher, driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
-
-            async def shows(there: Callable[[], bool]) -> None:
-                limit = time.monotonic() + PATIENCE
-                while not there():
-                    assert time.monotonic() < limit, lines_of(app)
-                    await pilot.pause(0.05)
-
-            await shows(lambda: watcher.controls is not None)
+            await shows(pilot, lambda: watcher.controls is not None)
             await pilot.press("S")
             server.close()
-            await shows(lambda: watcher.controls is None)
+            await shows(pilot, lambda: watcher.controls is None)
             await pilot.press("y")
             assert not app.main.stopping and "cannot steer" in lines_of(app)[-1]
             server = Server(tmp_path / "r", asked, list)
-            await shows(lambda: watcher.controls is not None)
+            await shows(pilot, lambda: watcher.controls is not None)
             await pilot.press("S", "y")
             assert "after the current batch" in lines_of(app)[-1] and "q asks" not in lines_of(app)[-1]
-            await shows(lambda: "STOPPING" in lines_of(app)[0] and asked.stop_requested)
+            await shows(pilot, lambda: "STOPPING" in lines_of(app)[0] and asked.stop_requested)
             server.close()
-            await shows(lambda: "STOPPING" not in lines_of(app)[0])
+            await shows(pilot, lambda: "STOPPING" not in lines_of(app)[0])
             run.close()
-            await shows(lambda: "PROCESS DIED" in lines_of(app)[0])
+            await shows(pilot, lambda: "PROCESS DIED" in lines_of(app)[0])
     finally:
         watcher.close()
         server.close()

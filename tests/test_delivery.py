@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine import run as engine_run
+from interlock.engine import ending
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.intake.chunks import ChunkReader
@@ -158,10 +158,15 @@ def test_a_run_that_fails_and_cannot_record_it_says_why_it_failed(tmp_path, tiny
 
 
 def test_a_stop_is_refused_once_the_last_collection_is_being_written(tmp_path, tiny_a, monkeypatch):
-    refusals, deliver = [], engine_run.deliver
+    refusals, deliver = [], ending.deliver
     root = corpus(tmp_path / "in", {name: {"a_chunks.json": [name]} for name in ("Docs", "Wiki")})
     run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
-    monkeypatch.setattr(engine_run, "deliver", lambda *a: refusals.append(run.controls.refusal(STOP)) or deliver(*a))
+
+    def asked(*given):
+        refusals.append(run.controls.refusal(STOP))
+        deliver(*given)
+
+    monkeypatch.setattr(ending, "deliver", asked)
     assert run.go() == ExitCode.COMPLETED
     assert refusals == ["", "the last collection is being written, so the run ends by itself"]
 
@@ -171,7 +176,6 @@ def test_chunk_files_are_read_once_for_the_plan_and_once_for_files_and_store_tog
     code, run = embed()
     assert (code, len(walks)) == (ExitCode.COMPLETED, 2)
     assert [(each.path[-8:], each.verified) for each in events_of(run, ArtefactWritten)] == [
-        ("ny-a.npy", True),
         ("used.npy", True),
         (".parquet", True),
     ]
@@ -218,8 +222,8 @@ def reverse_text(values):
         (without_a_window, "59 rows, expected 60"),
         (with_rows_swapped, "id differs in 2 rows, first in row 0"),
         (with_column("text", reverse_text), "text differs in 1 row, first in row 59"),
-        (with_column("tiny-a", swap_vectors), "vector tiny-a differs in 2 rows, first in row 3"),
-        (with_column("tiny-a", drop_vector), "vector tiny-a differs in 1 row, first in row 3"),
+        (with_column("fused", swap_vectors), "vector fused differs in 2 rows, first in row 3"),
+        (with_column("fused", drop_vector), "vector fused differs in 1 row, first in row 3"),
         (with_column("fused", nudge_vector), "vector fused differs in 1 row, first in row 3"),
     ],
 )
@@ -229,7 +233,7 @@ def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(em
         (partial,) = path.parent.glob(f"*{path.name}*")
         pq.write_table(change(pq.read_table(partial)), partial)
         # the file is open already: what it holds now is asked anew
-        kind = files.Parquet(60, {"tiny-a": 32, "fused": 32})
+        kind = files.Parquet(60, {"fused": 32})
         with kind.read(partial) as check:
             compare(windows, {path: check})
 
@@ -332,7 +336,7 @@ def after_all_passes(monkeypatch, change):
 
     def worked(self):
         work(self)
-        change(self._grid[0].file.array)
+        change(self._grid[0].files.dense.array)
 
     monkeypatch.setattr(PassExecutor, "run", worked)
 

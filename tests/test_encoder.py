@@ -37,7 +37,7 @@ def card_of(directory, **row):
 
 
 def ours(directory, texts, prompt=""):
-    return encode_texts(card_of(directory), texts, prompt, Lessor([CpuDevice()], 1 << 30))
+    return encode_texts(card_of(directory), texts, prompt, Lessor([CpuDevice()], 1 << 30)).dense
 
 
 def theirs(directory, texts, prompt=None):
@@ -78,7 +78,7 @@ def qwen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "mpnet"])
 def test_bert_like_models_run_packed_and_equal_sentence_transformers(tmp_path, kind, pooling):
     model = tiny_model(tmp_path / "m", seed=4, kind=kind, pooling=pooling)
     assert card_of(model).packed
@@ -124,7 +124,7 @@ def test_a_qwen3_run_of_mixed_lengths_equals_sentence_transformers(tmp_path, qwe
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     run = Run(root, load({"roster": str(qwen), "out": str(tmp_path / "out")}, {}), Controls())
     assert run.go() == ExitCode.COMPLETED
-    vectors = np.load(run.directory.exports("Docs") / "tiny-qwen.npy")
+    vectors = np.load(run.directory.exports("Docs") / "fused.npy")
     assert worst_cosine(vectors, theirs(qwen, TEXTS)) > 0.99999
 
 
@@ -204,6 +204,30 @@ def test_a_missing_model_file_is_named(tmp_path, missing):
     (model / missing).unlink()
     with pytest.raises(UnavailableError, match=missing.split("/")[-1].replace(".", r"\.")):
         card_of(model)
+
+
+@pytest.mark.parametrize("kind", ["albert", "qwen3"])
+def test_weights_that_the_files_lack_are_not_drawn_at_random(tmp_path, kind):
+    model = tiny_model(tmp_path / "m", kind=kind)
+    tensors = load_file(model / "model.safetensors")
+    name = min(name for name in tensors if "layer" in name and name.endswith("weight"))
+    save_file(
+        {each: tensor for each, tensor in tensors.items() if each != name},
+        model / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(UnavailableError, match=rf"lacks 1 tensor .*first .*{name.split('.')[-2]}\.weight"):
+        ours(model, ["a text"])
+
+
+def test_a_model_without_the_pooler_that_nobody_asks_for_is_read(tmp_path):
+    model = tiny_model(tmp_path / "m", kind="albert")
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    assert len(kept) < len(tensors)
+    before = ours(model, ["a text"])
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(ours(model, ["a text"]), before)
 
 
 def with_dense(directory):
@@ -331,10 +355,10 @@ def test_vectors_do_not_depend_on_the_default_precision(model, request):
     """While it reads another model, transformers sets it for all threads."""
     card, rows = card_of(request.getfixturevalue(model)), [np.arange(5, 5 + length) for length in (9, 9, 4)]
     encoder = encoder_for(card, load_network(card), CpuDevice())
-    expected = encoder.encode(rows)
+    expected = encoder.encode(rows).dense
     torch.set_default_dtype(torch.bfloat16)
     try:
-        np.testing.assert_array_equal(encoder.encode(rows), expected)
+        np.testing.assert_array_equal(encoder.encode(rows).dense, expected)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -69,11 +69,12 @@ class _Watched:
         began = time.monotonic()
         time.sleep(self._witness.pause)
         try:
-            vectors = self._encoder.encode(rows)
+            outputs = self._encoder.encode(rows)
         except Exception:
             self._witness.failed_rows = len(rows)
             self._witness.failed.set()
             raise
+        vectors = outputs.dense
         if self._device == self._witness.broken:
             vectors[:] = np.nan
         if self._model in self._witness.poison:
@@ -84,7 +85,7 @@ class _Watched:
         for row, vector in zip(rows, vectors, strict=True):
             if np.isfinite(vector).all():
                 self._witness.seen[self._model, bytes(row)] = (self._device, ",".join(sorted(dtypes)))
-        return vectors
+        return outputs
 
 
 @dataclass

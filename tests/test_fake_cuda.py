@@ -21,7 +21,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models import packing
 from interlock.engine.models.attention import ROTARY
-from interlock.engine.models.network import PACKED_TYPES
+from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.packing import lay, pack
 from interlock.engine.models.stages import walk
 from interlock.engine.passes import encoder
@@ -154,7 +154,7 @@ def test_a_batch_climbs_the_ladder_to_the_other_gpu_without_a_tensor_left_behind
         stages[-1].register_forward_hook(_run_out)
         result = BatchRunner(Queue(cells, [0]), full, others, told).compute(0)
     assert {step.rung for step in told.of(ev.Mitigated)} >= {Rung.SPLIT, Rung.STREAM, Rung.RELOCATE}
-    assert np.isfinite(result.vectors).all()
+    assert np.isfinite(result.outputs.dense).all()
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES | ROTARY))

@@ -27,6 +27,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import ROOT
+from tests.processes import until
 from tools.recorded import Recorded
 
 WRITER = """
@@ -72,13 +73,6 @@ def recorded(path):
 
 def writer(path, speed=40.0):
     return subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(speed)], cwd=ROOT)
-
-
-def until(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.01)
 
 
 def folded(path):

@@ -11,7 +11,7 @@ from interlock.console.cli import configuration, parse
 from interlock.console.form.filled import Filled, as_begun, as_configured, command_of, misread, problems
 from interlock.console.form.found import Machine
 from interlock.console.look import Look
-from interlock.console.screens.ask import Ask
+from interlock.console.screens.ask import Dialog
 from interlock.console.screens.entry import completed
 from interlock.console.screens.pick import Begin, Browse
 from interlock.console.screens.setup import Setup
@@ -135,6 +135,7 @@ def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
     given = {
         "dim": "256", "exclusive": "no", "roster": "bge-m3=0.5,hf:a/b", "ceiling": "600MiB", "warm": "1GiB",
         "faults": "oom:40,lose@cuda:1:400", "devices": "sim:2xT4", "collections": "a,b c", "qdrant": "s",
+        "bm25": "no", "bm25_language": "german", "chunk_sparse": "terms",
     }  # fmt: skip
     begun = load(given, {})
     again = as_begun("chunks", recorded(begun), load({}, {}).settings, REGISTRY)
@@ -322,7 +323,7 @@ async def test_leaving_asks_only_where_something_was_typed(place):
     assert app.return_value is None
     async with shown() as (app, pilot):
         await pilot.press("c", "ctrl+q")
-        assert isinstance(app.screen, Ask)
+        assert isinstance(app.screen, Dialog)
         await pilot.press("escape")
         assert app.screen.query_one("#chunks").value == "c"
 

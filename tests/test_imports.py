@@ -19,7 +19,7 @@ try:
 except SystemExit as exit:
     code = exit.code
 parts = [name.split(".") for name in sys.modules]
-names = {".".join(words[:2] if words[0] == "interlock" else words[:1]) for words in parts}
+names = {".".join(words[:3] if words[0] == "interlock" else words[:1]) for words in parts}
 print("\\n" + json.dumps([code, sorted(names)]))
 """
 
@@ -37,6 +37,14 @@ def loaded(*args, cwd):
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_loads_nothing_heavy(tmp_path, command):
     assert loaded(*filter(None, [command]), "--help", cwd=tmp_path) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "room"), [(("schema",), "answers"), (("runs", "--json"), "commands"), (("config", "show"), "answers")]
+)
+def test_a_command_loads_its_own_room_of_the_console_and_no_other(tmp_path, words, room):
+    rooms = {f"interlock.console.{name}" for name in ("answers", "commands", "searching", "answering", "evaluating")}
+    assert loaded(*words, cwd=tmp_path) & rooms == {f"interlock.console.{room}"}
 
 
 def test_a_headless_run_of_a_packed_model_loads_no_screen_and_no_transformers(tmp_path, tiny_a):

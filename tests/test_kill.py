@@ -5,7 +5,6 @@ One campaign of SIGKILLs at real processes, spread over the life of a run; each 
 
 import itertools
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,16 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.engine.record import atomic, summary
+from interlock.engine.record import summary
 from interlock.engine.record.events import BatchCommitted, BatchesLost, CollectionClosed, Entry
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
-from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
-from tests.warm import Fork
+from tests.builders import corpus, entries, events_of, interlock, sentences, summary_of, toml
+from tests.processes import commits, files_of, kill_after, killed
 
 KILLS = 6
 SEED = 20_261_121
-COMMITTED = b'"event":"batch_committed"'
 Cell = tuple[int, int]
 
 
@@ -97,7 +95,7 @@ def _kills(field: _Field, life: float, batches: int) -> Iterator[Kill]:
     run = field.run(next(names))
     for place, moment in enumerate(moments):
         more = 0 if place % 3 else batches * (place + 3) // (KILLS + 3)
-        if _commits(run) + more >= batches:
+        if commits(run) + more >= batches:
             run = field.run(next(names))
         for haste in itertools.count(1):
             if _killed(field, run, moment * life / haste, more):
@@ -108,27 +106,9 @@ def _kills(field: _Field, life: float, batches: int) -> Iterator[Kill]:
 
 def _killed(field: _Field, run: Path, seconds: float, more: int) -> bool:
     """Continue a run and kill it after `more` commits, or where that is 0 after `seconds`; whether it was alive."""
-    process = start(*field.command(run.name))
-    try:
-        if more:
-            _wait_for_commits(process, run, _commits(run) + more)
-        else:
-            time.sleep(seconds)
-    finally:
-        process.kill()
-    code = process.wait()
-    assert code in (0, -signal.SIGKILL), code
-    return code != 0
-
-
-def _wait_for_commits(process: Fork, run: Path, wanted: int) -> None:
-    while process.poll() is None and _commits(run) < wanted:
-        time.sleep(0.005)
-
-
-def _commits(run: Path) -> int:
-    journal = run / "journal.jsonl"
-    return journal.read_bytes().count(COMMITTED) if journal.exists() else 0
+    if more:
+        return kill_after(run, commits(run) + more, *field.command(run.name))
+    return killed(lambda _: time.sleep(seconds), *field.command(run.name))
 
 
 def _look(run: Path) -> Kill:
@@ -144,16 +124,11 @@ def _look(run: Path) -> Kill:
     return Kill(run, frozenset((commit.model_pass, commit.batch_index) for commit in commits), uncommitted)
 
 
-def _exports(run: Path) -> dict[str, str]:
-    files = sorted(path for path in (run / "exports").rglob("*") if path.is_file())
-    return {path.relative_to(run).as_posix(): atomic.sha256_of(path) for path in files}
-
-
 def test_killed_runs_export_the_same_bytes_once_resumed_to_the_end(campaign):
-    wanted = _exports(campaign.whole)
+    wanted = files_of(campaign.whole / "exports")
     assert len(wanted) == 8
     for run in campaign.runs:
-        assert _exports(run) == wanted, run.name
+        assert files_of(run / "exports") == wanted, run.name
 
 
 def test_the_kills_fall_before_within_and_after_the_passes(campaign):

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from interlock.engine.models.network import PACKED_TYPES, PackedEncoder
+from interlock.engine.models.checkpoint import PACKED_TYPES
+from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.packing import PackedBatch, pack
 
 LENGTHS = [40, 7, 7, 7, 1, 200, 2, 2, 33]
-OFFSET = {"bert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}
+OFFSET = {"bert": 0, "distilbert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 PAD = 1
 
 
@@ -31,6 +32,7 @@ def tiny(kind: str, **changes: object) -> nn.Module:
         initializer_range=0.3,
         pad_token_id=PAD,
         **changes,
+        **({"hidden_dim": 112, "activation": changes.get("hidden_act", "gelu")} if kind == "distilbert" else {}),
     )
     model = AutoModel.from_config(config).eval()
     for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake

@@ -17,8 +17,10 @@ from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
+from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import Course, Pace, RunState
+from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
@@ -216,6 +218,19 @@ def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
     assert "REPLAY PAUSED" in _text(paused)
 
 
+def test_the_header_counts_down_to_a_deadline_and_warns_where_the_run_will_not_be_done_by_then():
+    snapshot = sample(kind="cuda")
+    left = of_run(snapshot)
+    assert left
+    for seconds, style in ((left.seconds + 100, ""), (left.seconds - 1, "warn")):
+        (row,) = header.rows(replace(snapshot, deadline=snapshot.latest_at + seconds), 240, _now(snapshot))
+        (told,) = [span for span in row if "deadline" in span.text]
+        assert told.text.strip() == f"deadline in {duration(seconds)}"
+        assert told.style == style
+    over = replace(snapshot, deadline=snapshot.latest_at + 5, phase="stopped", exit_code=4)
+    assert not any("deadline" in _text(_head(each, 240)) for each in (snapshot, over))
+
+
 def test_nothing_is_called_stale_while_events_keep_coming() -> None:
     assert "STALE" not in _text(_head(sample(), 200, stale=5.0))
     assert "STALE" not in _text(_head(sample(phase="completed"), 200, stale=500.0))
@@ -367,6 +382,17 @@ def test_the_pass_at_work_is_shown_and_the_others_are_counted() -> None:
 def test_collections_without_a_line_are_counted_by_state() -> None:
     made = plain(passes.rows(sample(collections=6), 78, 5))
     assert made[3].startswith("Python-Stdlib") and made[4].startswith("and 5 more collections: 5 planned")
+
+
+def test_a_chosen_pass_tells_what_it_keeps_beside_vectors() -> None:
+    snapshot = sample()
+    first, *others = (replace(each, terms=0, token_vectors=0, truncated=0) for each in snapshot.passes)
+    dense = replace(snapshot, passes=(first, *others))
+    assert "so far" not in _text(passes.detail(dense, 0, some_cells(), 78, 20))
+    rich = replace(first, word="running", terms=40 * first.rows_done, termless=3, token_vectors=9000, token_bytes=2**21)
+    rows = plain(passes.detail(replace(dense, passes=(rich, *others)), 0, some_cells(), 110, 20))
+    wanted = "so far: 40 terms a text, 3 without terms, 9,000 token vectors (2.0 MiB)"
+    assert [row.rstrip() for row in rows if row.startswith("so far")] == [wanted]
 
 
 def test_a_pass_in_detail_tells_state_and_seconds_of_each_batch() -> None:

@@ -63,7 +63,7 @@ def found(spec: ModelSpec):
 
 def vectors(spec: ModelSpec) -> np.ndarray:
     card = read_card(spec, found(spec), "cpu")
-    return encode_texts(card, sentences(5), "", Lessor([CpuDevice()], 1 << 30))
+    return encode_texts(card, sentences(5), "", Lessor([CpuDevice()], 1 << 30)).dense
 
 
 def forbid(monkeypatch) -> None:

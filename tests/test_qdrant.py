@@ -13,7 +13,9 @@ import pytest
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.outlet import qdrant
 from interlock.engine.outlet.points import Point
-from interlock.engine.outlet.qdrant import Store, verify
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.outlet.verification import verify
+from interlock.engine.search.lists import nearest_to_all
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 DIMS = {"small": 8, "large": 12}
@@ -184,12 +186,12 @@ def test_scores_are_the_cosines_best_first(tmp_path):
     query = np.random.default_rng(9).standard_normal(8).astype(np.float32)
     with open_store(tmp_path) as store:
         store.upsert(points)
-        hits = store.search("small", query, 5)
-        everything = store.search("small", query, 10**6)
+        nearest = store.query("small", query, 5)
+        everything = store.query("small", query, 10**6)
     expected = cosines(points, "small", query)
     order = np.argsort(-expected)
-    assert [hit.payload["row"] for hit in hits] == order[:5].tolist()
-    np.testing.assert_allclose([hit.score for hit in everything], expected[order], atol=1e-6)
+    assert [*nearest] == [points[row].id for row in order[:5]]
+    np.testing.assert_allclose([*everything.values()], expected[order], atol=1e-6)
 
 
 @pytest.mark.parametrize("limit", [1, 10])
@@ -200,11 +202,11 @@ def test_a_search_by_all_models_equals_brute_force(tmp_path, limit):
     weights = {"small": 3.0, "large": 1.0}
     with open_store(tmp_path) as store:
         store.upsert(points)
-        hits = store.search_named(queries, weights, limit)
+        found = nearest_to_all(store, queries, weights, limit, None)
     means = sum(weights[name] / 4 * cosines(points, name, query) for name, query in queries.items())
     best = np.argsort(-means)[:limit]
-    assert [hit.payload["row"] for hit in hits] == best.tolist()
-    np.testing.assert_allclose([hit.score for hit in hits], means[best], atol=1e-6)
+    assert [*found] == [points[row].id for row in best]
+    np.testing.assert_allclose([*found.values()], means[best], atol=1e-6)
 
 
 def test_a_parked_row_scores_zero_for_its_model(tmp_path):
@@ -213,21 +215,21 @@ def test_a_parked_row_scores_zero_for_its_model(tmp_path):
     with open_store(tmp_path) as store:
         store.upsert([whole, parked])
         queries = {"small": parked.vectors["small"], "large": whole.vectors["large"]}
-        scores = {hit.id: hit.score for hit in store.search_named(queries, {"small": 1, "large": 1}, 5)}
-        assert store.search("large", queries["large"], 5)[0].id == whole.id
+        scores = nearest_to_all(store, queries, {"small": 1, "large": 1}, 5, None)
+        assert [*store.query("large", queries["large"], 5)] == [whole.id]
     assert scores[parked.id] == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "vector"), [("nope", np.ones(8)), ("small", np.ones(9)), ("small", np.zeros(8))])
 def test_an_impossible_query_is_a_usage_error(tmp_path, name, vector):
     with open_store(tmp_path) as store, pytest.raises(UsageError):
-        store.search(name, vector.astype(np.float32), 1)
+        store.query(name, vector.astype(np.float32), 1)
 
 
 def test_an_empty_store_has_no_hits(tmp_path):
     with open_store(tmp_path) as store:
-        assert store.search("small", np.ones(8, np.float32), 3) == []
-        assert store.search_named({"small": np.ones(8, np.float32)}, {"small": 1}, 3) == []
+        assert store.query("small", np.ones(8, np.float32), 3) == {}
+        assert nearest_to_all(store, {"small": np.ones(8, np.float32)}, {"small": 1}, 3, None) == {}
 
 
 def test_verification_sees_a_wrong_a_missing_and_an_undelivered_vector(tmp_path):

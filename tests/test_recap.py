@@ -9,6 +9,8 @@ import pytest
 
 from interlock.console.text.progress_text import bar, progress
 from interlock.console.text.recap import next_commands, recap
+from interlock.engine.record import events as ev
+from interlock.engine.record.snapshot import coverage
 from interlock.widgets import formats
 from tests.builders import corpus, interlock, sentences
 from tests.snapshots import one_lease, sample
@@ -52,10 +54,38 @@ def test_texts_without_a_vector_are_counted_beside_those_of_their_model():
     assert "texts, " not in text_of(run)
 
 
+def test_texts_that_no_query_finds_are_counted_beside_the_terms_of_the_others():
+    run = sample(phase="completed")
+    first, *others = run.passes
+    sparse = replace(first, kind="sparse", terms=2 * first.rows_done, termless=3)
+    assert " texts, 2 terms a text, 3 without terms " in text_of(replace(run, passes=(sparse, *others)))
+    assert "without terms" not in text_of(run)
+
+
+def test_truncated_texts_are_counted_with_the_share_of_tokens_that_was_seen_and_never_rounded_up():
+    run = sample(phase="completed")
+    cut = replace(run.passes[0], truncated=9, coverage=0.99996)
+    text = text_of(replace(run, passes=(cut, *run.passes[1:])))
+    assert " texts, 9 truncated (99.9% of the tokens seen)" in text
+
+
+@pytest.mark.parametrize(("seen", "wanted"), [((90, 60), 0.75), ((90, None), None), ((0, 0), 0.0)])
+def test_what_a_model_sees_is_told_of_all_collections_together_and_not_of_older_journals(seen, wanted):
+    about = {"model_pass": 0, "model": "m", "first_batch": 0, "batches": 1, "rows": 1, "reused": 0, "tokens": 1}
+    plans = [
+        ev.PassPlanned(
+            **about, collection=name, padding=0, truncated=1, truncated_tokens=cut, plan="p", seen_tokens=tokens
+        )
+        for name, cut, tokens in zip("ab", (10, 40), seen, strict=True)
+    ]
+    assert coverage(plans) == wanted
+    assert coverage([]) is None
+
+
 def test_measured_tensors_stand_beside_what_was_predicted_for_them():
     lease = one_lease(1, held=9.0, weights=2.0)
     run = replace(sample(phase="completed"), leases=(lease,))
-    assert "tensors 6.0 GiB, predicted 6.0 GiB" in text_of(run)
+    assert "6.0 GiB of tensors and cuBLAS workspace, 6.0 GiB of tensors predicted" in text_of(run)
 
 
 @pytest.mark.parametrize("phase", ["stopped", "failed", "incomplete"])
@@ -69,6 +99,31 @@ def test_a_store_that_was_written_is_what_one_searches_next():
     run = replace(sample(phase="completed"), store="my store")
     first, _ = next_commands(replace(run, collections=run.collections[:1]), RUN)
     assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
+
+
+def test_a_store_below_the_working_directory_is_named_as_one_types_it_there(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run = replace(sample(phase="completed"), collections=sample().collections[:1])
+    named = {}
+    for place in ("here/runs/my store", "beside", "here/-x"):
+        first, _ = next_commands(replace(run, store=str(tmp_path / place)), RUN)
+        named[place] = shlex.split(first)[2]
+    assert named == {
+        "here/runs/my store": "runs/my store",
+        "beside": str(tmp_path / "beside"),
+        "here/-x": str(tmp_path / "here" / "-x"),
+    }
+
+
+def test_models_are_told_in_words_where_their_table_is_wider_than_the_screen():
+    run = sample(phase="completed", warnings=0)
+    wide, narrow = recap(run, RUN, 104), recap(run, RUN, 40)
+    assert any(line.startswith("model  ") for line in wide) and wide == recap(run, RUN)
+    assert not any(line.startswith(("model  ", "---")) for line in narrow)
+    assert any(
+        re.fullmatch(r"all-mpnet-base-v2 done: 12,288 texts.*, in .*, .* texts/s, on .*", line) for line in narrow
+    )
 
 
 def test_a_store_of_several_collections_is_searched_in_the_first_that_has_chunks(tmp_path, tiny_a):

@@ -26,6 +26,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import ROOT, committed_schema
+from tests.processes import until
 from tools.record import Take, taken
 from tools.recorded import RECORDED, Recorded
 
@@ -53,13 +54,6 @@ def committed(entries):
 def planned(entries):
     shares = of(ev.PassPlanned, entries)
     return {(share.model_pass, share.first_batch + number) for share in shares for number in range(share.batches)}
-
-
-def until(true):
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module", params=["two-devices", "eight-devices"])
@@ -94,6 +88,15 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
     assert {step.rung for step in of(ev.Mitigated, recorded)} == set(Rung) - {Rung.PARK}
     assert {parked.collection for parked in of(ev.RowParked, recorded)} == {"Sim-Source-Code"}
     other_stories = {ev.RunResumed, ev.RowsReused, ev.BatchesLost, ev.PassFailed}
+    other_stories |= {ev.DeliveredWithout, ev.DeadlineSet}
+    other_stories |= {
+        ev.VectorsKept,
+        ev.ModelMoved,
+        ev.ModelUnloaded,
+        ev.PairsPlanned,
+        ev.PairsScored,
+        ev.RerankerPassedOver,
+    }
     steering = {ev.ControlApplied, ev.ControlRefused}
     assert set(ev.AnyEvent.__args__) - {type(entry.body) for entry in recorded} <= other_stories | steering
     assert [lost.device for lost in of(ev.DeviceLost, recorded)] != []

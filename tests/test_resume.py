@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from interlock.engine.record import atomic
 from interlock.engine.record.events import (
     BatchCommitted,
     BatchesLost,
@@ -24,6 +23,7 @@ from interlock.engine.record.events import (
     RunStarted,
 )
 from tests.builders import corpus, entries, events_of, interlock, sentences, start, summary_of, toml
+from tests.processes import files_of, wait_for_commits
 from tests.warm import Fork
 
 TEXTS = 160
@@ -97,19 +97,11 @@ def running(tmp_path: Path, tiny_a: Path, tiny_b: Path) -> Iterator[tuple[World,
     world = made(tmp_path / "long", tiny_a, tiny_b, texts=300)
     process = start(*world.command("--run-id", "one", "--quiet"))
     try:
-        journal = world.one / "journal.jsonl"
-        while process.poll() is None and not (journal.exists() and b"batch_committed" in journal.read_bytes()):
-            time.sleep(0.005)
+        wait_for_commits(process, world.one, 1)
         yield world, process
     finally:
         process.kill()
         process.wait()
-
-
-def files_of(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file, by its relative path."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): atomic.sha256_of(path) for path in files}
 
 
 def test_a_changed_file_is_named_and_the_run_stays_untouched(world):
@@ -129,7 +121,8 @@ def test_a_new_file_is_named(world):
 @pytest.mark.parametrize(
     ("options", "roster", "told"),
     [
-        (["--fusion", "named"], "a=2,b=1", 'fusion was "concat", is now "named"'),
+        (["--fusion", "named"], "a=2,b=1", '--fusion was "concat", is now "named"'),
+        (["--long", "split"], "a=2,b=1", '--long of b was "cut", is now "split"'),
         ([], "a=3,b=1", "roster was a=0.667, b=0.333, is now a=0.75, b=0.25"),
         ([], "b=1,a=2", "roster was a=0.667, b=0.333, is now b=0.333, a=0.667"),
         ([], "a=2", "roster was a=0.667, b=0.333, is now a=1"),
@@ -140,6 +133,12 @@ def test_another_configuration_is_refused_with_the_difference(finished, options,
     said = finished.resume(*options, roster=roster, check=2)
     assert told in said
     assert files_of(finished.one) == before
+
+
+def test_what_a_run_is_tied_to_says_of_a_dense_model_no_more_than_older_versions_wrote(finished):
+    (entry, *_) = json.loads((finished.one / "run.json").read_text())["roster"]
+    texts = {"model", "fingerprint", "dtype", "document_prompt", "query_prompt"}
+    assert entry.keys() == texts | {"weight", "dim", "max_tokens", "batch_tokens"}
 
 
 def test_resuming_a_completed_run_computes_nothing_and_exports_the_same(world):
@@ -251,7 +250,7 @@ def test_nothing_is_reused_of_another_model_of_the_same_name(world, tiny_b):
     np.testing.assert_array_equal(old, new)
 
 
-NAMES = (("one", "b"), ("two", "a"))
+NAMES = (("one", "b"), ("two", "fused"))
 
 
 def test_reusing_a_directory_that_is_no_run_is_refused_and_leaves_no_run(fresh):

@@ -13,10 +13,11 @@ from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.vectors import VectorFile
-from interlock.engine.record import atomic, journal
+from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted, PassPlanned, RowsReused, Warned
 from interlock.engine.run import Run
 from tests.builders import corpus, entries, events_of, sentences, toml
+from tests.processes import exports, files_of
 
 TEXTS = 60
 
@@ -60,14 +61,6 @@ def one(home):
 
 def vectors(run):
     return np.load(run / "passes" / "0_a" / "vectors.npy", mmap_mode="r+")
-
-
-def exports(run):
-    return {path.name: atomic.sha256_of(path) for path in (run / "exports" / "Docs").iterdir()}
-
-
-def everything(run):
-    return {path.relative_to(run): atomic.sha256_of(path) for path in run.rglob("*") if path.is_file()}
 
 
 def test_an_earlier_run_whose_list_of_texts_was_changed_gives_no_vectors(one, embed):
@@ -143,11 +136,11 @@ def test_a_run_whose_rows_taken_over_were_damaged_is_not_continued_and_not_touch
         damage(two, change)
     else:
         (two / "passes" / "0_a" / "vectors.npy").unlink()
-    before = everything(two)
+    before = files_of(two)
     with pytest.raises(UsageError, match=r"up to 60 of the 60 vectors of a reused from .*one are damaged") as said:
         embed("two", resume=True)
     assert f"--reuse {two}" in str(said.value) and "\n" not in str(said.value)
-    assert everything(two) == before
+    assert files_of(two) == before
     assert exports(embed("three", reuse=str(two))) == exports(one)
 
 
@@ -227,27 +220,27 @@ def test_rows_that_were_computed_in_another_precision_are_not_taken(embed, one):
     ],
 )
 def test_vectors_that_are_no_array_any_more_are_told_as_damaged(tmp_path, change):
-    VectorFile(path := tmp_path / "vectors.npy", 6, 2)
+    VectorFile.open(path := tmp_path / "vectors.npy", 6, 2)
     change(path)
     with pytest.raises(InterlockError, match=r"vectors\.npy is damaged .*delete it and --resume"):
-        VectorFile(path, 6, 2)
+        VectorFile.open(path, 6, 2)
 
 
 def test_vectors_of_another_kind_are_told_and_those_cut_short_are_made_whole(tmp_path):
-    VectorFile(path := tmp_path / "vectors.npy", 6, 2).put(np.arange(6), np.ones((6, 2), np.float32))
+    VectorFile.open(path := tmp_path / "vectors.npy", 6, 2).put(np.arange(6), np.ones((6, 2), np.float32))
     np.save(other := tmp_path / "other.npy", np.zeros((6, 2)))
     with pytest.raises(InterlockError, match=r"has \(6, 2\) vectors of float64, expected \(6, 2\) of float32"):
-        VectorFile(other, 6, 2)
+        VectorFile.open(other, 6, 2)
     os.truncate(path, path.stat().st_size - 8)
-    np.testing.assert_array_equal(VectorFile(path, 6, 2).array, [[1, 1]] * 5 + [[0, 0]])
+    np.testing.assert_array_equal(VectorFile.open(path, 6, 2).array, [[1, 1]] * 5 + [[0, 0]])
 
 
 def test_too_many_open_files_are_no_damage(tmp_path, monkeypatch):
-    VectorFile(path := tmp_path / "vectors.npy", 6, 2)
+    VectorFile.open(path := tmp_path / "vectors.npy", 6, 2)
 
     def refuse(*_, **__):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(np.lib.format, "open_memmap", refuse)
     with pytest.raises(InterlockError, match=r"cannot open .*: Too many open files; raise the open file limit"):
-        VectorFile(path, 6, 2)
+        VectorFile.open(path, 6, 2)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -42,8 +42,10 @@ from interlock.engine.record.snapshot import snapshot
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import plain
 from tests.builders import ROOT, interlock
+from tests.processes import until
 from tests.pty_harness import on_terminal
-from tests.test_control import PATIENCE, WRITER, until
+from tests.summaries import PATIENCE, shows
+from tests.test_control import WRITER
 from tools.recorded import BEGAN, Recorded
 
 LATER = BEGAN + 3 * 3600
@@ -311,13 +313,6 @@ def test_what_does_not_fit_stays_said_of_a_run_in_use(out, monkeypatch):
 def lines_of(app) -> list[str]:
     screen = next(each for each in app.screen_stack if isinstance(each, RunsScreen))
     return plain(screen.query_one("#list", Pane)._rows)
-
-
-async def shows(pilot: Pilot, there: Callable[[], object]) -> None:
-    limit = time.monotonic() + PATIENCE
-    while not there():
-        assert time.monotonic() < limit
-        await pilot.pause(0.05)
 
 
 def listing(out: Path, **look: object) -> Runs:

@@ -11,9 +11,11 @@ from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.outlet import search as searching
 from interlock.engine.passes.controls import Controls
 from interlock.engine.run import Run
+from interlock.engine.search import encoders
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.searcher import StoreSearcher
 from tests.builders import corpus, hub_snapshot, sentences, toml
 
 TEXTS = sentences(12)
@@ -34,7 +36,8 @@ def best(store, *sources, **registered):
     """The best hit for the sixth text, where `mine` is registered with `sources`, or not at all."""
     registry = {"mine": ModelSpec("mine", tuple(map(str, sources)), **registered)} if sources else {}
     lessor = Lessor(choose("cpu"), 4 << 30)
-    (hit,) = searching.search(store, None, TEXTS[5], 1, registry, Policy(offline=True), lessor)
+    with StoreSearcher(store, None, registry, Policy(offline=True), lessor) as searcher:
+        ((hit,),) = [answer.hits for answer in searcher.search([TEXTS[5]], Ask(limit=1))]
     return hit
 
 
@@ -45,13 +48,13 @@ def is_found(hit):
 @pytest.fixture
 def cards(monkeypatch):
     """The cards that queries were encoded with, and their prompts."""
-    seen, encode = [], searching.encode_texts
+    seen, encode = [], encoders.encode_texts
 
-    def noted(card, texts, prompt, lessor):
+    def noted(card, texts, prompt, lessor, told):
         seen.append((card, prompt))
-        return encode(card, texts, prompt, lessor)
+        return encode(card, texts, prompt, lessor, told)
 
-    monkeypatch.setattr(searching, "encode_texts", noted)
+    monkeypatch.setattr(encoders, "encode_texts", noted)
     return seen
 
 

@@ -37,7 +37,7 @@ def card_of(directory, **row):
 
 def worst_cosine(directory, **row):
     """How far our vectors of `TEXTS` are from those of sentence-transformers at worst."""
-    ours = encode_texts(card_of(directory, **row), TEXTS, "", Lessor([CpuDevice()], 1 << 30))
+    ours = encode_texts(card_of(directory, **row), TEXTS, "", Lessor([CpuDevice()], 1 << 30)).dense
     there = sentence_transformer(directory)
     theirs = there.encode(TEXTS, normalize_embeddings=True, batch_size=1)  # padding on the left would move positions
     return float((ours.astype(np.float64) * theirs).sum(axis=1).min())
@@ -82,7 +82,7 @@ def test_lowering_in_a_settings_file_of_another_name_counts(model):
     (model / BERT).unlink()
     edit(model / "sentence_roberta_config.json", max_seq_length=64, do_lower_case=True)
     texts = ["The SIGNAL is Red", "PLAIN"]
-    ours = encode_texts(card_of(model), texts, "", Lessor([CpuDevice()], 1 << 30))
+    ours = encode_texts(card_of(model), texts, "", Lessor([CpuDevice()], 1 << 30)).dense
     theirs = sentence_transformer(model).encode(texts, normalize_embeddings=True)
     assert (ours * theirs).sum(axis=1).min() > 0.9999
 
@@ -137,7 +137,7 @@ def test_a_mixture_of_poolings_goes_through_a_run(tmp_path, model):
     root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
     run = Run(root, load({"roster": str(model), "out": str(tmp_path / "out")}, {}), Controls())
     assert run.go() == ExitCode.COMPLETED
-    assert np.load(run.directory.exports("Docs") / "model.npy").shape == (len(TEXTS), 64)
+    assert np.load(run.directory.exports("Docs") / "fused.npy").shape == (len(TEXTS), 64)
 
 
 def test_a_pooling_that_is_none_is_refused(model):

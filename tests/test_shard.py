@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -126,6 +127,25 @@ def test_a_creation_killed_before_the_shard_was_made_is_taken_up_by_the_next(tmp
     (tmp_path / "half" / "manifest.json").write_text(json.dumps(MANIFEST))
     with open_store(tmp_path, name="half") as store:
         assert store.count() == 0
+
+
+@pytest.mark.parametrize(
+    "room", [1_000, 1_000_000]
+)  # bytes of a file at which the kernel kills: before, amid the engine's
+def test_a_store_whose_first_delivery_was_killed_says_so_and_how_it_goes_on(tmp_path, room):
+    code = f"""{OPEN}
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
+Store.open_for_write(Path(sys.argv[1]), "docs", {{"small": 8}}, {{"run": {{"run_id": "r1"}}}})
+"""
+    assert run_python(code, tmp_path).returncode == -signal.SIGXFSZ
+    left = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"docs has no points yet.*interlock run CHUNKS --run-id r1 --resume"):
+        Store.open_for_read(tmp_path, "docs")
+    assert sorted(tmp_path.rglob("*")) == left
+    with open_store(tmp_path, {"run": {"run_id": "r1"}}) as store:
+        assert store.upsert([POINT]) == 1
 
 
 def test_an_upsert_stops_before_a_full_disk_would_kill_the_engine(tmp_path, monkeypatch):

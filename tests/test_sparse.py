@@ -1,9 +1,6 @@
 """Sparse models, which weigh terms: the same as sentence-transformers, and passes like any other."""
 
-import json
 import shutil
-import signal
-import time
 from pathlib import Path
 from statistics import median
 
@@ -21,39 +18,39 @@ from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.cost import cost_of
-from interlock.engine.models.network import PART, PackedTermEncoder
+from interlock.engine.models.network import HEAD_ROWS, HEAD_TOKENS, PackedTermEncoder
 from interlock.engine.models.packing import filling, pack
-from interlock.engine.models.registry import REGISTRY, ModelSpec, find, members
+from interlock.engine.models.registry import REGISTRY, ModelSpec, members
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.stages import walk
+from interlock.engine.models.term_pooling import TermPooling
 from interlock.engine.models.trace import law_of, packed_law
 from interlock.engine.models.weights import Master, Replica, attach_to_host
 from interlock.engine.models.weights import load as load_network
 from interlock.engine.passes.canary import lowest_cosine
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.sparse import SparseFile, SparseRows
-from interlock.engine.passes.vectors import gate_terms
-from interlock.engine.record import atomic
 from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
 from interlock.engine.run import Run
-from tests.architectures import MINILM
+from tests.architectures import BERT_BASE, MPNET_BASE, SPARSE
 from tests.builders import (
     corpus,
     events_of,
     interlock,
     sentences,
-    start,
     summary_of,
     tiny_model,
     tiny_sparse,
     toml,
 )
 from tests.oracle import as_on_a_gpu, lengths_of
+from tests.processes import checksums, exports, kill_after
 
 TEXTS = 90
-SPLADE = {**MINILM, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}
 
 
 @pytest.fixture(scope="module")
@@ -67,25 +64,29 @@ def card_of(directory: Path) -> ModelCard:
     return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
 
 
-def ids_of(directory: Path, texts: list[str]) -> list[np.ndarray]:
+def ids_of(directory: Path, texts: list[str], limit: int = 128) -> list[np.ndarray]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_padding()
-    return [np.array(tokenizer.encode(text).ids[:128]) for text in texts]
+    tokenizer.enable_truncation(limit)
+    return [np.array(tokenizer.encode(text).ids) for text in texts]
 
 
 def weights_of(card: ModelCard, rows: list[np.ndarray]) -> np.ndarray:
     host = CpuDevice()
     attached = attach_to_host(card, host)
-    return encoder_for(card, attached.network, host).encode(rows)
+    found = encoder_for(card, attached.network, host).encode(rows).terms
+    assert found
+    return found.to_dense(card.dim)
 
 
 @pytest.mark.parametrize("untied", [False, True], ids=["tied", "with a decoder of its own"])
-def test_weights_are_those_of_sentence_transformers_packed_or_padded(tmp_path: Path, untied: bool) -> None:
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_weights_are_those_of_sentence_transformers_packed_or_padded(tmp_path: Path, kind: str, untied: bool) -> None:
     from sentence_transformers import SparseEncoder
 
-    model = tiny_sparse(tmp_path / "m", seed=3, tie_word_embeddings=not untied)
+    model = tiny_sparse(tmp_path / "m", seed=3, kind=kind, tie_word_embeddings=not untied)
     texts = [*sentences(30, words=30), "the " * 120]
     wanted = SparseEncoder(str(model), device="cpu").encode(texts, convert_to_sparse_tensor=False).numpy()
     card, rows = card_of(model), ids_of(model, texts)
@@ -94,7 +95,17 @@ def test_weights_are_those_of_sentence_transformers_packed_or_padded(tmp_path: P
     assert (wanted > 0).any(axis=1).all()
     for found in (packed, alone):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
-        assert lowest_cosine(found, wanted) >= 1 - 1e-5
+        assert lowest_cosine(Outputs(found), Outputs(wanted)) >= 1 - 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "mpnet", "roberta"])
+def test_a_head_has_its_own_activation_where_its_architecture_says_so(tmp_path: Path, kind: str) -> None:
+    from sentence_transformers import SparseEncoder
+
+    named = "activation" if kind == "distilbert" else "hidden_act"
+    model, texts = tiny_sparse(tmp_path / "m", seed=3, kind=kind, **{named: "relu"}), sentences(5)
+    wanted = SparseEncoder(str(model), device="cpu").encode(texts, convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(weights_of(card_of(model), ids_of(model, texts)), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_model_as_sentence_transformers_saves_it_is_read(tmp_path: Path, terms: Path) -> None:
@@ -103,19 +114,28 @@ def test_a_model_as_sentence_transformers_saves_it_is_read(tmp_path: Path, terms
     encoder = SparseEncoder(str(terms), device="cpu")
     encoder.save_pretrained(str(tmp_path / "saved"))
     assert card_of(tmp_path / "saved").dim == card_of(terms).dim
-    pooling = tmp_path / "saved" / "1_SpladePooling" / "config.json"
-    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"pooling_strategy": "sum"}))
-    with pytest.raises(UnavailableError, match="pooling_strategy is 'sum'"):
-        card_of(tmp_path / "saved")
 
 
 def test_a_row_longer_than_a_part_has_its_largest_logits_of_all_parts(terms: Path) -> None:
     card, generator = card_of(terms), np.random.default_rng(1)
     rows = [generator.integers(5, 180, length) for length in (100, 3, *[7] * 40, 128, 90, 120)]
-    assert sum(map(len, rows)) > 2 * PART
+    assert sum(map(len, rows)) > 2 * HEAD_TOKENS
     together = weights_of(card, rows)
     alone = np.concatenate([weights_of(card, [row]) for row in rows])
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_rows_of_all_words_are_compressed_a_block_at_a_time(terms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, from_dense, written = card_of(terms), SparseRows.from_dense, []
+
+    def noted(matrix: np.ndarray) -> SparseRows:
+        written.append(len(matrix))
+        return from_dense(matrix)
+
+    monkeypatch.setattr(SparseRows, "from_dense", noted)
+    weights_of(card, [np.array([2, 7, 3])] * 100)
+    assert sum(written) == 100
+    assert max(written) <= HEAD_ROWS
 
 
 def test_norms_as_tensorflow_named_them_are_read(tmp_path: Path, terms: Path) -> None:
@@ -134,9 +154,9 @@ def test_norms_as_tensorflow_named_them_are_read(tmp_path: Path, terms: Path) ->
 def test_a_model_that_cannot_weigh_terms_is_refused_with_what_can(tmp_path: Path, tiny_a: Path) -> None:
     with pytest.raises(UsageError, match=r"dense model by its .*name it in --roster"):
         card_of(tiny_a)
-    roberta = tiny_sparse(tmp_path / "roberta", kind="roberta")
-    with pytest.raises(UnavailableError, match=r"model_type 'roberta'.*use one of type bert"):
-        card_of(roberta)
+    electra = tiny_sparse(tmp_path / "electra", kind="electra", embedding_size=32)
+    with pytest.raises(UnavailableError, match=r"model_type 'electra'.*use one of type bert, distilbert"):
+        card_of(electra)
     headless = tiny_model(tmp_path / "headless")
     (headless / "modules.json").unlink()
     with pytest.raises(UnavailableError, match="lacks the tensors of a masked-LM head"):
@@ -146,37 +166,28 @@ def test_a_model_that_cannot_weigh_terms_is_refused_with_what_can(tmp_path: Path
 def test_a_model_in_the_wrong_list_is_refused_with_the_right_one() -> None:
     with pytest.raises(UsageError, match="splade-v3 is a sparse model: name it in --sparse"):
         members(REGISTRY, ["all-minilm-l6", "splade-v3"])
-    with pytest.raises(UsageError, match="bge-m3 is a dense model: name it in --roster"):
-        members(REGISTRY, ["all-minilm-l6"], ["bge-m3"])
+    with pytest.raises(UsageError, match="all-mpnet-base-v2 is a dense model: name it in --roster"):
+        members(REGISTRY, ["all-minilm-l6"], ["all-mpnet-base-v2"])
     found = members(REGISTRY, ["all-minilm-l6"], ["splade-tiny", "./mine"])
     assert [spec.kind for spec in found] == ["dense", "sparse", "sparse"]
 
 
-def test_the_real_small_model_gives_a_text_its_words(tmp_path: Path) -> None:
-    (spec,) = find(REGISTRY, ["splade-tiny"])
-    try:
-        snapshot = resolve(spec, Policy(offline=True), lambda _: None)
-    except UnavailableError:
-        pytest.skip("the package of splade-tiny is not installed")
-    card = read_card(spec, snapshot, "cpu")
-    rows = ids_of(snapshot.path, ["how to reset my password"])
-    (weights,) = weights_of(card, rows)
-    assert snapshot.path.parts[-2:] == ("cognition", "model")
-    assert set(rows[0][1:-1][[2, 4]]) <= set(np.argsort(-weights)[:3])  # reset, password
-
-
-@pytest.mark.parametrize("kernel", [Kernel.EFFICIENT, Kernel.HOST])
-def test_the_law_is_within_one_percent_with_the_head_in(kernel: Kernel) -> None:
-    law = law_of(SPLADE, packed=True, dtype=torch.float16, kernel=kernel, kind="sparse")
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [(name, Kernel.RUNS if name == "MPNet-base" else Kernel.EFFICIENT) for name in SPARSE]
+    + [("BERT-base", Kernel.HOST)],
+)
+def test_the_law_is_within_one_percent_with_the_head_in(name: str, kernel: Kernel) -> None:
+    law = law_of(SPARSE[name], packed=True, dtype=torch.float16, kernel=kernel, kind="sparse")
     mode = FakeTensorMode()
     with mode:
-        network = PackedTermEncoder.blank(SPLADE, torch.float16)
+        network = PackedTermEncoder.blank(SPARSE[name], torch.float16)
     generator, errors = np.random.default_rng(11), []
     for even in (True, False, True, False):
         lengths, counter = lengths_of(generator, 510, 1 << 14, packed=True, even=even), Counter()
         with mode, as_on_a_gpu(kernel), torch.inference_mode(), Meter(counter):
             rows = [np.ones(each, np.int64) for each in lengths]
-            network.terms(pack(rows, torch.device("cpu"), kernel), lambda *_: None)
+            network.terms(pack(rows, torch.device("cpu"), kernel), TermPooling(), lambda *_: None)
         tokens = sum(lengths) + filling(sum(lengths))
         errors.append(abs(law.activations(tokens, max(lengths)) - counter.peak) / counter.peak)
     assert law.weights == sum(each.numel() * 2 for each in network.parameters())
@@ -185,15 +196,15 @@ def test_the_law_is_within_one_percent_with_the_head_in(kernel: Kernel) -> None:
 
 
 def test_the_head_counts_in_what_a_token_costs() -> None:
-    dense, sparse = cost_of(SPLADE), cost_of(SPLADE, "sparse")
+    dense, sparse = cost_of(BERT_BASE), cost_of(BERT_BASE, "sparse")
     assert dense and sparse
-    assert sparse.per_token - dense.per_token == 2 * (768 * 768 + 768 * SPLADE["vocab_size"])
+    assert sparse.per_token - dense.per_token == 2 * (768 * 768 + 768 * BERT_BASE["vocab_size"])
     assert sparse.per_pair == dense.per_pair
 
 
 def test_a_text_without_terms_passes_and_one_that_is_not_finite_does_not() -> None:
     vectors = np.array([[0, 0], [1, 0], [np.nan, 1], [np.inf, 0]], np.float32)
-    assert gate_terms(vectors, 2) == {2: "not finite", 3: "not finite"}
+    assert Outputs(terms=SparseRows.from_dense(vectors)).refused(0) == {2: "not finite", 3: "not finite"}
 
 
 def test_the_head_is_computed_with_its_weights_on_the_device_when_layers_are_streamed(terms: Path) -> None:
@@ -209,10 +220,10 @@ def test_the_head_is_computed_with_its_weights_on_the_device_when_layers_are_str
             )
         )
     with gpu.computing():
-        found = encoder_for(card, replica.network, gpu).encode(rows)
+        found = encoder_for(card, replica.network, gpu).encode(rows).terms
     assert copied
     assert all(copied)
-    np.testing.assert_allclose(found, weights_of(card, rows), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.to_dense(card.dim), weights_of(card, rows), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -236,16 +247,12 @@ def embed(home: Path, name: str, code: ExitCode = ExitCode.COMPLETED, **flags: o
 def kept(run: Path) -> SparseRows:
     """The rows of the sparse pass of a run."""
     width = events_of(run, RosterResolved)[-1].roster[1].dim
-    return SparseFile(run / "passes" / "1_s" / "rows.npy", TEXTS, width).take(np.arange(TEXTS))
+    return SparseFile.open(run / "passes" / "1_s" / "rows.npy", TEXTS, width).take(np.arange(TEXTS))
 
 
 def same(one: SparseRows, other: SparseRows) -> bool:
     fields = ("starts", "indices", "values", "parked")
     return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in fields)
-
-
-def exports(run: Path) -> dict[str, str]:
-    return {path.name: atomic.sha256_of(path) for path in (run / "exports" / "Docs").iterdir()}
 
 
 def test_a_sparse_pass_is_told_with_its_kind_and_terms_and_has_no_share_in_the_fusion(home: Path) -> None:
@@ -255,7 +262,26 @@ def test_a_sparse_pass_is_told_with_its_kind_and_terms_and_has_no_share_in_the_f
     assert (dense["kind"], dense["weight"], dense["terms_per_text"]) == ("dense", 1.0, None)
     assert (sparse["kind"], sparse["weight"], sparse["status"]) == ("sparse", 0.0, "completed")
     assert sparse["terms_per_text"] == round(rows.counts.mean(), 1) > 1
+    assert (dense["rows_without_terms"], sparse["rows_without_terms"]) == (None, 0)
+    assert (dense["coverage"], sparse["coverage"]) == (1.0, 1.0)
     assert not rows.parked.any()
+
+
+def test_texts_without_terms_and_the_share_of_their_tokens_that_was_seen_are_told(tmp_path: Path, tiny_a: Path) -> None:
+    model = tiny_sparse(tmp_path / "s", seed=5)
+    tensors = load_file(model / "model.safetensors")
+    tensors["cls.predictions.bias"] -= 1000  # no word is above zero
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["a " * 4, "a " * 14]}})
+    rows = {"a": {"source": str(tiny_a)}, "s": {"source": str(model), "kind": "sparse", "max_tokens": 10}}
+    toml(tmp_path / "interlock.toml", rows)
+    run = embed(tmp_path, "one")
+    _, sparse = summary_of(run)["collections"][0]["passes"]
+    assert (sparse["terms_per_text"], sparse["rows_without_terms"]) == (0.0, 2)
+    assert (sparse["truncated_rows"], sparse["coverage"]) == (1, round((4 + 8) / (4 + 14), 4))
+    again = embed(tmp_path, "again", reuse=str(run))
+    _, reused = summary_of(again)["collections"][0]["passes"]
+    assert (reused["rows"], reused["rows_without_terms"], reused["coverage"]) == (0, 0, sparse["coverage"])
 
 
 def test_dense_and_sparse_models_share_simulated_gpus_and_leave_nothing_behind(home: Path) -> None:
@@ -275,28 +301,11 @@ def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(home: Path) -> N
     interlock(*command, "whole")
     batches = len([each for each in events_of(whole, BatchCommitted) if each.model_pass == 1])
     for commits in (batches // 3, batches):
-        process = start(*command, "killed")
-        try:
-            until = time.monotonic() + 60
-            while _commits(run) < commits and process.poll() is None and time.monotonic() < until:
-                time.sleep(0.002)
-        finally:
-            process.kill()
-        assert process.wait() in (0, -signal.SIGKILL)
+        kill_after(run, commits, *command, "killed")
     interlock(*command, "killed")
     assert same(kept(run), kept(whole))
     assert exports(run) == exports(whole)
-    assert _checksums(run) == _checksums(whole)
-
-
-def _commits(run: Path) -> int:
-    """Batches of any pass that the journal tells of."""
-    journal = run / "journal.jsonl"
-    return journal.read_bytes().count(b'"batch_committed"') if journal.exists() else 0
-
-
-def _checksums(run: Path) -> dict[tuple[int, int], int]:
-    return {(each.model_pass, each.batch_index): each.crc for each in events_of(run, BatchCommitted)}
+    assert checksums(run) == checksums(whole)
 
 
 def test_what_was_torn_off_the_terms_is_computed_again(home: Path, tmp_path: Path) -> None:
@@ -317,6 +326,21 @@ def test_sparse_rows_are_taken_over_from_another_run(home: Path) -> None:
     assert same(kept(again), kept(run))
 
 
+def test_rows_with_another_number_of_terms_are_not_taken_over(home: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(home, tmp_path / "home"))
+    model = Path(load({}, {}, home / "interlock.toml").models["s"]["source"])
+    shutil.copytree(model, changed / "s")
+    (changed / "s" / "config_sentence_transformers.json").write_text('{"max_active_dims": 3}')
+    table = (home / "interlock.toml").read_text().replace(str(model), str(changed / "s"))
+    (changed / "interlock.toml").write_text(table)
+    run = embed(changed, "few", reuse=str(home / "runs" / "one"))
+    assert [each.model for each in events_of(run, RowsReused)] == ["a"]
+    assert kept(run).counts.max() == 3
+    embed(changed, "few", resume="yes")
+    again = embed(changed, "few-again", reuse=str(run))
+    assert [each.model for each in events_of(again, RowsReused)] == ["a", "s"]
+
+
 def test_a_text_that_has_no_weights_is_parked_alone(home: Path, tmp_path: Path, terms: Path) -> None:
     spoilt = tmp_path / "spoilt"
     shutil.copytree(terms, spoilt)
@@ -331,7 +355,7 @@ def test_a_text_that_has_no_weights_is_parked_alone(home: Path, tmp_path: Path, 
     run = embed(place, "parked", ExitCode.FAILED)
     (collection,) = summary_of(run)["collections"]
     assert [(each["model_pass"], each["row"]) for each in collection["parked"]] == [(1, 20)]
-    rows = SparseFile(run / "passes" / "1_s" / "rows.npy", 21, card_of(spoilt).dim).take(np.arange(21))
+    rows = SparseFile.open(run / "passes" / "1_s" / "rows.npy", 21, card_of(spoilt).dim).take(np.arange(21))
     assert rows.parked.tolist() == [False] * 20 + [True]
 
 
@@ -348,6 +372,20 @@ def test_a_model_in_a_wrong_list_or_twice_is_told_what_it_is(roster, sparse, tol
         members(REGISTRY, roster, sparse)
 
 
-def test_the_law_of_the_host_counts_the_weights_of_all_words_for_many_short_rows():
-    results = 2 * (2048 // 6) * SPLADE["vocab_size"] * 4  # the encoder's matrix, and that of the batch
-    assert packed_law(SPLADE, torch.float32, "sparse").activations(2048, 6) > results
+def test_models_whose_outputs_would_be_delivered_over_each_other_are_refused() -> None:
+    rows = {"m": ModelSpec("m", ("/m",)), "m-sparse": ModelSpec("m-sparse", ("/a",))}
+    rows |= {key: ModelSpec(key, ("/a",)) for key in ("m-tokens", "m-tokens-starts")}
+    with pytest.raises(UsageError, match="m and m-sparse would both be delivered as 'm-sparse'"):
+        members(rows, ["m", "m-sparse"], ["m"])
+    for other in ("m-tokens", "m-tokens-starts"):
+        with pytest.raises(UsageError, match=f"would both be delivered as '{other}'"):
+            members(rows, [other, "m"], (), ["m"])
+        assert [spec.key for spec in members(rows, [other, "m"])] == [other, "m"]
+
+
+def test_the_law_of_the_host_counts_blocks_of_rows_and_the_terms_of_many_short_ones():
+    words = BERT_BASE["vocab_size"]
+    blocks = 3 * HEAD_ROWS * words * 4  # the head's, a copy, and the one that is compressed
+    terms = 2 * (2048 // 6) * 8 * words // 8  # of an eighth of the words, as pieces and joined
+    assert packed_law(BERT_BASE, torch.float32, "sparse").activations(2048, 6) > blocks + terms
+    assert packed_law(MPNET_BASE, torch.float32, "sparse").square == packed_law(MPNET_BASE, torch.float32).square > 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import qdrant_edge as edge
 import scipy.sparse
 from msgspec.structs import replace as changed
 
+from interlock.engine import ending
 from interlock.engine import run as running
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
@@ -26,12 +28,12 @@ from interlock.engine.intake.collections import discover
 from interlock.engine.intake.corpus import read_corpus
 from interlock.engine.models.assets import Policy
 from interlock.engine.outlet import csr, files, shard, windows
-from interlock.engine.outlet.delivery import check_store, deliver
+from interlock.engine.outlet.bm25 import WordCounts, Words
+from interlock.engine.outlet.delivery import Destination, check_store, deliver
 from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.outlet.manifest import manifest_of, read_manifest
 from interlock.engine.outlet.points import Point, Terms
 from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.search import search
 from interlock.engine.outlet.store import sink, verified
 from interlock.engine.outlet.windows import Delivery, ModelVectors, SparseSource
 from interlock.engine.passes.controls import Controls
@@ -39,6 +41,9 @@ from interlock.engine.passes.sparse import SparseFile, SparseRows
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.searcher import StoreSearcher
 from tests.builders import corpus, tiny_sparse
 
 WIDTH = 40
@@ -80,9 +85,9 @@ def made(tmp_path):
         dense = np.eye(distinct, 4, dtype=np.float32) + np.float32(1e-3)
         dense /= np.linalg.norm(dense, axis=1, keepdims=True)
         matrix = weights(distinct)
-        file = SparseFile(tmp_path / "passes" / "1_splade" / "rows.npy", distinct, WIDTH)
+        file = SparseFile.open(tmp_path / "passes" / "1_splade" / "rows.npy", distinct, WIDTH)
         for rows in np.array_split(np.arange(distinct)[::-1], 3):
-            file.put(rows, matrix[rows])
+            file.put(rows, SparseRows.from_dense(matrix[rows]))
         (rows,) = read.rows
         delivery = Delivery(
             rows,
@@ -114,6 +119,43 @@ def test_sparse_vectors_are_exported_as_the_matrix_that_scipy_reads(made):
     with np.load(path) as arrays:
         assert arrays["parked"].tolist() == [PARKED]
         assert arrays["indices"].dtype == np.int32
+
+
+def test_a_line_of_json_has_the_terms_of_its_row_and_lacks_what_is_parked(made):
+    this = made()
+    this.delivery.sources[0].vectors[2] = np.nan
+    lines = [json.loads(line) for line in written(this, ["jsonl"])["points.jsonl"].open()]
+    assert len(lines) == len(TEXTS)
+    for row, (line, weighed) in enumerate(zip(lines, this.matrix, strict=True)):
+        assert ("dense" in line["vectors"]) == ("fused" in line["vectors"]) == (this.delivery.rows.texts[row] != 2)
+        if np.isnan(weighed).any():
+            assert line["sparse"] == {}
+            continue
+        terms = line["sparse"]["splade"]
+        assert terms["indices"] == np.flatnonzero(weighed).tolist()
+        np.testing.assert_array_equal(terms["values"], weighed[weighed > 0].astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"text":"', b'"text":"!'),
+        (b'"indices":[', b'"indices":[0,'),
+        (b'"dense":[', b'"dense":[1e-9,'),
+        (b"}\n", b"}\n{}\n"),
+    ],
+)
+def test_lines_that_differ_from_what_was_planned_are_seen(made, tmp_path, old, new):
+    delivery, path = made().delivery, tmp_path / "lines"
+    (kind,) = files.kinds(delivery, ["jsonl"], tmp_path).values()
+    with kind.written(path) as take:
+        for window in delivery.windows():
+            take(window)
+    whole = path.read_bytes()
+    place = whole.rfind(old)
+    path.write_bytes(whole[:place] + new + whole[place + len(old) :])
+    with kind.read(path) as check:
+        assert [bool(check(window)) for window in delivery.without_chunks()] == [True]
 
 
 def test_a_column_of_the_table_has_the_terms_of_each_row_and_null_where_it_is_parked(made):
@@ -156,7 +198,9 @@ def test_only_the_chosen_formats_have_sparse_vectors(made, formats):
 def test_a_model_of_which_every_row_is_parked_or_empty_is_exported(made):
     this = made()
     for value in (np.nan, 0):
-        this.file.put(np.arange(len(this.delivery.digests)), np.full((9, WIDTH), value, np.float32))
+        this.file.put(
+            np.arange(len(this.delivery.digests)), SparseRows.from_dense(np.full((9, WIDTH), value, np.float32))
+        )
         paths = written(this)
         assert scipy.sparse.load_npz(paths["splade.npz"]).nnz == 0
         column = pq.read_table(paths["points.parquet"])["splade"]
@@ -386,18 +430,7 @@ def test_a_collection_is_delivered_with_its_sparse_vectors_as_often_as_asked(mad
     this, told = made(), []
     run = RunDirectory(tmp_path / "run")
     for _ in range(times):
-        deliver(
-            this.delivery.rows,
-            this.delivery.digests,
-            [this.delivery.sources[0].vectors],
-            ROSTER,
-            Fusion.CONCAT,
-            ["npy", "parquet"],
-            tmp_path / "store",
-            run,
-            told.append,
-            this.delivery.sparse,
-        )
+        deliver(this.delivery, ROSTER, Destination(run, ["npy", "parquet"], tmp_path / "store"), told.append)
     written = {each.path.rsplit("/")[-1] for each in told if isinstance(each, ArtefactWritten)}
     assert written == {"dense.npy", "fused.npy", "splade.npz", "points.parquet"}
     (*_, seen) = (each for each in told if isinstance(each, StoreVerified))
@@ -437,24 +470,26 @@ def test_terms_of_every_whole_batch_survive_a_kill(tmp_path, batches):
 
 @pytest.mark.parametrize("fusion", ["concat", "named"])
 def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tiny_a, monkeypatch, fusion):
-    def with_terms(rows, digests, vectors, roster, fusion, formats, store, run, emit, sparse):
-        file = SparseFile(tmp_path / "rows.npy", len(digests), WIDTH)
-        file.put(np.arange(len(digests)), weights(len(digests)))
-        sources = [*sparse, SparseSource("splade", file)]
-        deliver(rows, digests, vectors, [*roster, SPLADE], fusion, formats, store, run, emit, sources)
+    def with_terms(delivery, roster, to, emit):
+        texts = len(delivery.digests)
+        file = SparseFile.open(tmp_path / "rows.npy", texts, WIDTH)
+        file.put(np.arange(texts), SparseRows.from_dense(weights(texts)))
+        sources = [*delivery.sparse, SparseSource("splade", file)]
+        deliver(replace(delivery, sparse=sources), [*roster, SPLADE], to, emit)
 
     def hits(store):
         chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
         flags = {"roster": str(tiny_a), "out": str(tmp_path / "runs"), "qdrant": str(store), "fusion": fusion}
         assert running.Run(chunks, load(flags, {}, None), Controls()).go() == ExitCode.COMPLETED
         lessor = Lessor(choose("cpu"), 4 << 30)
-        return [(hit.id, hit.score) for hit in search(store, None, TEXTS[5], 4, {}, Policy(offline=True), lessor)]
+        with StoreSearcher(store, None, {}, Policy(offline=True), lessor) as searcher:
+            return [(hit.id, hit.score) for hit in searcher.search([TEXTS[5]], Ask(4, hybrid=Hybrid.OFF))[0].hits]
 
     dense = hits(tmp_path / "dense")
-    monkeypatch.setattr(running, "deliver", with_terms)
+    monkeypatch.setattr(ending, "deliver", with_terms)
     assert hits(tmp_path / "both") == dense
     with Store.open_for_read(tmp_path / "both", "docs") as store:
-        assert store.sparse == {"splade"}
+        assert store.sparse == {"splade", "bm25"}
 
 
 KILLED = """
@@ -501,16 +536,22 @@ def test_a_delivery_that_is_killed_midway_is_whole_after_resume(tmp_path, tiny_a
         cut = slice(*matrix.indptr[row : row + 2])
         assert found == {"indices": matrix.indices[cut].tolist(), "values": matrix.data[cut].tolist()}
     engine = edge.EdgeShard.load(str(tmp_path / "store" / "docs"), None)
-    records = engine.retrieve(table["id"], with_payload=False, with_vector=True)
+    records = engine.retrieve(table["id"], with_payload=True, with_vector=True)
     engine.close()
     held = {str(each.id): each.vector.get("tiny-splade") for each in records}
     for point, terms in zip(table["id"], table["tiny-splade"], strict=True):
         assert held[point].indices == terms["indices"]
         assert held[point].values == terms["values"]
+    counts = WordCounts(Words(language="english"))
+    counts.add(table["text"])
+    bm25 = counts.bm25(np.arange(len(table["text"]), dtype=np.int32))
+    for record in records:
+        found = record.vector["bm25"]
+        wanted = bm25.of(record.payload["text"])["bm25"]
+        assert (found.indices, found.values) == (wanted.indices.tolist(), wanted.values.tolist())
     assert sorted(path.name for path in exports.iterdir()) == [
         "fused.npy",
         "points.parquet",
-        "tiny-a.npy",
         "tiny-splade.npz",
     ]
 
@@ -522,3 +563,9 @@ def test_a_run_with_the_store_of_another_sparse_model_is_refused_before_any_work
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse is missing"):
         running.Run(chunks, load({**flags, "run_id": "other"}, {}, None), Controls()).go()
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["r"]
+
+
+def test_the_manifest_of_a_store_with_terms_of_a_dense_model_reads_by_their_name():
+    both = msgspec.structs.replace(ENTRY, outputs=("dense", "sparse"), words=WIDTH)
+    found = read_manifest(manifest([both]), {"dense": 4, "fused": 4}, ["dense-sparse"])
+    assert [(each.model, each.dim) for each in found.sparse] == [("dense-sparse", WIDTH)]

@@ -111,7 +111,7 @@ def test_a_console_that_is_gone_before_its_first_frame_leaves_a_run_that_starts_
     monkeypatch.setattr(Console, "on_ready", lambda self: self._painted())
     monkeypatch.setattr(Console, "run", leaves)
     with signals_put_back():
-        code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Outputs(quiet=True))
+        code = front_end.run_with_front_end(once, once.place, load({}, {}), front_end.Audience(quiet=True))
     assert once.asked == 1
     assert code == ExitCode.FAILED  # as it ends
 

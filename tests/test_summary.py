@@ -166,7 +166,7 @@ def test_a_stopped_and_resumed_run_is_one_whole_of_two_sessions(tmp_path, root, 
     batches = [event.batch_index for event in events_of(run, ev.BatchCommitted)]
     assert sorted(batches) == list(range(len(batches)))
     assert (run / "summary.json").read_bytes() == refolded(run)
-    assert (run / "exports/A/tiny-a.npy").read_bytes() == (finished / "exports/A/tiny-a.npy").read_bytes()
+    assert (run / "exports/A/fused.npy").read_bytes() == (finished / "exports/A/tiny-a.npy").read_bytes()
     validate(run)
 
 
@@ -182,7 +182,7 @@ def test_a_finished_run_resumed_completes_without_computing(tmp_path, root, tiny
 
 def test_damaged_vectors_are_redone_on_resume_and_counted_once(tmp_path, root, tiny_a):
     _, run = embed(root, tmp_path, roster=str(tiny_a))
-    good = (run / "exports/A/tiny-a.npy").read_bytes()
+    good = (run / "exports/A/fused.npy").read_bytes()
     vectors = run / "passes" / "0_tiny-a" / "vectors.npy"
     data = bytearray(vectors.read_bytes())
     data[-200:] = bytes(200)
@@ -190,7 +190,7 @@ def test_damaged_vectors_are_redone_on_resume_and_counted_once(tmp_path, root, t
     code, _ = embed(root, tmp_path, roster=str(tiny_a), resume="yes")
     said = summary_of(run)
     assert (code, said["batches_lost"] > 0) == (ExitCode.COMPLETED, True)
-    assert (run / "exports/A/tiny-a.npy").read_bytes() == good
+    assert (run / "exports/A/fused.npy").read_bytes() == good
     assert [collection["passes"][0]["rows"] for collection in said["collections"][:2]] == [40, 5]
 
 

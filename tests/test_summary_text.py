@@ -51,7 +51,7 @@ def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
             "   1  bge-small   completed      512  4,096       0  90,000     2:11    31.1",
             "   2  minilm-l6   completed      512  4,096       0  90,000     2:11    31.1",
             "   3  mpnet-base  completed      512  4,096       0  90,000     2:11    31.1",
-            "no room for: device, truncated",
+            "no room for: truncated, device",
         ]
     ]
 

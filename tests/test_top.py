@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from interlock.console import crash
-from interlock.console.front_ends.dispatch import Outputs, run_with_front_end
+from interlock.console.front_ends.dispatch import Audience, run_with_front_end
 from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
 from interlock.engine.config import continued, load, recorded
+from interlock.engine.ending import Ending
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
@@ -110,7 +111,7 @@ def test_another_error_is_not_taken_for_a_limit_of_the_machine():
 def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
     bug, chunks, tiny_a, capfd, monkeypatch
 ):
-    monkeypatch.setattr("interlock.engine.run.deliver", raising(bug))
+    monkeypatch.setattr("interlock.engine.ending.deliver", raising(bug))
     code = main(
         ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
     )
@@ -123,7 +124,7 @@ def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summ
 
 
 def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
-    monkeypatch.setattr("interlock.engine.run.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr("interlock.engine.ending.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
     code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
     err = capfd.readouterr().err
     assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err
@@ -162,7 +163,7 @@ def test_a_run_stopped_before_it_came_to_work_says_stopped_in_the_summary_that_w
         return Run(chunks, settings, controls)
 
     with pytest.raises(Stopped), signals_put_back():
-        run_with_front_end(make, chunks, settings, Outputs(no_ui=True, summary="s.json", quiet=True))
+        run_with_front_end(make, chunks, settings, Audience(no_ui=True, summary="s.json", quiet=True))
     found = summary.load((chunks.parent / "s.json").read_bytes())
     assert (found.status, found.exit_code) == ("stopped", 130)
     assert "stopped" in found.reason
@@ -244,7 +245,7 @@ def test_a_journal_that_nobody_can_find_any_more_cannot_be_synced(tmp_path, happ
 @pytest.mark.parametrize("happens", [gone, replaced])
 def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(chunks, tiny_a, monkeypatch, happens):
     run = Run(chunks, load({"roster": str(tiny_a), "out": "runs", "run_id": "r", "export": "npy"}, {}), Controls())
-    monkeypatch.setattr(run, "_close_collection", lambda *_: happens(run.directory.path))
+    monkeypatch.setattr(Ending, "close", lambda *_: happens(run.directory.path))
     assert run.go() == ExitCode.FAILED
     status, reason = run.recorder.look(lambda state: (state.status, state.reason))
     assert status == "failed" and "removed or replaced" in reason

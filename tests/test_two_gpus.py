@@ -16,13 +16,15 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.weightless import WeightlessHost, WeightlessRows
+from interlock.engine.models.weightless import WeightlessHost
 from interlock.engine.models.weights import Replica
 from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance
 from interlock.engine.passes.ladder import Rung
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.passes.weightless_rows import WeightlessRows
 from interlock.engine.record import events as ev
 from tests import weightless
 from tests.harness import grid_of
@@ -55,7 +57,7 @@ class Neighbour:
 
     def encode(self, rows):
         self.streamed.append(self.instance.streamed)
-        return vectors_of([len(row) for row in rows], COMPANION.dim)
+        return Outputs(vectors_of([len(row) for row in rows], COMPANION.dim))
 
     def other(self, instance):
         return self.instance
@@ -91,13 +93,13 @@ def moved(neighbour):
 
 def test_a_moved_piece_stays_streamed_though_the_worker_there_grows_the_model_back():
     neighbour = Neighbour()
-    assert np.isfinite(moved(neighbour).vectors).all()
+    assert np.isfinite(moved(neighbour).outputs.dense).all()
     assert neighbour.streamed == [True]
 
 
 def test_a_piece_that_streaming_computes_wrongly_is_not_streamed_where_it_moves_to():
     neighbour = Neighbour(streams_rightly=False)
-    assert np.isfinite(moved(neighbour).vectors).all()
+    assert np.isfinite(moved(neighbour).outputs.dense).all()
     assert neighbour.streamed == [False]
 
 
@@ -168,7 +170,7 @@ class NeverWhole:
     def encode(self, rows):
         if not self.instance.streamed:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return vectors_of([len(row) for row in rows], COMPANION.dim)
+        return Outputs(vectors_of([len(row) for row in rows], COMPANION.dim))
 
 
 def test_a_model_that_does_not_last_whole_is_tried_ever_more_rarely(monkeypatch):
@@ -181,7 +183,7 @@ def test_a_model_that_does_not_last_whole_is_tried_ever_more_rarely(monkeypatch)
         queue = Queue(cells, range(100))
         runner = BatchRunner(queue, encoder.instance, Nowhere(lessor, None), lambda _: None)
         while (index := queue.take()) is not None:
-            assert np.isfinite(runner.compute(index).vectors).all()
+            assert np.isfinite(runner.compute(index).outputs.dense).all()
     assert 3 <= calls["_attach"] <= 7
     assert calls["stream"] <= 8
 
@@ -225,7 +227,7 @@ class Loads:
 
     def encode(self, rows):
         self._gpu.beside += 1
-        return vectors_of([len(row) for row in rows], SMALL.dim)
+        return Outputs(vectors_of([len(row) for row in rows], SMALL.dim))
 
 
 def test_the_wall_is_measured_again_once_the_first_forward_has_loaded_its_kernels():
@@ -317,12 +319,14 @@ def losing():
 def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_and_to_no_other_gpu(losing, said):
     runner, told, encoder = losing(said, cpu=True)
     result = runner.compute(0)
-    assert np.isfinite(result.vectors).all()
-    assert [(part.device, part.dtype, part.rows) for part in result.parts] == [("cpu", "float32", len(result.vectors))]
+    assert np.isfinite(result.outputs.dense).all()
+    assert [(part.device, part.dtype, part.rows) for part in result.parts] == [
+        ("cpu", "float32", len(result.outputs.dense))
+    ]
     (step,) = told
     assert (step.rung, step.rows, step.cause) == (
         "cpu",
-        len(result.vectors),
+        len(result.outputs.dense),
         f"cuda:0 lost at this batch: CUDA error: {said}",
     )
     with pytest.raises(DeviceGone, match=said):
@@ -347,7 +351,9 @@ def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_where_layers_were_on_t
     runner, _, encoder = losing(said, cpu=True)
     replica, host = runner.instance.attached, runner._fallbacks.host([])
     replica.stream()
-    host.encoder = SimpleNamespace(padded=False, encode=lambda rows: vectors_of(list(map(len, rows)), SMALL.dim))
+    host.encoder = SimpleNamespace(
+        padded=False, encode=lambda rows: Outputs(vectors_of(list(map(len, rows)), SMALL.dim))
+    )
 
     def join_copies(gpu):
         raise RuntimeError(f"CUDA error: {said}")
@@ -358,7 +364,7 @@ def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_where_layers_were_on_t
         Bad.encode(encoder, rows)
 
     monkeypatch.setattr(encoder, "encode", encode)
-    assert np.isfinite(runner.compute(0).vectors).all()
+    assert np.isfinite(runner.compute(0).outputs.dense).all()
     with pytest.raises(DeviceGone, match=said):
         runner.compute(1)
 
@@ -368,8 +374,8 @@ def test_a_row_is_parked_and_costs_no_pass_where_the_host_fills_up_before_it_get
     runner._fallbacks.other = lambda instance: None
     runner._fallbacks.host = lambda lengths: None
     result = runner.compute(0)
-    assert np.isnan(result.vectors).all()
-    assert len([parked for parked in told if isinstance(parked, ev.RowParked)]) == len(result.vectors)
+    assert np.isnan(result.outputs.dense).all()
+    assert len([parked for parked in told if isinstance(parked, ev.RowParked)]) == len(result.outputs.dense)
 
 
 class Crowded(T4):

@@ -22,7 +22,10 @@ def public_classes() -> dict[str, list[str]]:
 
 def engine() -> dict[str, str]:
     """Where each public class of the engine's rooms is defined, by its name."""
-    rooms = tuple(f"engine/{room}/" for room in ("gpu", "intake", "models", "outlet", "passes", "record"))
+    rooms = tuple(
+        f"engine/{room}/"
+        for room in ("gpu", "intake", "models", "outlet", "passes", "record", "search", "evaluation", "upload")
+    )
     return {name: places[0] for name, places in public_classes().items() if places[0].startswith(rooms)}
 
 

@@ -3,7 +3,6 @@
 import errno
 import re
 import threading
-import time
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,12 +25,15 @@ from interlock.engine.passes.batch_runner import DeviceGone, Result
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.passes.grid import Queue
-from interlock.engine.passes.vectors import VectorFile, damaged_batches, gate
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.pass_files import PassFiles, damaged_batches
+from interlock.engine.passes.vectors import VectorFile, gate
 from interlock.engine.passes.worker import PROBES, Worker
 from interlock.engine.record import events as ev
 from interlock.engine.run import Run
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 from tests.harness import File, Told, grid_of
+from tests.processes import until
 from tests.weightless import card_of
 
 POISON = "#"  # a sign that stands in no other text of these tests
@@ -62,7 +64,7 @@ def spoilt(tmp_path_factory, tiny_b):
     place = tmp_path_factory.mktemp("spoilt")
     root = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS}})
     model = poisoned(place / "tiny-a")
-    code, run = embed(root, place / "runs", roster=f"{model},{tiny_b}", qdrant=str(place / "store"))
+    code, run = embed(root, place / "runs", roster=f"{model},{tiny_b}", keep="both", qdrant=str(place / "store"))
     assert code == ExitCode.FAILED
     return run
 
@@ -153,10 +155,10 @@ class Flaky:
         self.padded = encoder.padded
 
     def encode(self, rows):
-        vectors = self._encoder.encode(rows)
+        outputs = self._encoder.encode(rows)
         if len(rows) > 1:
-            vectors[0] = np.nan
-        return vectors
+            outputs.dense[0] = np.nan
+        return outputs
 
 
 @pytest.mark.parametrize(("strict", "code"), [("no", ExitCode.COMPLETED), ("yes", ExitCode.MITIGATED)])
@@ -168,7 +170,8 @@ def test_a_row_that_fails_only_in_company_is_encoded_alone_and_strict_says_so(tm
     assert summary_of(run)["status"] == "completed"
     assert events_of(run, ev.RowParked) == []
     assert len(events_of(run, ev.Mitigated)) == 1
-    found, wanted = (np.load(each / "exports" / "Docs" / "tiny-a.npy") for each in (run, clean))
+    alone, among = run / "exports" / "Docs" / "fused.npy", clean / "exports" / "Docs" / "tiny-a.npy"
+    found, wanted = np.load(alone), np.load(among)
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
@@ -208,25 +211,25 @@ def test_the_gate_refuses_vectors_of_another_shape(shape):
 
 
 def test_just_the_batches_whose_rows_changed_on_disk_are_lost(tmp_path):
-    file = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
+    file = VectorFile.open(tmp_path / "p" / "vectors.npy", 6, 2)
     batches = [np.array([0, 5]), np.array([2, 1]), np.array([3, 4])]
     crcs = {index: file.put(rows, np.full((2, 2), index, np.float32)) for index, rows in enumerate(batches)}
     file.sync()
-    again = VectorFile(tmp_path / "p" / "vectors.npy", 6, 2)
-    assert damaged_batches(again, batches, crcs) == []
+    again = VectorFile.open(tmp_path / "p" / "vectors.npy", 6, 2)
+    assert damaged_batches(PassFiles(again), batches, crcs) == []
     again.array[1, 0] = 7
-    assert damaged_batches(again, batches, crcs) == [1]
+    assert damaged_batches(PassFiles(again), batches, crcs) == [1]
 
 
 def test_rows_never_written_are_nan_in_a_new_vector_file(tmp_path):
-    file = VectorFile(tmp_path / "p" / "vectors.npy", 5000, 2)
+    file = VectorFile.open(tmp_path / "p" / "vectors.npy", 5000, 2)
     assert np.isnan(file.array).all()
 
 
 def test_a_vector_file_of_another_shape_is_refused(tmp_path):
-    VectorFile(tmp_path / "vectors.npy", 6, 2)
+    VectorFile.open(tmp_path / "vectors.npy", 6, 2)
     with pytest.raises(InterlockError, match=r"has .*expected"):
-        VectorFile(tmp_path / "vectors.npy", 6, 3)
+        VectorFile.open(tmp_path / "vectors.npy", 6, 3)
 
 
 class Learned:
@@ -243,7 +246,7 @@ class Learned:
         if self.instance.calibration.batches < PROBES:
             self.instance.calibration = self.instance.calibration.observed(100_000, 110_000)
         rows = len(self.queue.cells.batches[index].rows)
-        return Result(np.ones((rows, 1024), np.float32), 1, [])
+        return Result(Outputs(np.ones((rows, 1024), np.float32)), 1, [])
 
 
 class Paced(Learned):
@@ -261,13 +264,6 @@ class Paced(Learned):
         assert rows == [index]
         self._at(self, index)
         return super().compute(index, rows)
-
-
-def until(happened):
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def paced(at, *, told=None, controls=None):

@@ -128,8 +128,8 @@ def _import(*modules: str) -> None:
     import interlock.console.commands
     import interlock.console.summary.document
     import interlock.engine.forecast
-    import interlock.engine.outlet.search
-    import interlock.engine.run  # noqa: F401
+    import interlock.engine.run
+    import interlock.engine.search.searcher  # noqa: F401
 
     for name in modules:
         importlib.import_module(name)
@@ -165,6 +165,7 @@ def _take(out: int, err: int = -1) -> None:
 def _become(args: list[str], env: Mapping[str, str], cwd: str, first: str) -> None:
     from interlock.console.main import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell began in the background
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

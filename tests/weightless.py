@@ -25,13 +25,13 @@ from interlock.engine.models.weightless import (
     WeightlessGpu,
     WeightlessHost,
     WeightlessNetwork,
-    WeightlessRows,
 )
 from interlock.engine.models.weights import DTYPES, Master
 from interlock.engine.passes.backend import Backend, RunContext
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.schedule import Schedule
+from interlock.engine.passes.weightless_rows import WeightlessRows
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES
@@ -141,7 +141,7 @@ class Desk(Told):
     def compute(self, schedule: Schedule, *, window: int = 0, cpu_fallback: bool = True) -> Summary:
         """All passes by the engine's executor; the folded summary."""
         host, controls, cells = WeightlessHost(), Controls(), grid_of(self.cards, self.lengths, ids_of)
-        self.files = [each.file for each in cells]
+        self.files = [each.files for each in cells]
         controls.begin(schedule, window, cpu_fallback=cpu_fallback)
         self.begin(cells, self.gpus, self.ceiling, schedule, "T4")
         context = RunContext(

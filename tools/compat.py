@@ -41,7 +41,8 @@ def models(python: Path) -> str:
 def demo(python: Path) -> str:
     """Why the demo fails, or its question is answered otherwise; empty: neither."""
     with tempfile.TemporaryDirectory() as place:
-        words = [str(python.with_name("interlock")), "demo", "--no-ui", "--out", f"{place}/runs"]
+        flags = ["--no-ui", "--sparse", "splade-tiny", "--out", f"{place}/runs"]
+        words = [str(python.with_name("interlock")), "demo", *flags]
         done = subprocess.run(words, cwd=place, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         return f"exit {done.returncode}\n{done.stderr[-2000:]}"

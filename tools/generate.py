@@ -25,7 +25,7 @@ from interlock.engine.record import summary
 from tools import messages
 
 ROOT = Path(__file__).parent.parent
-PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "bench" / "README.md")
+PAGES = (*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md")))
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
 MESSAGES = ROOT / "docs" / "messages.md"
 
@@ -75,7 +75,7 @@ def fields() -> str:
     for item, told in pairwise(body):
         match item, told:
             case ast.AnnAssign(target=ast.Name(id=name), value=value), ast.Expr(value=ast.Constant(value=str(text))):
-                if name != "key":  # that is the name of the table
+                if name not in ("key", *registry.OF_RUNS):  # the name of the table, and what a run says
                     rows.append([f"`{name}`", _default(value), " ".join(text.split())])
     return _table(["field", "default", "what it says"], rows)
 

@@ -32,7 +32,7 @@ ERRORS = {
 KINDS = {
     "Warned": "warning", "skipped": "warning", "refuse": "control", "ValueError": "value",
     "Refusal": "record", "_Refused": "record", "_NoList": "record",
-    "mitigate": "step", "_step": "step", "_again": "step", "_mitigated": "step",
+    "mitigate": "step", "_step": "step", "_again": "step", "_mitigated": "step", "tell_mitigated": "step",
 }  # fmt: skip
 """What is called with a message that is not an error, and the kind of message."""
 TITLES = {

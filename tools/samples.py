@@ -49,6 +49,13 @@ OWN: dict[tuple[type[Struct], str], Any] = {
     (ev.CanaryChecked, "streamed"): False,
     (ev.CanaryChecked, "seconds"): 0.6,
     (ev.RunClosed, "mitigations"): 0,
+    (ev.DeadlineSet, "asked"): "8h30m",
+    (ev.DeadlineSet, "seconds"): 30600.0,
+    (ev.DeadlineSet, "ends"): 1795430400.0,
+    (ev.DeadlineSet, "partial"): True,
+    (ev.VectorsKept, "place"): "store/handbook",
+    (ev.VectorsKept, "bytes"): 388,
+    (ev.VectorsKept, "neighbours"): 0.9834,
     (ev.ResidueFound, "action"): "still referenced by dict",
 }
 """What fields of one event hold."""

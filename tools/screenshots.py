@@ -93,6 +93,15 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
     return Form(look, Machine(load({}, {})), driver=None)
 
 
+def search(run: Recorded, look: "Look") -> "App[Any]":
+    """The search screen on the demo's store."""
+    from interlock.console.apps.search import SearchApp
+    from interlock.engine.search.ask import Ask
+    from tools.recorded_answer import SHOWN, RecordedDesk
+
+    return SearchApp(RecordedDesk(), SHOWN, Ask(limit=20), look, driver=None)
+
+
 def runs(run: Recorded, look: "Look") -> "App[Any]":
     """The list of runs: this one, which goes on, one that is over, one that was stopped and one whose process died."""
     from interlock.console.apps.runs import Runs
@@ -178,6 +187,7 @@ SHOTS = (
     Shot("summary", 1.0, keys=("s",)),
     Shot("comparison", 1.0, make=comparison),
     Shot("runs", keys=("space", "j"), make=runs),
+    Shot("search", keys=(*"how do I make a date from an ISO 8601 string?", "enter", "down"), make=search),
     Shot("setup", keys=(*"chunks", "slash"), make=setup),
 )
 

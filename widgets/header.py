@@ -129,8 +129,13 @@ def _where(snapshot: Snapshot) -> list[Field]:
 def _times(snapshot: Snapshot) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
     fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
-    if (left := of_run(snapshot)) and snapshot.phase == "running" and not snapshot.paused:
+    left = of_run(snapshot)
+    if left and snapshot.phase == "running" and not snapshot.paused:
         fields += [Field(END, f"eta {duration(left.seconds)}"), Field(END + 1, f"±{duration(left.spread)}", "dim")]
+    if snapshot.deadline and not snapshot.over and snapshot.phase != GONE:
+        still = max(0.0, snapshot.deadline - snapshot.latest_at)
+        late = snapshot.paused or (left is not None and left.seconds > still)  # the run does not end in this session
+        fields.append(Field(18, f"deadline in {duration(still)}", "warn" if late else ""))
     if rate := words.rates(snapshot)[0]:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from interlock.engine.record.cells import PassCells
-from interlock.engine.record.counting import percent, several
+from interlock.engine.record.counting import outputs_of, percent, several
 from interlock.engine.record.outlook import of_pass
 from interlock.engine.record.snapshot import GONE, CollectionView, PassView, Snapshot
 from interlock.engine.record.units import duration
@@ -24,7 +24,7 @@ WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
-STYLES |= {"died": "error", "paused": "warn"}
+STYLES |= {"died": "error", "paused": "warn", "missing": "error"}
 
 
 CELLS = {
@@ -106,6 +106,7 @@ def detail(
     shown = [fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)]
     shown += [
         fitted([Span(_summed(now, cells))], width),
+        *(fitted([Span(text)], width) for text in _gave(now)),
         _signs(width, ascii),
         *_board(now.batches, cells, width, ascii),
     ]
@@ -120,6 +121,12 @@ def _summed(each: PassView, cells: PassCells) -> str:
         text += f", median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.2f} s; "
         text += ", ".join(f"{name} {number}" for name, number in sorted(_counted(cells).items()))
     return text
+
+
+def _gave(each: PassView) -> list[str]:
+    """What it has beside a vector of each text, where it has."""
+    facts = outputs_of(each)
+    return ["so far: " * (each.word == "running") + ", ".join(facts)] if facts else []
 
 
 def _counted(cells: PassCells) -> Counter[str]:
@@ -184,7 +191,7 @@ def _passes(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row
     room = max(1, lines - 1)
     first = max(0, min(current - room // 2, len(passes) - room))
     others = passes[:first] + passes[first + room :]
-    failed = any(each.word == "failed" for each in others)
+    failed = any(each.failure for each in others)
     text = f"and {len(others)} more: {tally(each.word for each in others)}"
     more = fitted([Span(text, "error" if failed else "dim")], width)
     return [*_table(passes[first : first + room], snapshot, width, ascii), more][:lines]
@@ -215,7 +222,8 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: 
         name = Span(fit(each.model, model), "bold" if each.word == "running" else "")
         if each.failure:  # the reason stands where others have their grid: nothing else matters of a pass that failed
             done = " ".join(text for text in line[:2] if text)
-            rest = [Span("failed", "error"), Span(f" at {done}: ", "dim"), Span(each.failure, "warn")]
+            at = f" at {done}" if each.batches else ""
+            rest = [Span(each.word, "error"), Span(f"{at}: ", "dim"), Span(each.failure, "warn")]
         else:
             rest = [*_grid(each, bar, ascii), *_values(each, line, shown, sizes)]
         table.append(fitted([Span(f"{each.model_pass + 1:>{number}} ", "dim"), name, Span(" "), *rest], width))

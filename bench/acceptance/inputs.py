@@ -7,7 +7,8 @@ from acceptance.workbench import Bench
 
 from interlock.engine.intake.tokens import TokenStore, load_tokenizer
 from interlock.engine.models.card import ModelCard
-from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.encoder import Ids
+from interlock.engine.passes.vectors import Vectors
 from tests.builders import WORDS
 
 

@@ -18,9 +18,10 @@ from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
-from interlock.engine.passes.encoder import Vectors, computed_tokens
+from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.instance import first_calibration
 from interlock.engine.passes.ladder import Rung
+from interlock.engine.passes.vectors import Vectors
 from interlock.engine.record import events as ev
 
 SHORT = (64, 32, 32, 16)

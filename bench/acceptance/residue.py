@@ -9,7 +9,7 @@ from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
 
 from interlock.engine.errors import InterlockError
-from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.instance import ModelInstance, Shortfall
 
 NAMES = ("residue: bytes allocated", "residue: bytes reserved", "residue: bytes of driver drift")
 
@@ -33,5 +33,5 @@ def residue(bench: Bench) -> Iterator[tuple[str, Any]]:
 
 
 def _forward(bench: Bench, instance: ModelInstance) -> None:
-    if not isinstance(instance.attempt(rows_of(bench, [bench.scale.longest // 8] * 4)), np.ndarray):
+    if isinstance(instance.attempt(rows_of(bench, [bench.scale.longest // 8] * 4)), Shortfall):
         raise InterlockError("a small batch ran out of memory")

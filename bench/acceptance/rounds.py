@@ -14,11 +14,11 @@ from interlock.engine.models.trace import law_for
 from interlock.engine.passes.backend import Backend, RunContext
 from interlock.engine.passes.batches import plan
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import Vectors
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, Layout
+from interlock.engine.passes.pass_files import PassFiles
 from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.passes.vectors import VectorFile, Vectors
 from interlock.engine.record import events as ev
 
 WINDOW = 2
@@ -59,9 +59,9 @@ def compute(
     lessor = Lessor([bench.device, bench.host], ceiling)
     context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, Backend(laws=laws))
     PassExecutor(grid, [[] for _ in grid], [1.0] * len(grid), context).run()
-    vectors = [np.array(cells.file.array) for cells in grid]
+    vectors = [np.array(cells.files.dense.array) for cells in grid]
     for cells in grid:
-        cells.file.path.unlink()
+        cells.files.path.unlink()
         cells.tokens.path.unlink()
     return vectors, told
 
@@ -69,5 +69,5 @@ def compute(
 def _cells(bench: Bench, number: int, card: ModelCard, texts: Sequence[str], budget: int) -> Cells:
     store = stored(bench, card, texts)
     batches = list(plan(np.arange(len(store)), store.lengths(card.max_tokens), budget).batches)
-    layout = Layout(card, batches, ["Acceptance"] * len(batches))
-    return Cells(number, layout, store, VectorFile(bench.file(".npy"), len(texts), card.dim))
+    layout = Layout(card, batches=batches, collections=["Acceptance"] * len(batches))
+    return Cells(number, layout, store, PassFiles(VectorFile.open(bench.file(".npy"), len(texts), card.dim)))

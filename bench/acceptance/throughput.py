@@ -19,8 +19,8 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.stages import layers_of, size_of
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.passes.batches import plan
-from interlock.engine.passes.encoder import Vectors
-from interlock.engine.passes.instance import ModelInstance
+from interlock.engine.passes.instance import ModelInstance, Shortfall
+from interlock.engine.passes.vectors import Vectors
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")
 MIXES = ("chunks", "mixed")
@@ -147,9 +147,9 @@ class _Race:
         self._mine = np.empty((len(texts), self._card.dim), np.float32)
         for batch in plan(np.arange(len(store)), lengths, self._card.batch_tokens).batches:
             done = self._instance.attempt([store.row(int(row), self._card.max_tokens) for row in batch.rows])
-            if not isinstance(done, np.ndarray):
+            if isinstance(done, Shortfall):
                 raise InterlockError(f"a batch ran out of memory: {done.message}")
-            self._mine[batch.rows] = done
+            self._mine[batch.rows] = done.dense
         store.path.unlink()
 
     def _theirs(self, texts: Sequence[str], size: int) -> None:

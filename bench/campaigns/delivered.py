@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,12 @@ def from_store(store: Path, collection: str, ids: Iterable[str]) -> tuple[int, P
         shard.close()
 
 
-def _packed(vector: Sequence[float]) -> bytes:
+def _packed(vector: Any) -> bytes:
+    """A dense vector, or the indices and values of a sparse one."""
+    import qdrant_edge as edge
+
+    if isinstance(vector, edge.SparseVector):
+        return np.array(vector.indices, np.uint32).tobytes() + np.array(vector.values, np.float32).tobytes()
     return np.asarray(vector, np.float32).tobytes()
 
 

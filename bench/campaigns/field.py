@@ -72,6 +72,7 @@ class Field:
     def command(self, run: Path, variant: Variant, *more: object, chunks: Path | None = None) -> list[object]:
         """`interlock run` into the directory `run`, and a store beside it."""
         given: list[object] = ["run", chunks or self.chunks, "--config", self.config, "--roster", ROSTER, "--no-ui"]
+        given += ["--keep", "both"]  # every vector is looked at, wherever it is
         given += ["--out", run.parent, "--offline", *variant.flags]
         given += [] if ANY in more else ["--run-id", run.name]
         given += ["--qdrant", store_of(run)] if variant.store else []

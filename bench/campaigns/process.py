@@ -52,8 +52,8 @@ def warm() -> None:
     import interlock.console.sources.journal
     import interlock.console.summary.document
     import interlock.engine.forecast
-    import interlock.engine.outlet.search
     import interlock.engine.run
+    import interlock.engine.search.searcher
 
     assert all((pyarrow.parquet, qdrant_edge, transformers, interlock))
     torch.set_num_threads(1)

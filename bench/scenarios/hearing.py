@@ -15,7 +15,8 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import Encoder, Ids, Vectors, encoder_for
+from interlock.engine.passes.encoder import Encoder, Ids, encoder_for
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.record import events as ev
 from tests.harness import Told
 
@@ -46,7 +47,7 @@ class Hearing(Told):
     def encoders(self, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
         """The engine's encoders, within earshot."""
         spoilt = 0 if card.dtype == "float32" else self._overflows
-        return _Heard(encoder_for(card, network, device), device, self._own, self.kept, spoilt)
+        return _Heard(encoder_for(card, network, device), device, self._own, self.kept, spoilt, card.dim)
 
     def _settle(self, event: ev.AnyEvent) -> None:
         """Failures are told by the thread that they happened to, at the latest with the batch."""
@@ -86,30 +87,33 @@ class _Mark:
 class _Heard:
     """An encoder whose failures are counted."""
 
-    def __init__(self, encoder: Encoder, device: Device, account: _Account, kept: list[str], spoilt: int) -> None:
+    def __init__(
+        self, encoder: Encoder, device: Device, account: _Account, kept: list[str], spoilt: int, dim: int
+    ) -> None:
         self.padded = encoder.padded
         self._encoder = encoder
         self._device = device
         self._account = account
         self._kept = kept
-        self._spoilt = spoilt
+        self._spoilt, self._dim = spoilt, dim
 
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
         if getattr(self._device, "aside", False):  # a canary that fails is told as such
             return self._encoder.encode(rows)
         own, mark = self._account, _Mark()
         self._look_back()
         try:
-            vectors = self._encoder.encode(rows)
+            outputs = self._encoder.encode(rows)
         except Exception as error:
             if classify(error) is not Trouble.MEMORY:
                 raise
             own.failed += 1
             own.error, own.uncleared = weakref.ref(mark), (self._device, _clearings(self._device))
             raise
-        vectors[[len(row) == self._spoilt for row in rows]] = np.nan
-        own.failed += not np.isfinite(vectors).all()
-        return vectors
+        sound = np.flatnonzero([len(row) != self._spoilt for row in rows])
+        outputs = outputs.joined(len(rows), [(sound, outputs.taken(sound))])
+        own.failed += bool(outputs.refused(self._dim))
+        return outputs
 
     def _look_back(self) -> None:
         """Whether the last failure of this thread is history."""

@@ -52,6 +52,10 @@ class Plan:
     """What is asked for when so many batches are committed: a control and its value."""
     stop: int
     """After so many batches the run is stopped, and gone on with; 0: never."""
+    limit: int = LONGEST
+    """Tokens that the models take of a row."""
+    overlap: float | None = None
+    """How much of a span the one before has too, where longer rows are split; None where they are cut off."""
 
     @property
     def kinds(self) -> set[str]:
@@ -72,14 +76,15 @@ class Plan:
 def draw(seed: int, laws: Mapping[str, Law]) -> Plan:
     """The plan of a seed for some of the models that `laws` names, the last of which is the dearest."""
     dice = random.Random(seed)
-    known = list(laws)[: dice.choice((2, 2, 3))]
-    models = tuple(dice.sample(known, min(len(known), dice.choice((1, 2, 2, 3)))))
+    known = list(laws)[: len(laws) - dice.choice((0, 1, 1))]
+    models = tuple(dice.sample(known, dice.choice((1, 2, 2, 3))))
     kinds = [dice.choice(list(MENU)) for _ in range(dice.choice((0, 1, 1, 2, 3)))]
     lengths, budget = _lengths(dice), dice.choice((16, 64, 65, 127, 256, 700))
-    if "nan" in kinds and known[-1] in models:
+    if "nan" in kinds and list(laws)[-1] in models:
         lengths = tuple(max(length, SHORTEST_NAN) for length in lengths)
+    limit, overlap = _long(random.Random(f"long {seed}")) if "nan" not in kinds else (LONGEST, None)
     reserve, schedule = dice.choice(RESERVES), dice.choice(list(Schedule))
-    scarce = _scarce(dice, [laws[key] for key in models], lengths, budget)
+    scarce = _scarce(dice, [laws[key] for key in models], [min(limit, length) for length in lengths], budget)
     ceiling = reserve + dice.choice((KIB, 300 * KIB, 8 * MIB, 24 * MIB)) + scarce
     return Plan(
         seed=seed,
@@ -98,6 +103,8 @@ def draw(seed: int, laws: Mapping[str, Law]) -> Plan:
         faults=tuple(_fault(dice, kind, ceiling) for kind in kinds),
         asked=tuple(_asked(dice) for _ in range(dice.choice((0, 0, 1, 2)))),
         stop=dice.choice((0, 0, 0, 0, dice.randrange(1, 12))),
+        limit=limit,
+        overlap=overlap,
     )
 
 
@@ -120,6 +127,13 @@ def _lengths(dice: random.Random) -> tuple[int, ...]:
         case "powers":
             return tuple(dice.choice(near) for _ in range(count))
     return tuple(dice.randrange(1, 130) for _ in range(count))
+
+
+def _long(dice: random.Random) -> tuple[int, float | None]:
+    """The models' limit, and how longer rows are split, in one plan of three; a span may be too short for a NaN."""
+    if dice.random() < 2 / 3:
+        return LONGEST, None
+    return dice.choice((16, 40, 120)), dice.choice((0.0, 0.125, 0.5))
 
 
 def _scarce(dice: random.Random, laws: Sequence[Law], lengths: Sequence[int], budget: int) -> int:

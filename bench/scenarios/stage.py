@@ -112,10 +112,12 @@ class Outcome:
 def carry_out(plan: Plan, shop: Workshop) -> Outcome:
     """Compute a plan on its devices."""
     dtype = "float16" if plan.halves else "float32"  # in name alone: tiny models are computed in float32
-    cards = [replace(shop.cards[key], batch_tokens=plan.batch_tokens, dtype=dtype) for key in plan.models]
-    host, heard = CpuDevice(), Hearing(plan.asked, plan.stop, max(plan.lengths) if plan.overflows else 0)
+    own = {"batch_tokens": plan.batch_tokens, "dtype": dtype, "max_tokens": plan.limit, "overlap": plan.overlap}
+    cards = [replace(shop.cards[key], **own) for key in plan.models]
+    longest = min(plan.limit, max(plan.lengths))
+    host, heard = CpuDevice(), Hearing(plan.asked, plan.stop, longest if plan.overflows else 0)
     grid = grid_of(cards, plan.lengths, ids_of, plan.split)
-    outcome = Outcome(plan, wanted=[shop.vectors(key, plan.lengths) for key in plan.models])
+    outcome = Outcome(plan, wanted=[shop.vectors(key, plan) for key in plan.models])
     outcome.hosts = [cells.layout.least_bytes(shop.law(cells.card, "cpu"), first_calibration(host)) for cells in grid]
     outcome.devices = [WatchedGpu(number, plan) for number in range(2)]
     first = first_calibration(outcome.devices[0])
@@ -127,8 +129,8 @@ def carry_out(plan: Plan, shop: Workshop) -> Outcome:
         outcome.error = error
     outcome.events, outcome.unheard = heard.events, [*heard.untold, *heard.kept]
     outcome.summary = summarise(heard.state)
-    outcome.vectors = [cells.file.array for cells in grid]
-    outcome.puts = [cells.file.puts for cells in grid]
+    outcome.vectors = [cells.files.array for cells in grid]
+    outcome.puts = [cells.files.puts for cells in grid]
     return outcome
 
 

@@ -3,8 +3,9 @@
 import copy
 import gc
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,28 +13,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.scenarios.plan import LONGEST, ids_of
+from bench.scenarios.plan import LONGEST, Plan, ids_of
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.registry import ModelSpec, Output
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, attach_to_host
 from interlock.engine.passes.canary import plain
-from interlock.engine.passes.encoder import Vectors, encoder_for
-from tests.builders import tiny_model
+from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.token_rows import TokenRows
+from interlock.engine.passes.vectors import Vectors
+from tests.builders import pins_of, tiny_m3, tiny_model, tiny_sparse
+from tests.harness import written_out
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "flat": {"seed": 1, "width": 16, "layers": 1, "heads": 2},
     "deep": {"seed": 2, "width": 16, "layers": 3, "heads": 2, "pooling": "cls"},  # more layers than slots to stream
+    "terms": {"seed": 4, "width": 16, "layers": 2, "heads": 2},
+    "three": {"seed": 5},
     "padded": {
         "seed": 3, "kind": "qwen3", "width": 16, "layers": 1, "heads": 2, "pooling": "lasttoken",
         "head_dim": 8, "num_key_value_heads": 1,
     },
 }  # fmt: skip
+MAKERS: Mapping[str, Callable[..., Path]] = {"terms": tiny_sparse, "three": tiny_m3}
 
 
 class Workshop:
@@ -44,6 +53,7 @@ class Workshop:
         self._networks = {key: _light(weights.load(card)) for key, card in self.cards.items()}
         self._plain = cache(lambda key: weights.load(plain(self.cards[key])))
         self._vector = cache(self._encoded)
+        self._row = cache(self._told)
         self._law = cache(lambda key, kind: law_for(self.cards[key], kind))
         self._master = cache(lambda key: Master(self.network(self.cards[key])))
         host = CpuDevice()
@@ -56,9 +66,21 @@ class Workshop:
         law: Law = self._law(card.key, kind)
         return law
 
-    def vectors(self, key: str, lengths: Sequence[int]) -> Vectors:
-        """What rows of these lengths come to when nothing disturbs them: each alone, on the CPU."""
-        return np.stack([self._vector(key, row, min(length, LONGEST)) for row, length in enumerate(lengths)])
+    def vectors(self, key: str, plan: Plan) -> Vectors:
+        """What the rows of a plan come to when nothing disturbs them: each alone, on the CPU, and each of its spans."""
+        told = [self._row(key, row, length, plan.limit, plan.overlap) for row, length in enumerate(plan.lengths)]
+        return np.stack(told)
+
+    def _told(self, key: str, row: int, length: int, limit: int, overlap: float | None) -> Vectors:
+        card, stop = self.cards[key], min(length, limit)
+        parts, new = [self._vector(key, row, 0, stop)], [stop]
+        while overlap is not None and stop < length:
+            start = stop - int(limit * overlap)
+            parts.append(self._vector(key, row, start, min(length, start + limit)))
+            new.append(min(length, start + limit) - stop)
+            stop += new[-1]
+        vectors: Vectors = written_out(parts[0] if len(parts) == 1 else _pooled(parts, new, card), card)[0]
+        return vectors
 
     def network(self, card: ModelCard) -> torch.nn.Module:
         """A network of its own each time."""
@@ -69,9 +91,8 @@ class Workshop:
         master: Master = self._master(card.key)
         return master
 
-    def _encoded(self, key: str, row: int, length: int) -> Vectors:
-        vector: Vectors = self._encoders[key].encode([ids_of(row, length)])[0]
-        return vector
+    def _encoded(self, key: str, row: int, start: int, stop: int) -> Outputs:
+        return self._encoders[key].encode([ids_of(row, stop)[start:]])
 
 
 @contextmanager
@@ -88,11 +109,30 @@ def workshop() -> Iterator[Workshop]:
         yield shop
 
 
+def _pooled(parts: Sequence[Outputs], new: Sequence[int], card: ModelCard) -> Outputs:
+    """One row of its spans, of which each has so many `new` tokens."""
+    dense, terms, tokens = ([getattr(part, name) for part in parts] for name in ("dense", "terms", "tokens"))
+    mean = None if parts[0].dense is None else np.average([each[0] for each in dense], axis=0, weights=new)
+    heaviest = None if parts[0].terms is None else np.max([each.to_dense(card.words) for each in terms], axis=0)
+    records = None if parts[0].tokens is None else np.concatenate([each.records for each in tokens])
+    return Outputs(
+        None if mean is None else (mean / np.linalg.norm(mean))[None].astype(np.float32),
+        None if heaviest is None else SparseRows.from_dense(heaviest),
+        None if records is None else TokenRows(np.array([0, len(records)]), records, np.zeros(1, np.bool_)),
+    )
+
+
 def _light(network: torch.nn.Module) -> torch.nn.Module:
     return network if isinstance(network, PackedEncoder) else torch.nn.Sequential(network[0])  # type: ignore[index]
 
 
 def _card(place: Path, options: Mapping[str, Any]) -> ModelCard:
-    path = tiny_model(place, max_tokens=LONGEST, **options)
-    spec = ModelSpec(key=place.name, sources=(str(path),))
+    key = place.name
+    path = MAKERS.get(key, tiny_model)(place, max_tokens=LONGEST, **options)
+    spec = ModelSpec(key, (str(path),), max_tokens=LONGEST)
+    if key == "terms":
+        spec = replace(spec, kind="sparse")
+    if key == "three":
+        outputs: tuple[Output, ...] = ("dense", "sparse", "tokens")
+        spec = replace(spec, head_sha256=pins_of(path), outputs=outputs, token_precision="float16")
     return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "sim")

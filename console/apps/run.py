@@ -15,7 +15,7 @@ from textual.timer import Timer
 from interlock.console.actions import first_key, named
 from interlock.console.apps.base import Frame
 from interlock.console.look import Leave, Look
-from interlock.console.screens.ask import Ask, Choice, Recap
+from interlock.console.screens.ask import Choice, Dialog, Recap
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Source
 from interlock.console.sources.session import Session
@@ -66,6 +66,8 @@ class Console(Frame[Leave]):
 
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
+        if not self.is_running:  # timers outlive the screens of an application that is being left
+            return
         snapshot = self.seen()
         told = self.source.told()
         self._follow_stop(told)
@@ -104,7 +106,7 @@ class Console(Frame[Leave]):
         path = self._summary_path
         if path is None:
             return
-        lines = recap(self.seen(), path.parent)
+        lines = recap(self.seen(), path.parent, Recap.columns(self.size.width))
         choices = [Choice("s,enter", "show the summary", "summary"), Choice("q", "quit", Leave.OVER)]
         self.push_screen(Recap("The run has ended", lines, choices), self._after_recap)
 
@@ -190,7 +192,7 @@ class Console(Frame[Leave]):
 
     def action_help_quit(self) -> None:
         """Ask as `q` does; a question that stands while the run goes on is answered by its own keys."""
-        if self.source.over or not isinstance(self.screen, Ask):
+        if self.source.over or not isinstance(self.screen, Dialog):
             self.main.action_quit()
 
     @property

@@ -12,7 +12,7 @@ from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
 from interlock.engine.config import Configuration, RunSettings, flag_of
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.intake.glance import Glance, glance
-from interlock.engine.models.registry import ModelSpec, extended, members, vouched
+from interlock.engine.models.registry import ModelSpec, extended, vouched
 from interlock.widgets.ticks import ModelRow
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Machine:
         from interlock.engine.models import assets
 
         offline = settings.offline or assets.is_offline()
-        for spec in members(self.models, [name for name, _ in settings.roster], settings.sparse):
+        for spec in settings.members(self.models):
             if (offline or not spec.hub_repo) and not assets.cached(spec):
                 raise UnavailableError(f"{spec.key} is not on this machine, and nothing may be fetched: choose another")
 

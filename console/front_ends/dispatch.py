@@ -5,6 +5,7 @@ the same run to its end.
 """
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from interlock.console.front_ends.headless import (
     say,
     stopped_by_signals,
 )
+from interlock.console.metrics import exposed
+from interlock.console.notifying import notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
@@ -36,17 +39,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class Audience:
     """What the command line says about who reads what."""
 
     no_ui: bool = False
     events: bool = False
     summary: str | None = None
     quiet: bool = False
+    metrics: str | None = None
+    notify: Sequence[str] = ()
 
 
 def run_with_front_end(
-    make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, outputs: Outputs
+    make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, audience: Audience
 ) -> ExitCode:
     """Do a run of `chunks` under the front end that fits the terminal; return how it ended.
 
@@ -55,65 +60,80 @@ def run_with_front_end(
     """
     session = Session(make)
     stopped_by_signals(session)
+
+    def told(line: str) -> None:
+        say(f"interlock: {safe(line)}")
+
+    with exposed(audience.metrics, lambda: session.work.directory.journal if session.work else None, told):
+        try:
+            return _watched(session, chunks, configuration, audience)
+        finally:
+            if session.summary and session.over:
+                notify(audience.notify, session.summary, told)
+
+
+def _watched(session: Session, chunks: Path, configuration: Configuration, audience: Audience) -> ExitCode:
+    """Watch a run to its end, and put out what was asked for of it."""
     try:
-        front_end = _attended(session, configuration, outputs)
+        front_end = _attended(session, configuration, audience)
         code = front_end.watch()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         failure = reportable(error, session.work.directory.path if session.work else None)
-        summarise_failure(chunks, configuration, failure, outputs, session.work)
+        summarise_failure(chunks, configuration, failure, audience, session.work)
         raise failure from error
     if session.work:
-        if not outputs.quiet:
-            for line in recap(session.work.recorder.snapshot(), session.work.directory.path):
+        if not audience.quiet:
+            width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+            for line in recap(session.work.recorder.snapshot(), session.work.directory.path, width):
                 say(safe(line))
         try:
-            _deliver(session.work, front_end, outputs)
+            _deliver(session.work, front_end, audience)
         except InterlockError as error:  # a run that did not complete says by its code what to do
             error.exit_code = ExitCode.FAILED if code in (ExitCode.COMPLETED, ExitCode.MITIGATED) else code
             raise
     return code
 
 
-def _deliver(work: Work, front_end: Headless, outputs: Outputs) -> None:
+def _deliver(work: Work, front_end: Headless, audience: Audience) -> None:
     """Put out what was asked for of a run that is over. Raises InterlockError where that, or its events, failed."""
-    if outputs.summary:
+    if audience.summary:
         from interlock.engine.record.summary import dumps, summarise
 
-        deliver_summary(dumps(work.recorder.look(summarise)), outputs.summary)
+        deliver_summary(dumps(work.recorder.look(summarise)), audience.summary)
     if front_end.unwritten:
         raise front_end.unwritten
 
 
 def summarise_failure(
-    chunks: Path, configuration: Configuration | None, failure: InterlockError, outputs: Outputs,
+    chunks: Path, configuration: Configuration | None, failure: InterlockError, audience: Audience,
     work: Work | None = None,
 ) -> None:  # fmt: skip
     """Write the summary of a run that came to nothing, where one was asked for; a failure to do so is a line."""
-    if not outputs.summary:
+    if not audience.summary:
         return
     from interlock.console.front_ends.refusal import refused, summary_of
     from interlock.engine.record.summary import dumps
 
     try:
         summary = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
-        deliver_summary(dumps(summary), outputs.summary)
+        deliver_summary(dumps(summary), audience.summary)
     except InterlockError as error:
         say(f"interlock: {safe(error)}")
 
 
-def _attended(session: Session, configuration: Configuration, outputs: Outputs) -> Headless:
+def _attended(session: Session, configuration: Configuration, audience: Audience) -> Headless:
     """Begin, and show the console until it is left; who watches the run from then on."""
-    if reason := why_headless(no_ui=outputs.no_ui, events=outputs.events, summary=outputs.summary):
-        if not outputs.no_ui and not outputs.quiet:
+    if reason := why_headless(no_ui=audience.no_ui, events=audience.events, summary=audience.summary):
+        if not audience.no_ui and not audience.quiet:
             say(f"interlock: {reason}: plain log output")
         session.start()
         seen = -1
     else:
         seen = _console(session, configuration)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody is left to be hung up on
-    return Headless(session, events=outputs.events, quiet=outputs.quiet, seen=seen)
+    return Headless(session, events=audience.events, quiet=audience.quiet, seen=seen)
 
 
 def _console(session: Session, configuration: Configuration) -> int:

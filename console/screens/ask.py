@@ -25,11 +25,11 @@ class Choice:
     value: str
 
 
-class Answer(Static):
+class DialogAnswer(Static):
     """One of the answers of a question: a click on it gives it, as its key does."""
 
     DEFAULT_CSS = """
-    Answer:hover { background: $accent 20%; }
+    DialogAnswer:hover { background: $accent 20%; }
     """
 
     def __init__(self, key: str, label: str, value: str) -> None:
@@ -40,18 +40,18 @@ class Answer(Static):
         await self.screen.run_action(f"choose({self._value!r})")
 
 
-class Ask(ModalScreen[str]):
+class Dialog(ModalScreen[str]):
     """Gives the value of what was chosen, or an empty text."""
 
     BACK = "cancel"
     """What escape does."""
     DEFAULT_CSS = """
-    Ask { align: center middle; background: $background 60%; }
-    Ask > Vertical {
+    Dialog { align: center middle; background: $background 60%; }
+    Dialog > Vertical {
         width: 72; max-width: 100%; height: auto; max-height: 100%;
         border: round $warning; background: $surface; padding: 0 1;
     }
-    Ask Static { width: 100%; height: auto; }
+    Dialog Static { width: 100%; height: auto; }
     """
 
     def __init__(self, title: str, lines: Sequence[str], choices: Sequence[Choice]) -> None:
@@ -68,20 +68,26 @@ class Ask(ModalScreen[str]):
             box.border_title = self._title
             yield Static(Text("\n".join(safe(line) for line in self._lines) + "\n"))
             for choice in self._choices:
-                yield Answer(choice.keys.partition(",")[0], choice.label, str(choice.value))
-            yield Answer("esc", self.BACK, "")
+                yield DialogAnswer(choice.keys.partition(",")[0], choice.label, str(choice.value))
+            yield DialogAnswer("esc", self.BACK, "")
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)
 
 
-class Recap(Ask):
+class Recap(Dialog):
     """What became of a run; gives what comes next."""
 
     BACK = "back to the run"
     DEFAULT_CSS = """
     Recap > Vertical { width: 108; }
     """
+    WIDTH, FRAME = 108, 4
+
+    @classmethod
+    def columns(cls, screen: int) -> int:
+        """Say how many cells a line has on a screen so wide."""
+        return min(cls.WIDTH, screen) - cls.FRAME
 
 
 class Find(ModalScreen[str | None]):

@@ -1,13 +1,27 @@
 """What the screens under the registry's keys have in common: help, theme and palette."""
 
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
+from textual.app import App
 from textual.screen import Screen
 
 from interlock.console.actions import first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Themed
+from interlock.engine.record.safe import safe
+from interlock.engine.record.units import human_bytes
+
+CLIPBOARD = 100_000
+"""Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""
+
+
+def copied(app: App[Any], text: str, what: str) -> str:
+    """Copy `text` through the terminal where it takes that much; what to say of it."""
+    if (size := len(text.encode(errors="replace"))) > CLIPBOARD:
+        return f"{what} is {human_bytes(size)}, too large for a terminal's clipboard: open the file instead"
+    app.copy_to_clipboard(text)
+    return f"copied {what}: {safe(text, 200)}"
 
 
 class Keyed(Screen[None]):

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 
 from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
 from interlock.console.look import Look
-from interlock.console.screens.ask import Ask, Choice, Find
+from interlock.console.screens.ask import Choice, Dialog, Find
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.layout import too_small
 from interlock.console.screens.summary import SummaryScreen
@@ -209,7 +209,9 @@ class RunsScreen(Keyed):
             self._go(words)
             return
         choice = Choice("y,enter", "run it", "y")
-        self.app.push_screen(Ask(f"Resume {chosen.id}?", [command(words)], [choice]), lambda yes: self._go(words, yes))
+        self.app.push_screen(
+            Dialog(f"Resume {chosen.id}?", [command(words)], [choice]), lambda yes: self._go(words, yes)
+        )
 
     def action_delete(self) -> None:
         """Delete a run for good, once that was confirmed; never one in use."""
@@ -220,7 +222,7 @@ class RunsScreen(Keyed):
             return
         lines = [f"{chosen.path}: {human_bytes(chosen.bytes)}, {chosen.health.word}.", "This cannot be undone."]
         choice = Choice("y", "delete it for good", "y")
-        question = Ask(f"Delete {chosen.id}?", lines, [choice])
+        question = Dialog(f"Delete {chosen.id}?", lines, [choice])
         self.app.push_screen(question, lambda yes: self._delete(chosen.path) if yes else None)
 
     def _delete(self, path: Path) -> None:

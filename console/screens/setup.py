@@ -26,7 +26,7 @@ from interlock.console.form.aside import aside
 from interlock.console.form.filled import FIELDS, Filled, command_of, directory, problems
 from interlock.console.form.found import ChunksSeen, Machine, shelf
 from interlock.console.look import Look
-from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.entry import FormField, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
@@ -428,7 +428,7 @@ class Setup(Keyed):
             return
         choices = [Choice("y", "leave the form, what is filled in is lost", "leave")]
         self.app.push_screen(
-            Ask("Leave without a run?", [], choices), lambda said: self.app.exit(None) if said else None
+            Dialog("Leave without a run?", [], choices), lambda said: self.app.exit(None) if said else None
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from interlock.console.actions import Action, named
 from interlock.console.look import Leave
-from interlock.console.screens.ask import Ask, Choice
+from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.host import Host
 from interlock.console.sources.live import ControlBox, Reel, Source
@@ -64,7 +64,7 @@ class Steering(Keyed):
         if not self._controls("exclusive"):
             return
         if why := wording.no_other(self.snapshot):
-            self.app.push_screen(Ask("Nothing to change", [why], []))
+            self.app.push_screen(Dialog("Nothing to change", [why], []))
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
         self._wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
@@ -108,7 +108,7 @@ class Steering(Keyed):
     def action_stop(self) -> None:
         if self._controls(STOP):
             choices = [Choice("y,enter", "stop after the current batch (resumable)", STOP)]
-            self.app.push_screen(Ask("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
+            self.app.push_screen(Dialog("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
 
     def action_quit(self) -> None:
         """Leave at once what is over or only watched; a live run is asked about, and one that stops once more."""
@@ -121,7 +121,7 @@ class Steering(Keyed):
                 choices.append(Choice("S,s", "stop after the current batch (resumable)", STOP))
             if not self.readonly:
                 choices.append(Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT))
-            self.app.push_screen(Ask(title, wording.stopping(self.snapshot), choices), self._leave)
+            self.app.push_screen(Dialog(title, wording.stopping(self.snapshot), choices), self._leave)
 
     def _leave(self, how: str | None) -> None:
         if how and self.source.over:  # it ended while the question stood: nothing is left to stop or to lose
@@ -150,7 +150,7 @@ class Steering(Keyed):
         return self.source.controls
 
     def _confirm(self, title: str, lines: Sequence[str], choice: Choice, control: str) -> None:
-        self.app.push_screen(Ask(title, lines, [choice]), lambda chosen: self._ask(control, chosen))
+        self.app.push_screen(Dialog(title, lines, [choice]), lambda chosen: self._ask(control, chosen))
 
     def _ask(self, control: str, value: str | None) -> None:
         if not value:

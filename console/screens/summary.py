@@ -15,7 +15,7 @@ from textual.containers import Container
 from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.base import Keyed
+from interlock.console.screens.base import Keyed, copied
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
@@ -29,8 +29,6 @@ from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
 from interlock.widgets.tree import TreePane
 
-CLIPBOARD = 100_000
-"""Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""
 NOTE_LINES = 4
 SLICE = 0.04
 """Seconds that a search takes before the keys are looked at again."""
@@ -278,11 +276,7 @@ class SummaryScreen(Keyed):
         self._copy(detail.copied(self._outline.node.value), "the value")
 
     def _copy(self, text: str, what: str) -> None:
-        if (size := len(text.encode(errors="replace"))) > CLIPBOARD:
-            self.say(f"{what} is {human_bytes(size)}, too large for a terminal's clipboard: open the file instead")
-            return
-        self.app.copy_to_clipboard(text)
-        self.say(f"copied {what}: {safe(text, 200)}")
+        self.say(copied(self.app, text, what))
 
     def action_open(self) -> None:
         run = Path(self._document.name).absolute().parent  # the next summary probably is beside this one

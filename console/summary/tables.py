@@ -140,7 +140,7 @@ SHARED = ("leases", "cache")
 """Lists that every collection repeats, or that belong to the run."""
 OVERVIEW = (
     "collections", "passes", "leases", "mitigations", "parked", "devices", "exports", "verification", "refusals",
-    "residues", "canaries", "calibrations", "controls", "warnings",
+    "missing", "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
@@ -159,7 +159,8 @@ COLUMNS: Mapping[str, str] = {
     "collections": "collection=name status files chunks dup=duplicates refused passes=passes.count "
     "mitig=mitigations.count verified=verification.ok reason",
     "passes": "pass=model_pass model status batches rows reused=rows_reused tokens seconds rows/s=rows_per_second "
-    "device truncated=truncated_rows dtype weight kind terms=terms_per_text reason",
+    "kind truncated=truncated_rows coverage terms=terms_per_text token_vectors token_bytes device split=split_rows "
+    "spans dtype weight termless=rows_without_terms reason",
     "leases": "lease pass=model_pass model devices held=held_seconds peak=receipts.peak budget=budget_bytes "
     "residue=receipts.residue predicted=predicted_bytes weights=weights_bytes attach=attach_seconds streamed warm "
     "schedule",
@@ -168,8 +169,9 @@ COLUMNS: Mapping[str, str] = {
     "mitigations": "pass=model_pass batch=batch_index rung device cause action rows cost_s=cost_seconds",
     "exports": "path rows bytes sha256",
     "refusals": "file record reason",
-    "verification": "store ok points expected stale sampled worst_cosine=worst_cosine detail",
+    "verification": "store ok points expected stale pruned sampled worst_cosine=worst_cosine detail",
     "parked": "pass=model_pass model row reason",
+    "missing": "pass=model_pass model kind weight reason",
     "cache": "model outcome bytes seconds retries source commit",
     "devices": "device=name label total=total_bytes ceiling=ceiling_bytes peak=peak_occupied_bytes lost",
     "residues": "lease device bytes left=left_bytes action",

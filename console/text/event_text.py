@@ -54,6 +54,10 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             chunks = f"run resumed: chunks from {event.chunks}"
             text = chunks if event.committed is None else f"run {event.run_id} resumed: {committed}"
             return Description("notice", "run", text)
+        case ev.DeadlineSet():
+            does = "exports what is complete and stops resumably" if event.partial else "stops resumably"
+            text = f"deadline {event.asked}, in {duration(event.seconds)}: the run {does} before it"
+            return Description("notice", "run", text)
         case ev.DevicesFound():
             return Description("note", "device", _devices(event))
         case ev.DeviceSampled():
@@ -91,6 +95,8 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.PassPlanned():
             reused = f", {event.reused:,} reused" if event.reused else ""
             text = f"{pass_of(event.model_pass)} {event.model}, {event.collection}: {_work(event)}{reused}"
+            if event.split:
+                return Description("note", "spans", text + _split(event))
             return Description("note" if event.reused else None, "cache", text, printed=False)
         case ev.RowsReused():
             text = f"{several(event.rows, 'vector')} reused from {event.source}"
@@ -105,6 +111,23 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             where = f" to {event.device}" if event.device else ""
             text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
             return Description("note", "lease", text, printed=False)
+        case ev.ModelMoved():
+            how = f"from {event.source} to {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} moved {how}: {event.cause}")
+        case ev.ModelUnloaded():
+            how = f"unloaded from {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} {how}: {event.cause}")
+        case ev.PairsPlanned():
+            work = f"{several(event.pairs, 'pair')} in {several(event.batches, 'batch', 'batches')}"
+            cut = f", {event.truncated:,} truncated" if event.truncated else ""
+            text = f"{event.model} is to score {work}, {several(event.tokens, 'token')}{cut}"
+            return Description("note", "rerank", text)
+        case ev.PairsScored():
+            text = f"{event.model} scored {several(event.pairs, 'pair')} on {event.device} in {event.dtype}"
+            return Description("notice", "rerank", f"{text}{_took(event.seconds, real)}")
+        case ev.RerankerPassedOver():
+            instead = f"trying {event.next}" if event.next else "keeping the order of the first stage"
+            return Description("warning", "rerank", f"reranker {event.model}: {event.reason}; {instead}")
         case ev.CanaryChecked():
             weight: Severity = "note" if event.outcome == "passed" else "warning"
             return Description(
@@ -143,6 +166,11 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.PassFailed():
             text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
             return Description("error", "pass", text)
+        case ev.DeliveredWithout():
+            models = ", ".join(f"{each.model} ({each.reason})" for each in event.models)
+            weights = ", ".join(f"{name}={weight:.3g}" for name, weight in event.weights.items())
+            text = f"delivering {event.collection} without {models}; weights of the rest: {weights}"
+            return Description("warning", "gap", text)
         case ev.ArtefactWritten():
             verb = "wrote and verified" if event.verified else "wrote"
             text = f"{verb} {event.path} ({several(event.rows, 'row')}, {human_bytes(event.bytes)})"
@@ -151,6 +179,12 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             word = "verified" if event.ok else "differs from what was written"
             text = f"store {event.store}/{event.qdrant_collection} {word}: {event.detail}"
             return Description("notice" if event.ok else "error", "export", text)
+        case ev.VectorsKept():
+            text = f"{event.place} has {several(event.bytes, 'byte')} of dense vectors a chunk"
+            if event.neighbours is None:
+                return Description("note", "export", text)
+            kept = f"{event.neighbours:.1%} of the nearest neighbours of {several(event.sampled, 'chunk')} kept"
+            return Description("notice", "export", f"{text}, {kept}")
         case ev.CollectionClosed():
             text = f"collection {event.collection} {event.status}{_because(event.reason)}"
             return Description(BY_STATUS[event.status], "collection", text)
@@ -178,7 +212,10 @@ _ASKED = {
 
 
 def _share(entry: RosterEntry) -> str:
-    return "sparse" if entry.kind == "sparse" else f"weight {entry.weight:g}"
+    share = "sparse" if entry.kind == "sparse" else f"weight {entry.weight:g}"
+    share += ", missing" * bool(entry.missing)
+    share += ", weights of terms" * (entry.kind == "dense" and "sparse" in entry.gives)
+    return share + (f", token vectors {entry.tokens.precision}" if entry.tokens else "")
 
 
 def _asked(event: ev.ControlApplied) -> str:
@@ -197,6 +234,12 @@ def _took(seconds: float, timed: bool) -> str:
 def _work(event: ev.LeaseGranted | ev.PassPlanned) -> str:
     """What a lease is opened for, or a pass planned."""
     return f"{several(event.rows, 'text')} in {several(event.batches, 'batch', 'batches')}"
+
+
+def _split(event: ev.PassPlanned) -> str:
+    """What became of texts beyond the model's limit, where they are split."""
+    spans = f"split into {several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
+    return f"; {several(event.split, 'text')} longer than its limit, {spans}"
 
 
 def feigned(device_kind: str) -> str:
@@ -266,14 +309,14 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
     """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
     place = "" if event.batch_index is None else f" {batch_of(event.batch_index)}"
     where = f" on {event.device}" if event.device else ""
-    texts = several(event.rows, "text")
+    texts = several(event.rows, "pair" if event.model else "text")
     evidence = [texts] * (texts not in event.cause)
     if event.predicted_bytes is not None and event.free is not None:
         sizes = "needs {}, {} free".format(*distinct_sizes(event.predicted_bytes, event.free))
         evidence += [sizes] * (sizes not in event.cause)
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
-    begin = f"{event.rung or 'step'} in {pass_of(event.model_pass)}{place}{where}"
+    begin = f"{event.rung or 'step'} in {event.model or pass_of(event.model_pass)}{place}{where}"
     return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interlock.console.text.plan_text import PASSES, emptied
+from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_of
 from interlock.engine.record.counting import several
 from interlock.engine.record.units import duration, human_bytes
 from interlock.widgets import table
@@ -45,6 +45,8 @@ def _remarks(seen: "Forecast") -> Iterator[tuple[str, str]]:
     """What speaks against it, and what is worth knowing, with the style of each."""
     yield from ((each.refused, "error") for each in seen.passes if each.refused)
     yield from ((f"! {each}", "warn") for each in (*emptied(seen), *seen.overlooked))
+    yield from ((each, "dim") for each in long_texts(seen))
+    yield sizes_of(seen), "dim"
     if any(each.seconds is None for each in seen.passes):
         yield "time is known once each model has run on this kind of device", "dim"
     yield f"a lease may take {human_bytes(seen.budget_bytes)} of the device", "dim"

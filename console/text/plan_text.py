@@ -49,14 +49,49 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     above = ["collection", "files", "chunks", "texts", "duplicates", "refused", "Qdrant collection"]
     lines = [render(above, collections), "", render(heads, passes), ""]
     lines.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
+    lines.append(sizes_of(seen))
+    lines += [
+        f"token vectors: {each.layout.card.key} would keep {human_bytes(each.token_bytes)} ({form.precision}), and its "
+        "exports as much again"
+        for each in seen.passes
+        if (form := each.layout.card.by_token.vectors)
+    ]
     if any(each.seconds is None for each in seen.passes):
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
+    both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
+    lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
-    lines += _refused(seen)
+    lines += [*long_texts(seen), *_refused(seen)]
     warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
     lines += [f"warning: {each}" for each in warnings if each]
     return "\n".join(lines)
+
+
+def sizes_of(seen: "Forecast") -> str:
+    """Tell what the dense vectors take."""
+    if not seen.stored_bytes:
+        return f"dense vectors: {several(seen.file_bytes, 'byte')} a chunk in files, in a form that no store keeps"
+    sizes = f"{several(seen.stored_bytes, 'byte')} a chunk in a store, {several(seen.file_bytes, 'byte')} in files"
+    return f"dense vectors: {sizes}"
+
+
+def long_texts(seen: "Forecast") -> list[str]:
+    """Tell of each model what its limit cuts off and what splitting takes, whichever of the two is planned."""
+    return [_long(each) for each in seen.passes if each.long.texts]
+
+
+def _long(each: "PassForecast") -> str:
+    card, long, split = each.layout.card, each.long, each.layout.splitting is not None
+    texts = f"{card.key}: {several(long.texts, 'text')} longer than {card.max_tokens:,} tokens"
+    more = f"{long.tokens / max(1, each.tokens - long.tokens * split):+.0%}".replace("%", " %")
+    if split:
+        spans = f"split into {several(long.spans, 'span')}, {several(long.tokens, 'token')} more ({more})"
+        return f"{texts}, {spans}; --long cut would not embed {long.beyond:,} of theirs"
+    cut = f"{texts}, {several(long.beyond, 'token')} of theirs not embedded"
+    if not long.spans:
+        return cut
+    return f"{cut}; --long split would make {several(long.spans, 'span')} of them, {long.tokens:,} tokens more ({more})"
 
 
 def emptied(seen: "Forecast") -> list[str]:

@@ -60,4 +60,6 @@ def progress(snapshot: Snapshot) -> str:
         mine, left = (None, None) if snapshot.paused else (of_pass(now), of_run(snapshot))  # nobody knows how long
         parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
         parts += [f"{duration(left.seconds)} left in all"] if left else []
+    if snapshot.deadline:
+        parts.append(f"deadline in {duration(max(0.0, snapshot.deadline - snapshot.latest_at))}")
     return f"{', '.join(parts)} {feigned(snapshot.device_kind)}".rstrip()

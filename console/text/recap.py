@@ -6,7 +6,7 @@ from pathlib import Path
 
 from interlock.console.text.columns import render
 from interlock.console.text.next_step import command, resume_words
-from interlock.engine.record.counting import percent, several
+from interlock.engine.record.counting import outputs_of, percent, several
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import attention, health
 from interlock.engine.record.snapshot import PassView, Snapshot
@@ -15,9 +15,9 @@ from interlock.engine.record.units import duration, human_bytes
 RESUMABLE = ("stopped", "failed", "incomplete")
 
 
-def recap(snapshot: Snapshot, run: Path) -> list[str]:
-    """Sum up a run whose directory is `run`."""
-    lines = [_headline(snapshot), *_models(snapshot), *(f"memory: {text}" for text in _memory(snapshot))]
+def recap(snapshot: Snapshot, run: Path, width: int | None = None) -> list[str]:
+    """Sum up a run whose directory is `run`; a table of models wider than `width` is told as a line for each."""
+    lines = [_headline(snapshot), *_models(snapshot, width), *(f"memory: {text}" for text in _memory(snapshot))]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"]
     return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run))]
@@ -31,8 +31,17 @@ def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     elif snapshot.store:
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
         chosen = ["--collection", stored[0]] if len(stored) > 1 else []
-        commands.append(shlex.join(["interlock", "search", snapshot.store, *chosen]) + ' "your question"')
+        commands.append(shlex.join(["interlock", "search", _from_here(snapshot.store), *chosen]) + ' "your question"')
     return [*commands, shlex.join(["interlock", "view", str(run)])]
+
+
+def _from_here(place: str) -> str:
+    """Name a place below the working directory as one types it there; a run records the whole path of its store."""
+    try:
+        below = str(Path(place).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # it lies elsewhere, or the working directory is gone
+        return place
+    return place if below.startswith(("-", ".")) else below
 
 
 def _headline(snapshot: Snapshot) -> str:
@@ -47,13 +56,21 @@ def _headline(snapshot: Snapshot) -> str:
     return text + several(collections, "collection") + took + (f": {why}" if why else "")
 
 
-def _models(snapshot: Snapshot) -> list[str]:
-    """A line for each model, under one another."""
+def _models(snapshot: Snapshot, width: int | None) -> list[str]:
+    """A line for each model: under one another, or in words where columns would be broken."""
     cells = [
         [each.model, _word(each, snapshot), _done(each), *_speed(each, snapshot), ", ".join(each.devices)]
         for each in snapshot.passes
     ]
-    return render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
+    table = render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
+    if width is None or max(map(len, table), default=0) <= width:
+        return table
+    return [_in_words(*line) for line in cells]
+
+
+def _in_words(model: str, state: str, done: str, took: str, pace: str, devices: str) -> str:
+    facts = [done, f"in {took}" * bool(took), f"{pace} texts/s" * bool(pace), f"on {devices}" * bool(devices)]
+    return f"{model} {state}: {', '.join(filter(None, facts))}"
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
@@ -63,11 +80,12 @@ def _word(each: PassView, snapshot: Snapshot) -> str:
 
 
 def _done(each: PassView) -> str:
-    """Texts that were computed, those of them without a vector, and how many terms a text has where it has terms."""
+    """Texts that were computed, those of them without a vector, and what else was given of them."""
     whole = each.batches_done >= each.batches
     texts = several(each.rows_done, "text") if whole else f"{each.rows_done:,} of {several(each.rows, 'text')}"
+    texts = several(each.reused, "text") if each.word == "reused" else texts
     texts += f", {each.parked} parked" * bool(each.parked)
-    return texts + f", {each.terms_per_text:.0f} terms a text" * bool(each.terms)
+    return ", ".join([texts, *outputs_of(each)])
 
 
 def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
@@ -100,4 +118,4 @@ def _against(snapshot: Snapshot, device: str) -> str:
     if not found:
         return ""
     measured, predicted = max(found)
-    return f"; tensors {human_bytes(measured)}, predicted {human_bytes(predicted)}"
+    return f"; {human_bytes(measured)} of tensors and cuBLAS workspace, {human_bytes(predicted)} of tensors predicted"

@@ -92,3 +92,9 @@ def classify(error: BaseException) -> Trouble | None:
 def may_recur(message: str) -> bool:
     """Tell whether what a GPU said when it was lost may come of what it computed, and befall the next one too."""
     return any(words in message for words in _OWN_DOING)
+
+
+def summed_up(error: BaseException) -> str:
+    """Return what a device said, as far as it concerns one forward: torch goes on with advice and the sizes of its
+    pools."""
+    return ". ".join(str(error).partition("\n")[0].split(". ")[:2]).rstrip(".")

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.intake.collections import Collection
+from interlock.engine.intake.features import Features, no_features
 from interlock.engine.intake.records import TOO_DEEP, depth_of, records
 from interlock.engine.record.facts import Refusal
 
@@ -33,7 +34,8 @@ T = TypeVar("T")
 class Chunk:
     """One text with its payload (its metadata, a JSON object as it stood in the file) and its identity.
 
-    `record` is a JSON object of the record's other fields; empty where it has none.
+    `record` is a JSON object of the record's other fields; empty where it has none. `features` are the terms that it
+    brings, if they are asked for.
     """
 
     text: str
@@ -42,6 +44,7 @@ class Chunk:
     source: str
     point_id: str
     record: bytes = b""
+    features: bytes = b""
 
     @property
     def whole_payload(self) -> bytes:
@@ -52,6 +55,21 @@ class Chunk:
         while name in fields:
             name += "_"
         return msgspec.json.encode(fields | {name: Raw(self.record)})
+
+
+def parted(whole: bytes) -> tuple[bytes, bytes]:
+    """Part a whole payload into payload and record, as a chunk has them. Metadata that itself ends in an object of that
+    name is taken for a record."""
+    if b'"' + RECORD.encode() not in whole:
+        return whole, b""
+    fields = msgspec.json.decode(whole, type=dict[str, Raw])
+    last = next(reversed(fields), "")
+    taken = [RECORD + "_" * each for each in range(len(last) - len(RECORD))]
+    added = last.rstrip("_") == RECORD and all(name in fields for name in taken)
+    if not added or not bytes(fields[last]).startswith(b"{"):
+        return whole, b""
+    record = bytes(fields.pop(last))
+    return msgspec.json.encode(fields), record
 
 
 class _Record(Struct):
@@ -78,8 +96,8 @@ class _Known(Struct):
 class ChunkReader:
     """Reads one collection, always in the same order; `hashes` gets a file's SHA-256 once its end has been read."""
 
-    def __init__(self, collection: Collection) -> None:
-        self.collection = collection
+    def __init__(self, collection: Collection, features: Features = no_features) -> None:
+        self.collection, self._features = collection, features
         self.hashes: dict[str, str] = {}
         self._taken: set[bytes] = set()
         self._repeats: dict[tuple[str, str], int] = {}
@@ -123,9 +141,13 @@ class ChunkReader:
             if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
                 raise _Refused(TOO_DEEP)
             _decode(kept, dict)
+        try:
+            features = self._features(payload, others)
+        except ValueError as error:
+            raise _Refused(str(error)) from None
         source = known.source_path or known.source_file or known.filename or file
         chunk_id, point_id = self._identity(source, known.chunk_id, record.text)
-        return Chunk(record.text, payload, chunk_id, source, point_id, others)
+        return Chunk(record.text, payload, chunk_id, source, point_id, others, features)
 
     def _identity(self, source: str, given: str | int | None, text: str) -> tuple[str, str]:
         """The chunk's own id, else a hash of its text, numbered where one source repeats a text."""

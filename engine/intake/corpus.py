@@ -18,6 +18,7 @@ import numpy.typing as npt
 from interlock.engine.errors import InterlockError
 from interlock.engine.intake.chunks import Chunk, ChunkReader
 from interlock.engine.intake.collections import Collection
+from interlock.engine.intake.features import Features, no_features
 from interlock.engine.intake.refusals import Refusals
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
@@ -31,11 +32,12 @@ WINDOW = 512
 class Rows:
     """One collection as it was read: `texts[i]` is the distinct text of row i, `points[i]` the id of its point.
 
-    Its own texts are a range.
+    Its own texts are a range. `features` reads the terms that its chunks bring, and refuses a chunk with bad ones.
     """
 
     collection: Collection
     first_text: int
+    features: Features = no_features
     texts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     points: Digests = field(default_factory=lambda: np.empty(0, DIGEST))
     own_texts: int = 0
@@ -75,25 +77,33 @@ class Corpus:
         return {f"{rows.collection.name}/{name}": digest for rows in self.rows for name, digest in rows.hashes.items()}
 
 
-def read_corpus(collections: Sequence[Collection], take: Callable[[list[str]], None]) -> Corpus:
-    """Read every collection; `take` gets the distinct texts in order, a window at a time."""
+def read_corpus(
+    collections: Sequence[Collection],
+    take: Callable[[list[str]], object],
+    each: Callable[[Chunk], object] = lambda _: None,
+    features: Features = no_features,
+) -> Corpus:
+    """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk."""
     seen: dict[int, int] = {}  # of 16 bytes Python makes an integer of 48, and a string of bytes of 64
-    rows = [_read(collection, seen, take) for collection in collections]
+    rows = [_read(Rows(collection, len(seen), features), seen, take, each) for collection in collections]
     digests = bytearray()
     for digest in seen:  # joined at once, they would all be there twice
         digests += digest.to_bytes(DIGEST.itemsize, "big")
     return Corpus(rows, np.frombuffer(digests, DIGEST))
 
 
-def _read(collection: Collection, seen: dict[int, int], take: Callable[[list[str]], None]) -> Rows:
+def _read(
+    rows: Rows, seen: dict[int, int], take: Callable[[list[str]], object], each: Callable[[Chunk], object]
+) -> Rows:
     began = time.monotonic()
-    reader, rows = ChunkReader(collection), Rows(collection, len(seen))
+    reader = ChunkReader(rows.collection, rows.features)
     texts, points = array("i"), bytearray()
     window: list[str] = []
     for chunk in reader:
         if isinstance(chunk, Refusal):
             rows.refusals.add(chunk)
             continue
+        each(chunk)
         text = seen.setdefault(int.from_bytes(digest_of(chunk.text), "big"), len(seen))
         texts.append(text)
         points += bytes.fromhex(chunk.point_id.replace("-", ""))
@@ -125,7 +135,7 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
     `digests` are those of the corpus. Raises InterlockError where a file, a chunk or a refusal is not what it was when
     the run read it; what came before may then belong to a file that is no longer the one that was read.
     """
-    reader, planned = ChunkReader(rows.collection), _planned(rows, digests)
+    reader, planned = ChunkReader(rows.collection, rows.features), _planned(rows, digests)
     files, refused, known = 0, 0, len(rows.refusals)
     for chunk in reader:
         if len(reader.hashes) != files:  # a file has been read to its end: the next chunk may be of one that changed

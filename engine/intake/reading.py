@@ -13,8 +13,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from interlock.engine.errors import Stopped, UsageError
+from interlock.engine.intake.chunks import Chunk
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Corpus, Rows, digest_of_texts, read_corpus
+from interlock.engine.intake.features import Features, no_features
 from interlock.engine.intake.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused
 
@@ -32,14 +34,25 @@ class Tokenising:
     models: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Who looks on while a corpus is read: `texts` gets the distinct ones, a window at a time, and `each` every chunk,
+    with the terms that `features` reads of it."""
+
+    texts: Callable[[list[str]], object] = lambda _: None
+    each: Callable[[Chunk], object] = lambda _: None
+    features: Features = no_features
+
+
 def read_and_tokenise(
     collections: Sequence[Collection],
     wanted: Mapping[str, Tokenising],
     directory: Path,
     emit: Emit,
     stop: Callable[[], bool],
+    beside: Beside = Beside(),
 ) -> tuple[Corpus, dict[str, TokenStore]]:
-    """Read the corpus, and make in `directory` a token store for each key of `wanted`.
+    """Read the corpus, and make in `directory` a token store for each key of `wanted`; `beside` says who else looks on.
 
     Raises UsageError when no chunk is good, Stopped when `stop` says so.
     """
@@ -59,8 +72,9 @@ def read_and_tokenise(
                 with naming(wanted[key].models, wanted[key].tokenizer):
                     store.add(texts)
                 spent[key] += time.monotonic() - began
+            beside.texts(texts)
 
-        corpus = read_corpus(collections, take)
+        corpus = read_corpus(collections, take, beside.each, beside.features)
     for rows in corpus.rows:
         _tell(rows, corpus.owners(rows), emit)
     for key, store in stores.items():

@@ -1,7 +1,7 @@
 """Token ids of every distinct text, once per tokenizer and prompt, in a memory-mapped file.
 
-Stored without special tokens and cut at the longest limit of the models that share them, with the full
-length kept, so that every model knows exactly what it truncates.
+Stored without special tokens and cut at the longest limit of the models that share them, unless one of them splits
+longer texts; the full length is kept, so that every model knows exactly what it truncates.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -22,11 +23,14 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
 from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.intake.ragged import starts_of
+from interlock.engine.intake.spans import Splitting
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
+EVERY = slice(None)
 WINDOW = 256
 PATIENCE = 60.0
 """Seconds that a window of texts has to be tokenised, whatever it holds."""
@@ -117,6 +121,11 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
     )
 
 
+def is_text(value: object) -> bool:
+    """Tell whether a value is text that a tokenizer can take, which no half of a pair of surrogates is."""
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
 def lowercases(path: Path) -> bool:
     """Tell whether the sentence-transformers settings beside a `tokenizer.json` want every text in small letters."""
     return bool(sentence_config(path.parent)[1].get("do_lower_case"))
@@ -125,9 +134,11 @@ def lowercases(path: Path) -> bool:
 def sentence_config(directory: Path) -> tuple[Path, dict[str, object]]:
     """Find the file of a model's sentence-transformers settings that counts, the first that says anything, and read it.
 
-    Without a `modules.json` nothing reads them, and they say nothing.
+    Without a `modules.json` nothing reads them, and they say nothing; a network that is one of a model's routes has it
+    in the folder above.
     """
-    names = SENTENCE_CONFIGS if (directory / "modules.json").is_file() else ()
+    told = (directory / "modules.json").is_file() or (directory.parent / "router_config.json").is_file()
+    names = SENTENCE_CONFIGS if told else ()
     for file in (directory / name for name in names):
         try:
             settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -151,6 +162,13 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
 
 
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> tuple[int, ...]:
+    """Return the ids of a prompt that stay whatever text follows it: its last sign may become part of a word."""
+    with translated():
+        alone, before = (tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + "a"))
+    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, before, strict=False)))
+
+
 class TokenStore:
     """Ids of texts in the order in which they were added; a context manager while it is written."""
 
@@ -160,6 +178,7 @@ class TokenStore:
         self.prompt = prompt
         self.cap = cap
         self.specials = specials_of(tokenizer)
+        self.prompt_ids = prompt_ids(tokenizer, prompt)
         self._tokenizer = tokenizer
         self._full: list[Lengths] = []
         self._file: IO[bytes] | None = None
@@ -191,7 +210,7 @@ class TokenStore:
             self.full_lengths = np.concatenate(self._full)
         self._full.clear()
         kept = np.minimum(self.full_lengths, self.cap)
-        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        self._offsets = starts_of(kept)
         if self._offsets[-1]:
             self._ids = np.memmap(self.path, np.uint32, mode="r")
 
@@ -202,13 +221,27 @@ class TokenStore:
         """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
         return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
 
-    def truncated(self, limit: int) -> Lengths:
-        """Count the tokens of every text that a model with this `limit` does not see."""
-        return np.maximum(self.full_lengths + self.specials.count - limit, 0)
+    def truncated(self, limit: int, texts: Lengths | slice = EVERY) -> Lengths:
+        """Count the tokens of every text that a model with this `limit` does not see, or sees in further spans."""
+        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
+
+    def splitting(self, limit: int, share: float) -> Splitting:
+        """Say how a model with this `limit` has longer texts split, of which two spans share this much."""
+        return Splitting.of(limit, self.specials.count + len(self.prompt_ids), share)
 
     def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
         """Return the ids that a model with this `limit` is given for one text."""
         start = self._offsets[text]
         kept = min(int(self._offsets[text + 1] - start), limit - self.specials.count)
-        before, after = (np.asarray(ids, np.int64) for ids in (self.specials.before, self.specials.after))
-        return np.concatenate([before, self._ids[start : start + kept].astype(np.int64), after])
+        return self._framed((), self._ids[start : start + kept])
+
+    def further(self, text: int, number: int, splitting: Splitting) -> npt.NDArray[np.int64]:
+        """Return the ids of a text's further span of this `number`, counted from 0."""
+        new = int(self._offsets[text]) + len(self.prompt_ids) + splitting.room + number * splitting.step
+        stop = min(int(self._offsets[text + 1]), new + splitting.step)
+        return self._framed(self.prompt_ids, self._ids[new - splitting.overlap : stop])
+
+    def _framed(self, prompt: Sequence[int], ids: Ids) -> npt.NDArray[np.int64]:
+        """Put the special tokens around a prompt and ids of a text."""
+        before, after = (*self.specials.before, *prompt), self.specials.after
+        return np.concatenate([np.asarray(before, np.int64), ids.astype(np.int64), np.asarray(after, np.int64)])

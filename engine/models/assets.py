@@ -16,13 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple, get_args
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
-from interlock.engine.models.layout import PickleOnly, check_complete, weights_of
-from interlock.engine.models.pickles import PICKLES, in_safetensors, may_read_pickles
-from interlock.engine.models.registry import OWN_CODE, ModelSpec, name_of, vouched
-from interlock.engine.models.sources import PATTERNS, Missing, local, model_cache, seen
+from interlock.engine.models.bundles import bundle_directory, bundled
+from interlock.engine.models.digests import remembered_sha256
+from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of
+from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
+from interlock.engine.models.registry import OWN_CODE, Head, ModelSpec, name_of, vouched
+from interlock.engine.models.sources import PATTERNS, Copy, Missing, complete, local, seen
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
 from interlock.engine.record.facts import Outcome
@@ -32,6 +35,12 @@ FIRST_WAIT = 1.0
 """Seconds before a download is tried again; each further wait is twice as long."""
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")
 _IDENTITY = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS, "*/config.json")
+_OF_ROUTES = (
+    ROUTER,
+    "idf.json",
+    "*/model.safetensors",
+    *(f"*/{name}" for name in ("tokenizer.json", *SENTENCE_CONFIGS)),
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +57,15 @@ class ModelSnapshot:
     seconds: float
     stamps: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     """What the system said of every file that counts, before it was hashed."""
+    heads: Mapping[Head, Path] = field(default_factory=dict)
+    """The heads beside its network, of those that its pass needs."""
+    head_digests: Mapping[Head, str] = field(default_factory=dict)
+    """Their SHA-256: what they give is the same only where these are."""
 
     def stamped(self) -> dict[Path, tuple[int, ...]]:
         """Ask what the system says now of every file that counts; empty where one is gone."""
         with suppress(OSError):
-            return {file: _stamp(file) for file in _counting(self.path, self.weights)}
+            return {file: _stamp(file) for file in _counting(self.path, (*self.weights, *self.heads.values()))}
         return {}
 
     def check_unchanged(self, model: str, looked: Mapping[Path, tuple[int, ...]]) -> None:
@@ -64,7 +77,8 @@ class ModelSnapshot:
             if looked == self.stamps:
                 return
             with suppress(OSError):  # who only touched or replaced a file may have left the same in it
-                if _fingerprint(self.path, _hashes(self.path, self.weights)) == self.fingerprint:
+                same = _fingerprint(self.path, _hashes(self.path, self.weights)) == self.fingerprint
+                if same and _digests(self.heads) == self.head_digests:
                     return
         raise UnavailableError(
             f"model {model}: its files in {self.path} changed during the run: restore them, then --resume"
@@ -95,23 +109,27 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
     """
     began, spec = time.monotonic(), vouched(spec, policy.pickles)
-    path, source, commit, outcome = _locate(spec, policy, emit)
+    (path, source, commit, heads), outcome = _locate(spec, policy, emit)
     try:
         weights = tuple(weights_of(path))
-        stamps = {file: _stamp(file) for file in _counting(path, weights)}
-        hashes = _hashes(path, weights)
+        stamps = {file: _stamp(file) for file in _counting(path, (*weights, *heads.values()))}
+        hash_of = (
+            atomic.sha256_of if may_read_pickles(spec) else remembered_sha256
+        )  # what is vouched for by a hash is hashed
+        hashes = _hashes(path, weights, hash_of)
         digest = hashes.get("model.safetensors")
         if spec.weights_sha256 and digest != spec.weights_sha256:
             raise UnavailableError(
                 f"model {spec.key}: the weights in {path} have SHA-256 {digest}, expected {spec.weights_sha256}: "
                 "delete that copy and fetch it again"
             )
-        fingerprint, size = _fingerprint(path, hashes), sum(file.stat().st_size for file in weights)
+        fingerprint, digests = _fingerprint(path, hashes), _digests(heads)
+        size = sum(file.stat().st_size for file in (*weights, *heads.values()))
     except OSError as error:
         raise UnavailableError(f"model {spec.key}: cannot read {error.filename or path}: {error.strerror}") from error
     seconds = round(time.monotonic() - began, 3)
     emit(ModelResolved(model=spec.key, source=source, outcome=outcome, commit=commit, bytes=size, seconds=seconds))
-    return ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps)
+    return ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps, heads, digests)
 
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
@@ -120,7 +138,8 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     None where there is none, or where what there is cannot be used; a model whose packages are still to be unpacked
     is there, at the directory of its parts.
     """
-    return _held(spec, seen)[0]
+    held = _held(spec, seen)[0]
+    return held and held[:3]
 
 
 def how_to_fetch(spec: ModelSpec) -> list[str]:
@@ -135,7 +154,16 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
     return commands
 
 
-def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str | None, Outcome]:
+class _Held(NamedTuple):
+    """A complete copy: where it is, what it came from, and the heads that its pass needs."""
+
+    path: Path
+    source: str
+    commit: str | None
+    heads: Mapping[Head, Path]
+
+
+def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome]:
     repo = spec.hub_repo
     held, lacking = _held(spec, local)
     if not held and repo in OWN_CODE:
@@ -143,9 +171,9 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Path, str, str
             f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}, which is the nearest"
         )
     if held and not (policy.refresh and repo):
-        return *held, "hit"
+        return held, "hit"
     if repo and not policy.offline and not is_offline():
-        return _download(spec, repo, held[2] if held else None, emit)
+        return _download(spec, repo, held.commit if held else None, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
     if pickled := next((missing.pickled for missing in lacking.values() if missing.pickled), ""):
@@ -162,19 +190,22 @@ def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
     )
 
 
-def _held(
-    spec: ModelSpec, look: Callable[[str, ModelSpec], tuple[Path, str | None]]
-) -> tuple[tuple[Path, str, str | None] | None, dict[str, Missing]]:
-    """The first complete local snapshot (path, source, commit), and what each source before it lacked."""
+def _held(spec: ModelSpec, look: Callable[[str, ModelSpec], Copy]) -> tuple[_Held | None, dict[str, Missing]]:
+    """The first complete local snapshot, and what each source before it lacked; a bundle comes before all of them."""
     lacking: dict[str, Missing] = {}
+    if there := bundled(spec, whole=look is local):
+        (path, commit, heads), source = there
+        return _Held(path, source, commit, heads), lacking
+    if directory := bundle_directory():
+        lacking[f"bundle {directory}"] = Missing("not in it")
     for source in spec.sources:
         try:
-            path, commit = look(source, spec)
+            path, commit, heads = look(source, spec)
         except Missing as missing:
             lacking[source] = missing
             continue
         where = source if source.startswith(("hf:", "pkg:")) else str(path)  # a directory, from wherever it is asked
-        return (path, where, commit), lacking
+        return _Held(path, where, commit, heads), lacking
     return None, lacking
 
 
@@ -190,12 +221,17 @@ def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
 
 def _counting(path: Path, weights: Sequence[Path]) -> list[Path]:
     """The files that make a model what it is: its weights, configuration, modules and tokenizer."""
-    return sorted({*weights, *(file for pattern in _IDENTITY for file in path.glob(pattern))})
+    patterns = (*_IDENTITY, *_OF_ROUTES) if (path / ROUTER).is_file() else _IDENTITY
+    return sorted({*weights, *(file for pattern in patterns for file in path.glob(pattern))})
 
 
-def _hashes(path: Path, files: Iterable[Path]) -> dict[str, str]:
+def _hashes(path: Path, files: Iterable[Path], hash_of: Callable[[Path], str] = atomic.sha256_of) -> dict[str, str]:
     """SHA-256 of each file, by its name within `path`."""
-    return {str(file.relative_to(path)): atomic.sha256_of(file) for file in files}
+    return {str(file.relative_to(path)): hash_of(file) for file in files}
+
+
+def _digests(heads: Mapping[Head, Path]) -> dict[Head, str]:
+    return {head: atomic.sha256_of(file) for head, file in heads.items()}
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
@@ -204,9 +240,10 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def _snapshot(repo: str, revision: str, *, pickles: bool) -> Path:
-    """Bring `repo@revision` into the hub's cache, with the pickles in place of which there are no safetensors. Raises
-    PickleOnly where `pickles` may not be read. The library itself would answer with an older copy offline."""
+def _snapshot(repo: str, revision: str, heads: Sequence[str], *, pickles: bool) -> Path:
+    """Bring `repo@revision` into the hub's cache, of its heads these, with the pickles in place of which there are no
+    safetensors. Raises PickleOnly where `pickles` may not be read. The library itself would answer with an older copy
+    offline."""
     from huggingface_hub import HfApi, snapshot_download
 
     about = HfApi().model_info(repo, revision=revision)
@@ -215,8 +252,10 @@ def _snapshot(repo: str, revision: str, *, pickles: bool) -> Path:
     pickled = [file for file in files if file.parent not in whole and any(file.match(each) for each in PICKLES)]
     if not pickles and any(file.parent == PurePosixPath() for file in pickled):  # as to a module's, that is told later
         raise PickleOnly(f"hf:{repo}")
-    wanted = [*PATTERNS, *map(str, pickled)]
-    path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
+    alone = [f"{head}.pt" for head in heads if PurePosixPath(f"{head}.safetensors") not in files]
+    others = [f"{head}.safetensors" for head in get_args(Head) if head not in heads]
+    wanted = [*PATTERNS, *map(str, pickled), *alone]
+    path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=others))
     if path.name != commit:
         raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")
     return path
@@ -228,7 +267,7 @@ def _reason(error: BaseException) -> str:
     return _SECRET.sub("***", line)
 
 
-def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tuple[Path, str, str, Outcome]:
+def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tuple[_Held, Outcome]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
@@ -248,10 +287,8 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
         reraise=True,
     )
     try:
-        path = retrying(_snapshot, repo, spec.revision, pickles=may_read_pickles(spec))
-        commit = path.name
-        path = in_safetensors(path, spec, model_cache())
-        check_complete(path)
+        fetched = retrying(_snapshot, repo, spec.revision, heads_for(spec), pickles=may_read_pickles(spec))
+        path, commit, heads = complete(fetched, fetched.name, spec)
     except PickleOnly as error:
         raise _pickle_only(spec, error.place) from error
     except Exception as error:  # the hub, its transport and the disk each raise their own
@@ -260,4 +297,4 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
             f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
         ) from error
     outcome: Outcome = "download" if before is None else "hit" if commit == before else "refresh"
-    return path, f"hf:{repo}", commit, outcome
+    return _Held(path, f"hf:{repo}", commit, heads), outcome

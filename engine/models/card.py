@@ -13,14 +13,16 @@ from typing import Any, Literal
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.attention import why_padded
+from interlock.engine.models.checkpoint import packable, usual
 from interlock.engine.models.checks import check_settings
-from interlock.engine.models.layout import POSITIONS, Module, modules_of, read_object
-from interlock.engine.models.network import packable
+from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, read_object
 from interlock.engine.models.precision import OLDEST, Capability, precision_for
-from interlock.engine.models.registry import Kind, ModelSpec
+from interlock.engine.models.registry import Kind, ModelSpec, Output
 from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole, limits_of
-from interlock.engine.models.sparsity import check_kind
+from interlock.engine.models.sparsity import check_kind, pooling_of
+from interlock.engine.models.term_pooling import TermPooling
+from interlock.engine.models.token_outputs import TokenOutputs, is_lexical, token_outputs
 from interlock.engine.models.tokenizer import check_tokenizer
 
 POOLINGS = {
@@ -32,6 +34,7 @@ POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 Config = Mapping[str, Any]
 
 
@@ -53,6 +56,14 @@ class ModelCard:
     batch_tokens: int
     attention: str
     kind: Kind = "dense"
+    asked: tuple[Output, ...] = ()
+    """What its pass is to give; empty for what its kind says alone."""
+    by_token: TokenOutputs = TokenOutputs()
+    """What comes of each token, where that is asked for."""
+    terms: TermPooling = TermPooling()
+    """How a sparse model makes weights of its logits."""
+    home: str = ""
+    """The folder of the snapshot that has its network and tokenizer, where that is not the snapshot's own."""
     kernel: Kernel = Kernel.RUNS
     """How a GPU attends to its rows; a host does it in runs of one length."""
     positions: int = POSITIONS
@@ -61,11 +72,28 @@ class ModelCard:
     """Why its rows are padded, where they are not packed."""
     capability: Capability = OLDEST
     """The lowest of the GPUs that compute it."""
+    overlap: float | None = None
+    """How much of a span the one before has too, where longer texts are split; None where they are cut off."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What its pass gives; nothing of a model that scores pairs, which has none."""
+        return self.asked if self.asked or self.kind == "scores" else (self.kind,)
 
     @property
     def ours(self) -> bool:
         """Whether its network is the one of `network.py`."""
         return self.packed and packable(self.config)
+
+    @property
+    def network_kind(self) -> Kind:
+        """What its network ends with: `sparse` for a masked-LM head."""
+        return "dense" if self.by_token.unweighed is not None else self.kind
+
+    @property
+    def words(self) -> int:
+        """Return the size of its vocabulary."""
+        return int(self.config["vocab_size"])
 
     @property
     def on_host(self) -> "ModelCard":
@@ -86,7 +114,7 @@ class ModelCard:
 
     @property
     def tokenizer_file(self) -> Path:
-        return self.snapshot.path / "tokenizer.json"
+        return self.snapshot.path / self.home / "tokenizer.json"
 
 
 def read_card(
@@ -99,39 +127,47 @@ def read_card(
     Raises UnavailableError, naming the file, for a model that cannot be used or cannot run without its own code,
     and UsageError for a row of the registry that asks for what the model does not have.
     """
-    path = snapshot.path
-    config, modules = read_object(path / "config.json"), modules_of(path)
+    root, path = snapshot.path, home_of(snapshot.path)
+    config, modules = usual(read_object(path / "config.json")), document_modules(root)
     if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
         raise UnavailableError(
-            f"{path / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
+            f"{root / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
             "model without it"
         )
-    check_settings(path, config, modules)
-    check_sentence(spec.key, path, config, SPARSE if spec.kind == "sparse" else PLAIN)
-    check_kind(spec, snapshot.weights, path, config, modules)
-    sparse = spec.kind == "sparse"
+    check_settings(root, path, config, modules)
+    kinds = [module.kind for module in modules]
+    lexical = is_lexical(spec, snapshot, kinds)
+    sparse = spec.kind == "sparse" and not lexical
+    check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
+    if not lexical:
+        check_kind(spec, snapshot.weights, root, config, modules)
     poolings = () if sparse else _poolings(spec, path, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
-    kinds = [module.kind for module in modules]
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = sparse or (plain and pooling in ("cls", "mean") and packable(config))
-    attention = spec.attention if ours else _attention(spec, path, config)
+    attention = spec.attention if ours else attention_of(spec, path, config)
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype = spec.dtype.get(device_kind, decided)
-    document, query = _prompts(spec, path, _pooling_file(path, modules))
+    document, query = _prompts(spec, root, _pooling_file(root, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
-    check_whole(spec.key, path, dim)
+    check_whole(spec.key, root, dim)
+    width = _whole(path / "config.json", config, *WIDTHS) or dim
+    tokens = token_outputs(spec, snapshot, path, width, padded_because, lexical=lexical, ours=ours)
     card = ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
         dim=dim,
-        max_tokens=_max_tokens(spec, path, config),
-        positions=_positions(path, config) or _max_tokens(spec, path, config),
+        max_tokens=max_tokens_of(spec, path, config),
+        positions=positions_of(path, config) or max_tokens_of(spec, path, config),
         pooling=pooling,
         packed=not padded_because,
         kind=spec.kind,
+        asked=spec.outputs,
+        by_token=tokens,
+        terms=pooling_of(spec.key, root, modules) if sparse else TermPooling(),
+        home="" if path == root else str(path.relative_to(root)),
         dtype=dtype,
         document_prompt=document,
         query_prompt=query,
@@ -142,6 +178,7 @@ def read_card(
         else Kernel.RUNS,
         padded_because=padded_because,
         capability=capability,
+        overlap=spec.long_overlap if spec.long == "split" else None,
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card
@@ -155,8 +192,8 @@ def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: s
     return why_padded(config, attention) if usual else f"its modules are {', '.join(kinds)}"
 
 
-def _attention(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa", "eager"]:
-    """The attention kernel of its row, or eager where the architecture has no other.
+def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa", "eager"]:
+    """Choose the attention kernel of its row, or eager where the architecture has no other.
 
     Refuses what transformers would run by code in the model's repository.
     """
@@ -213,7 +250,7 @@ def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str]:
 
 
 def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
-    names = ("vocab_size",) if spec.kind == "sparse" else ("hidden_size", "n_embd", "d_model", "dim")
+    names = ("vocab_size",) if spec.kind == "sparse" else WIDTHS
     read = _whole(path / "config.json", config, *names) or spec.dim
     if read is None:
         raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
@@ -230,7 +267,8 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     return read
 
 
-def _positions(path: Path, config: Config) -> int | None:
+def positions_of(path: Path, config: Config) -> int | None:
+    """Find the longest row that the network itself takes, as its configuration says."""
     positions = _whole(path / "config.json", config, "max_position_embeddings", "n_positions")
     kind = config.get("model_type")
     if positions is not None and kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
@@ -239,9 +277,9 @@ def _positions(path: Path, config: Config) -> int | None:
     return positions
 
 
-def _max_tokens(spec: ModelSpec, path: Path, config: Config) -> int:
-    """The longest row that the model takes, special tokens included, as its row of the registry or its files say."""
-    file, positions = path / "config.json", _positions(path, config)
+def max_tokens_of(spec: ModelSpec, path: Path, config: Config) -> int:
+    """Find the longest row that the model takes, special tokens included, by its row of the registry or its files."""
+    file, positions = path / "config.json", positions_of(path, config)
     if spec.max_tokens and positions and spec.max_tokens > positions:
         raise UsageError(
             f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "

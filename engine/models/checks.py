@@ -10,33 +10,34 @@ from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import sentence_config
+from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.layout import Module, read_object
-from interlock.engine.models.network import PACKED_TYPES
 
 Config = Mapping[str, object]
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
 KINDS = {
     *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
     *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
-    *("MLMTransformer", "SpladePooling"),
+    *("MLMTransformer", "SpladePooling", "LogitScore"),
 }
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
 
 
-def check_settings(path: Path, config: Config, modules: Sequence[Module]) -> None:
-    """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says."""
+def check_settings(root: Path, path: Path, config: Config, modules: Sequence[Module]) -> None:
+    """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says;
+    `path` is the folder of its network within `root`."""
     _check_config(path / "config.json", config)
     if (path / "adapter_config.json").is_file():
         raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported: merge it into the weights")
     for module in modules:
-        _require(path / "modules.json", "type", module.type, _is_module, "a module of sentence-transformers")
-        if module.kind in ("Transformer", "MLMTransformer") and Path(module.path) != Path():
+        _require(root / "modules.json", "type", module.type, _is_module, "a module of sentence-transformers")
+        if module.kind in ("Transformer", "MLMTransformer") and root / module.path != path:
             raise UnavailableError(
-                f"{path / 'modules.json'}: path of the Transformer: expected the model's directory, got {module.path!r}"
+                f"{root / 'modules.json'}: path of the Transformer: expected the model's directory, got {module.path!r}"
             )
     for module in modules:
-        file = path / module.path / "config.json"
+        file = root / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
             _require(
                 file, "activation_function", dense["activation_function"], _is_activation, "an activation of torch.nn"

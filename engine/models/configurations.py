@@ -14,7 +14,9 @@ from pathlib import Path
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import Policy, is_offline
-from interlock.engine.models.layout import read_object
+from interlock.engine.models.bundles import bundled
+from interlock.engine.models.checkpoint import usual
+from interlock.engine.models.layout import home_of, read_object
 from interlock.engine.models.registry import ModelSpec, label
 from interlock.engine.models.sources import Missing, config_in
 
@@ -47,9 +49,12 @@ def configurations(specs: Sequence[ModelSpec], policy: Policy) -> list[Found]:
 def _here(spec: ModelSpec) -> Found:
     """What this machine has, or why it has none: what is wrong with a file that is here says more than its absence."""
     why = NOWHERE
+    if there := bundled(spec, whole=False):
+        (path, *_), source = there
+        return Found(usual(read_object(home_of(path) / "config.json")), label(source))
     for source in spec.sources:
         try:
-            return Found(read_object(config_in(source, spec)), label(source))
+            return Found(usual(read_object(config_in(source, spec))), label(source))
         except Missing:
             continue
         except UnavailableError as error:
@@ -88,6 +93,6 @@ def _answer(repo: str, revision: str, until: float) -> Found:
     if status >= 400:
         return Found(None, NOWHERE if status in DENIED else UNREACHED)
     try:
-        return Found(read_object(Path(hf_hub_download(repo, "config.json", revision=revision))), f"hf:{repo}")
+        return Found(usual(read_object(Path(hf_hub_download(repo, "config.json", revision=revision)))), f"hf:{repo}")
     except UnavailableError as error:
         return Found(None, str(error))

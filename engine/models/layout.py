@@ -6,7 +6,7 @@ weights are safetensors or refused, and code that a model brings along is only n
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,10 @@ from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 
 POSITIONS = 512
 """The longest row of a model that does not say its own."""
+SPLADE = "SpladePooling"
+"""What a sparse model ends with."""
 WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
+ROUTER = "router_config.json"
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")
 
 
@@ -42,15 +45,22 @@ class Module:
         return self.type.rsplit(".", 1)[-1]
 
 
+class _Router(msgspec.Struct):
+    types: dict[str, str]
+    structure: dict[str, list[str]]
+
+
 def check_complete(path: Path) -> None:
     """Raise UnavailableError unless everything that loading reads is there, through its links, and can be read."""
+    home = home_of(path)
     for name in ("config.json", "tokenizer.json"):
-        _require(path, name)
+        _require(home, name)
     for name in ("config.json", *SETTINGS):
-        read_object(path / name)
+        read_object(home / name)
+    read_object(path / "config_sentence_transformers.json")
     for weights in weights_of(path):
         values_in(weights)
-    for module in modules_of(path):
+    for module in document_modules(path):
         if module.path and module.kind != "Normalize":
             _require(path, f"{module.path}/config.json")
             read_object(path / module.path / "config.json")
@@ -75,30 +85,69 @@ def modules_of(path: Path) -> list[Module]:
         modules = msgspec.convert(_read(file), list[Module])
     except msgspec.ValidationError as error:
         raise UnavailableError(f"cannot use {file}: {error}") from None
-    for module in modules:
-        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
-            raise UnavailableError(f"{file} names {module.path}, outside the model's directory")
+    _check_inside(file, modules)
     return modules
+
+
+def routes_of(path: Path) -> dict[str, list[Module]]:
+    """Read the modules that texts go through, by their task, where a Router decides; empty where there is none."""
+    file = path / ROUTER
+    if [module.kind for module in modules_of(path)] != ["Router"] or not file.is_file():
+        return {}
+    try:
+        router = msgspec.convert(_read(file), _Router)
+        routes = {
+            task: [Module(router.types[name], name) for name in names] for task, names in router.structure.items()
+        }
+    except (msgspec.ValidationError, KeyError) as error:
+        raise UnavailableError(f"cannot use {file}: {error}") from None
+    for modules in routes.values():
+        _check_inside(file, modules)
+    return routes
+
+
+def document_modules(path: Path) -> list[Module]:
+    """List the modules that documents go through: of a sparse model with routes, those of its route for documents."""
+    route = routes_of(path).get("document", [])
+    return route if route and route[-1].kind == SPLADE else modules_of(path)
+
+
+def home_of(path: Path) -> Path:
+    """Find the folder of a model's network, its configuration and tokenizer: that of the model, or of a route."""
+    first = next(iter(document_modules(path)), None)
+    routed = first is not None and first.kind in ("Transformer", "MLMTransformer") and bool(routes_of(path))
+    return path / first.path if first and routed else path
 
 
 def weights_of(path: Path) -> list[Path]:
     """List the weight files of a model: its own, then those of its modules' folders."""
-    files = list(_indexed(path) if (path / "model.safetensors.index.json").is_file() else _single(path, needed=True))
-    for module in modules_of(path):
-        if module.path:
+    home = home_of(path)
+    files = list(_indexed(home) if (home / "model.safetensors.index.json").is_file() else _single(home, needed=True))
+    for module in document_modules(path):
+        if path / module.path not in (path, home):
             files += _single(path / module.path, needed=module.kind in WEIGHTED)
     return files
 
 
 def values_in(file: Path) -> int:
     """Count the numbers that a safetensors file holds, by its header; refuses a file that was cut short."""
+    return sum(math.prod(shape) for shape in shapes_in(file).values())
+
+
+def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shape of each tensor in a safetensors file, by its header; refuses a file that was cut short."""
     _require(file.parent, file.name)
     try:
         with safe_open(file, framework="np") as header:
-            names = header.keys()
-            return sum(math.prod(header.get_slice(name).get_shape()) for name in names)
+            return {name: tuple(header.get_slice(name).get_shape()) for name in header.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise UnavailableError(f"{file} is damaged ({error}): delete that copy and fetch it again") from error
+
+
+def _check_inside(file: Path, modules: Sequence[Module]) -> None:
+    for module in modules:
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise UnavailableError(f"{file} names {module.path}, outside the model's directory")
 
 
 def _require(path: Path, name: str) -> None:

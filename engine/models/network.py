@@ -2,12 +2,12 @@
 
 Token ids (special tokens included) and the length of each sequence go in; the last hidden state comes out,
 one row for each token, as transformers computes it: in float32 equal to rounding. With its masked-LM head an encoder
-gives one row of term weights for each sequence instead. Every setting and weight is checked when the encoder is made;
-what this code cannot compute exactly is refused with a ValueError.
+gives one row of term weights for each sequence instead, and with the head of a cross-encoder one logit. Every setting
+and weight is checked when the encoder is made; what this code cannot compute exactly is refused with a ValueError.
 """
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,25 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interlock.engine.models.attention import attend
+from interlock.engine.models.checkpoint import Blank, Shape, Weights, frozen
 from interlock.engine.models.packing import PackedBatch
+from interlock.engine.models.term_pooling import TermPooling
 
-PACKED_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet"})
-TERM_TYPES = frozenset({"bert"})
-"""Whose masked-LM head is known here too."""
-HEAD = "cls.predictions."
-"""What the names of a head's tensors begin with."""
-PART, BLOCK = 256, 16
+HEAD_TOKENS, HEAD_ROWS = 256, 16
 """A head computes so many tokens at a time, and gives the terms of so many of their sequences at a time: the logits of
 a whole batch would be gigabytes. Each block that leaves a GPU is waited for, which was not measured on one yet."""
-Keep = Callable[[int, Tensor], object]
-"""Takes the number of a sequence and `[n, words]`, its largest logits and those of its followers, for the tokens of one
-part; it must not keep the tensor. A sequence in several parts is given several times."""
+KeepTerms = Callable[[int, Tensor], object]
+"""Takes the number of a sequence and `[n, words]`, what its tokens in one part have together and those of its
+followers; it must not keep the tensor. A sequence in several parts is given several times, to be joined."""
 
-_BERT_PARTS = ("attention.self.query", "attention.self.key", "attention.self.value",
-               "attention.output.dense", "attention.output.LayerNorm")  # fmt: skip
-_MPNET_PARTS = ("attention.attn.q", "attention.attn.k", "attention.attn.v",
-                "attention.attn.o", "attention.LayerNorm")  # fmt: skip
-_FORMER_NORM = {"weight": ".gamma", "bias": ".beta"}  # what a norm's tensors were called in TensorFlow's checkpoints
 _BUCKETS, _REACH = 32, 128  # of MPNet's relative positions; transformers ignores the config's number too
 _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such a boundary
 
@@ -42,14 +34,16 @@ _ALIGN = 16  # CUDA's fused attention wants each row of a bias to start on such 
 class PackedEncoder(nn.Module):
     """An encoder of one of `PACKED_TYPES`, made by `from_state`. Its weights take no gradients."""
 
-    def __init__(self, shape: "_Shape", weights: "_Weights") -> None:
+    def __init__(self, shape: Shape, weights: Weights) -> None:
         super().__init__()
         self.embeddings = _Embeddings(weights, shape)
         self.nearness = _Nearness(weights, shape) if shape.kind == "mpnet" else None
-        prefixes = [f"encoder.layer.{number}." for number in range(shape.depth)]
+        prefixes = [f"{shape.names.layers}{number}." for number in range(shape.depth)]
         self.layers = nn.ModuleList(
             half(weights, prefix, shape) for prefix in prefixes for half in (_Attention, FeedForward)
         )
+        self.heads = nn.ModuleDict()
+        """Those of `token_heads.py`, where the model has them and its pass needs them; not for `forward`."""
 
     @classmethod
     def from_state(
@@ -60,12 +54,12 @@ class PackedEncoder(nn.Module):
         Names may carry a prefix (`bert.`, `roberta.`, ...); poolers and heads are left alone. Raises
         ValueError naming the setting not supported, or the tensor that is missing or has another shape.
         """
-        return cls(_Shape(config), _Weights(state, dtype))
+        return cls(Shape(config), Weights(state, dtype))
 
     @classmethod
     def blank(cls, config: Mapping[str, object], dtype: torch.dtype = torch.float32) -> "PackedEncoder":
         """Build the encoder of `config` with weights that nobody set, for sizes and traces under FakeTensorMode."""
-        return cls(_Shape(config), _Blank({}, dtype))
+        return cls(Shape(config), Blank({}, dtype))
 
     @property
     def width(self) -> int:
@@ -84,7 +78,7 @@ class PackedEncoder(nn.Module):
         bfloat16 = words.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         for module in self.modules() if bfloat16 or words.dtype is torch.float32 else ():
             if isinstance(module, _Linear) and not module.weight.is_mkldnn:
-                module.weight = _frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
+                module.weight = frozen(torch.ops.mkldnn._reorder_linear_weight(module.weight.data))
         return self
 
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -112,9 +106,9 @@ class PackedEncoder(nn.Module):
 
 
 class PackedTermEncoder(PackedEncoder):
-    """An encoder of one of `TERM_TYPES` with its masked-LM head, which scores every word of its vocabulary."""
+    """An encoder of one of `PACKED_TYPES` with its masked-LM head, which scores every word of its vocabulary."""
 
-    def __init__(self, shape: "_Shape", weights: "_Weights") -> None:
+    def __init__(self, shape: Shape, weights: Weights) -> None:
         super().__init__(shape, weights)
         self.head = _MaskedLmHead(weights, shape)
 
@@ -123,37 +117,70 @@ class PackedTermEncoder(PackedEncoder):
         """Numbers in a row of the result: the size of the vocabulary."""
         return self.embeddings.words.shape[0]
 
-    def terms(self, batch: PackedBatch, keep: Keep) -> None:
-        """Give `keep` the largest logit of each word over the tokens of each sequence, special tokens included."""
-        self.head(self.states(batch), batch, keep)
+    def terms(self, batch: PackedBatch, pooling: TermPooling, keep: KeepTerms) -> None:
+        """Give `keep` what the tokens of each sequence have together of each word, special tokens included."""
+        self.head(self.states(batch), batch, pooling, keep)
+
+
+class PackedPairEncoder(PackedEncoder):
+    """An encoder of one of `PACKED_TYPES` with the head of a cross-encoder, which scores a pair of texts in one row."""
+
+    def __init__(self, shape: Shape, weights: Weights) -> None:
+        super().__init__(shape, weights)
+        self.embeddings.types = weights.types(shape)
+        self.head = _ScoringHead(weights, shape)
+
+    def scores(self, batch: PackedBatch) -> Tensor:
+        """Compute the logit of each row of a batch, [rows]; `batch.types` tells its two texts apart."""
+        return self.head(self.states(batch)[batch.starts[:-1]])  # type: ignore[no-any-return]
+
+
+class _ScoringHead(nn.Module):
+    """The first token's state [rows, width] to a logit for each row."""
+
+    def __init__(self, weights: Weights, shape: Shape) -> None:
+        super().__init__()
+        dense, self._activation, out = shape.names.scorer
+        self.dense = _Transform(weights, [dense], shape.width, shape.width)
+        self.dense.activation = "none"
+        self.out = _Score(weights, out, shape.width)
+
+    def forward(self, first: Tensor) -> Tensor:
+        hidden = self.dense(first)
+        hidden = hidden.relu_() if self._activation == "relu" else hidden.tanh_()
+        return self.out(hidden)  # type: ignore[no-any-return]
 
 
 class _MaskedLmHead(nn.Module):
     """Hidden states to logits, a part of the tokens at a time."""
 
-    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+    def __init__(self, weights: Weights, shape: Shape) -> None:
         super().__init__()
-        self.transform = _Transform(weights, [f"{HEAD}transform.dense"], shape.width, shape.width)
-        self.transform.activation = shape.activation
-        self.norm = _norm(weights, f"{HEAD}transform.LayerNorm", shape)
+        transform, norm, _, _ = shape.names.head
+        self.transform = _Transform(weights, [transform], shape.width, shape.width)
+        self.transform.activation = shape.head_activation
+        self.norm = _norm(weights, norm, shape)
         self.decoder = _Decoder(*weights.decoder(shape))
 
-    def forward(self, rows: Tensor, batch: PackedBatch, keep: Keep) -> None:
-        self.decoder(self.norm(self.transform(rows)), batch, keep)
+    def forward(self, rows: Tensor, batch: PackedBatch, pooling: TermPooling, keep: KeepTerms) -> None:
+        self.decoder(self.norm(self.transform(rows)), batch, pooling, keep)
 
 
 class _Embeddings(nn.Module):
     """Ids to rows: words and places, normalised."""
 
-    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+    def __init__(self, weights: Weights, shape: Shape) -> None:
         super().__init__()
         self._padding = shape.padding
         self.words = weights.take("embeddings.word_embeddings.weight", shape.words, shape.width)
         self.places = weights.places(shape)
+        self.types: nn.Parameter | None = None
         self.norm = _norm(weights, "embeddings.LayerNorm", shape)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         rows = F.embedding(batch.ids, self.words).add_(F.embedding(self._counted(batch), self.places))
+        if self.types is not None and batch.types is not None:
+            rows.add_(F.embedding(batch.types, self.types))
         return self.norm(rows)  # type: ignore[no-any-return]
 
     def _counted(self, batch: PackedBatch) -> Tensor:
@@ -168,7 +195,7 @@ class _Embeddings(nn.Module):
 class _Nearness(nn.Module):
     """MPNet's addition to the attention scores, `[1, heads, L, L]`; shorter sequences use its corner."""
 
-    def __init__(self, weights: "_Weights", shape: "_Shape") -> None:
+    def __init__(self, weights: Weights, shape: Shape) -> None:
         super().__init__()
         self.table = weights.take("encoder.relative_attention_bias.weight", _BUCKETS, shape.heads)
 
@@ -180,9 +207,9 @@ class _Nearness(nn.Module):
 class _Attention(nn.Module):
     """The first half of a layer, which also wants to know where each sequence begins and ends."""
 
-    def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
+    def __init__(self, weights: Weights, prefix: str, shape: Shape) -> None:
         super().__init__()
-        *qkv, out, norm = [prefix + part for part in (_MPNET_PARTS if shape.kind == "mpnet" else _BERT_PARTS)]
+        *qkv, out, norm = [prefix + part for part in shape.names.attention]
         self._heads, self._head = shape.heads, shape.head
         self.qkv = _Linear(weights, qkv, shape.width, shape.width)
         self.out = _Linear(weights, [out], shape.width, shape.width)
@@ -198,12 +225,13 @@ class _Attention(nn.Module):
 class FeedForward(nn.Module):
     """The second half of a layer: each row by itself, so that rows may also come a few at a time."""
 
-    def __init__(self, weights: "_Weights", prefix: str, shape: "_Shape") -> None:
+    def __init__(self, weights: Weights, prefix: str, shape: Shape) -> None:
         super().__init__()
         self._activation = shape.activation
-        self.up = _Linear(weights, [prefix + "intermediate.dense"], shape.inner, shape.width)
-        self.down = _Linear(weights, [prefix + "output.dense"], shape.width, shape.inner)
-        self.norm = _norm(weights, prefix + "output.LayerNorm", shape)
+        up, down, norm = [prefix + part for part in shape.names.feed_forward]
+        self.up = _Linear(weights, [up], shape.inner, shape.width)
+        self.down = _Linear(weights, [down], shape.width, shape.inner)
+        self.norm = _norm(weights, norm, shape)
 
     def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
         rows = self.down.added(self.up.activated(rows, self._activation), rows)
@@ -213,10 +241,10 @@ class FeedForward(nn.Module):
 class _Linear(nn.Module):
     """One map for all `names`, their outputs side by side; once packed, one kernel with what follows it."""
 
-    def __init__(self, weights: "_Weights", names: Sequence[str], rows: int, columns: int) -> None:
+    def __init__(self, weights: Weights, names: Sequence[str], rows: int, columns: int) -> None:
         super().__init__()
-        self.weight = _frozen(torch.cat([weights.take(f"{name}.weight", rows, columns) for name in names]))
-        self.bias = _frozen(torch.cat([weights.take(f"{name}.bias", rows) for name in names]))
+        self.weight = frozen(torch.cat([weights.take(f"{name}.weight", rows, columns) for name in names]))
+        self.bias = frozen(torch.cat([weights.take(f"{name}.bias", rows) for name in names]))
 
     def activated(self, rows: Tensor, name: str = "none") -> Tensor:
         if self.weight.is_mkldnn:
@@ -243,26 +271,37 @@ class _Transform(_Linear):
         return self.activated(rows, self.activation)
 
 
+class _Score(nn.Module):
+    """The last step of a cross-encoder, in float32: a half has eleven bits, and would have good candidates tie."""
+
+    def __init__(self, weights: Weights, name: str, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = weights.take(f"{name}.weight", 1, width), weights.take(f"{name}.bias", 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.linear(rows.float(), self.weight.float(), self.bias.float())[:, 0]
+
+
 class _Decoder(_Linear):
-    """The last step of a masked-LM head, and the largest logit of each sequence. Its weights are its own, also where
+    """The last step of a masked-LM head, and its logits pooled for each sequence. Its weights are its own, also where
     they equal the embedding's: the two may lie in different layouts, and come to a device at different times."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         nn.Module.__init__(self)
         self.weight, self.bias = weight, bias
 
-    def forward(self, rows: Tensor, batch: PackedBatch, keep: Keep) -> None:
+    def forward(self, rows: Tensor, batch: PackedBatch, pooling: TermPooling, keep: KeepTerms) -> None:
         ends = np.cumsum(batch.lengths)
-        block = rows.new_empty(BLOCK, len(self.bias))
-        for start in range(0, len(rows), PART):
-            stop = min(start + PART, batch.tokens)
-            logits = self.activated(rows[start : start + PART])
+        block = rows.new_empty(HEAD_ROWS, len(self.bias), dtype=pooling.held(rows.dtype))
+        for start in range(0, len(rows), HEAD_TOKENS):
+            stop = min(start + HEAD_TOKENS, batch.tokens)
+            logits = pooling.prepare(self.activated(rows[start : start + HEAD_TOKENS]))
             first, last = (int(np.searchsorted(ends, token, "right")) for token in (start, stop - 1))
             bounds = [0, *(ends[first:last] - start).tolist(), stop - start]
             for number, (begin, end) in enumerate(pairwise(bounds)):
-                place = number % BLOCK
-                torch.amax(logits[begin:end], 0, out=block[place])
-                if place == BLOCK - 1 or first + number == last:
+                place = number % HEAD_ROWS
+                pooling.pool(logits[begin:end], block[place])
+                if place == HEAD_ROWS - 1 or first + number == last:
                     keep(first + number - place, block[: place + 1])
             del logits  # before the next ones are computed
 
@@ -275,106 +314,7 @@ def _buckets(distance: Tensor) -> Tensor:
     return torch.where(away < exact, away, (exact + far.long()).clamp(max=side - 1)) + (distance > 0) * side
 
 
-def _norm(weights: "_Weights", name: str, shape: "_Shape") -> nn.LayerNorm:
+def _norm(weights: Weights, name: str, shape: Shape) -> nn.LayerNorm:
     norm = nn.LayerNorm(shape.width, shape.epsilon)
     norm.weight, norm.bias = (weights.take(f"{name}.{part}", shape.width) for part in ("weight", "bias"))
     return norm
-
-
-def gives_terms(config: Mapping[str, object]) -> bool:
-    """Tell whether this code also computes the masked-LM head of what a `config.json` describes."""
-    return packable(config) and config.get("model_type") in TERM_TYPES
-
-
-def packable(config: Mapping[str, object]) -> bool:
-    """Tell whether this code computes exactly what a `config.json` describes."""
-    try:
-        _Shape(config)
-    except ValueError:
-        return False
-    return True
-
-
-class _Shape:
-    """What `config.json` says, checked."""
-
-    def __init__(self, config: Mapping[str, object]) -> None:
-        self.kind = _one_of(config, "model_type", PACKED_TYPES)
-        _one_of({"position_embedding_type": "absolute", **config}, "position_embedding_type", {"absolute"})
-        self.activation = _one_of(config, "hidden_act", {"gelu", "relu"})
-        if config.get("is_decoder"):
-            raise ValueError("config.json: is_decoder is not supported by the packed encoder")
-        self.width, self.inner = _count(config, "hidden_size"), _count(config, "intermediate_size")
-        self.heads, self.depth = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
-        self.words, self.positions = _count(config, "vocab_size"), _count(config, "max_position_embeddings")
-        self.epsilon = float(str(config.get("layer_norm_eps", 1e-12)))
-        self.types = _count({"type_vocab_size": 2, **config}, "type_vocab_size")
-        # RoBERTa's kin give the pad token no position and begin after its id; BERT counts every token
-        fixed = {"bert": -1, "mpnet": 1}
-        self.padding = fixed[self.kind] if self.kind in fixed else _count(config, "pad_token_id")
-        self.tied = config.get("tie_word_embeddings", True) is not False
-        if self.heads < 1 or self.width % self.heads:
-            raise ValueError(f"config.json: hidden_size {self.width} is not a multiple of {self.heads} heads")
-        self.head = self.width // self.heads
-
-
-def _count(config: Mapping[str, object], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int):
-        raise ValueError(f"config.json: {key}: expected a whole number, got {value!r}")
-    return value
-
-
-def _one_of(config: Mapping[str, object], key: str, known: Container[str]) -> str:
-    value = config.get(key)
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"config.json: {key} {value!r} is not supported by the packed encoder")
-    return value
-
-
-class _Weights:
-    """The tensors of a checkpoint by their plain names; each is checked as it is taken."""
-
-    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        anchor = "embeddings.word_embeddings.weight"
-        self._prefix = next((name.removesuffix(anchor) for name in state if name.endswith(anchor)), "")
-        self._state, self._dtype = state, dtype
-
-    def take(self, name: str, *shape: int) -> nn.Parameter:
-        full = name if name.startswith(HEAD) else self._prefix + name
-        tensor = self._state.get(full)
-        if tensor is None and (former := _FORMER_NORM.get(name.rpartition("LayerNorm.")[2])):
-            tensor = self._state.get(full.rpartition(".")[0] + former)
-        if tensor is None:
-            raise ValueError(f"the checkpoint lacks the tensor {full}")
-        if tensor.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
-        return _frozen(tensor.to(self._dtype))
-
-    def decoder(self, shape: _Shape) -> tuple[nn.Parameter, nn.Parameter]:
-        """Weight and bias of a masked-LM head; where they are tied and the checkpoint has no others, the embedding's
-        and that of the predictions."""
-        weight, bias = f"{HEAD}decoder.weight", f"{HEAD}decoder.bias"
-        if shape.tied and weight not in self._state:
-            weight = "embeddings.word_embeddings.weight"
-        if shape.tied and bias not in self._state:
-            bias = f"{HEAD}bias"
-        return self.take(weight, shape.words, shape.width), self.take(bias, shape.words)
-
-    def places(self, shape: _Shape) -> nn.Parameter:
-        """Row n is for the n-th counted token and row 0 for an uncounted one; token type 0 is added in."""
-        table = self.take("embeddings.position_embeddings.weight", shape.positions, shape.width).data
-        if shape.kind != "mpnet":
-            table = table + self.take("embeddings.token_type_embeddings.weight", shape.types, shape.width)[0]
-        return _frozen(F.pad(table, (0, 0, 1, 0)) if shape.kind == "bert" else table[shape.padding :])
-
-
-class _Blank(_Weights):
-    """Any tensor, uninitialised."""
-
-    def take(self, name: str, *shape: int) -> nn.Parameter:
-        return _frozen(torch.empty(shape, dtype=self._dtype))
-
-
-def _frozen(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from interlock.engine.intake.ragged import owners_of, starts_of
 from interlock.engine.models.sdpa import ALIGNED, Kernel
 
 TILE = 32
@@ -34,6 +35,8 @@ class PackedBatch:
     starts: Tensor
     """[rows + 1] int64: where each row begins, and where the last ends."""
     kernel: Kernel = Kernel.HOST
+    types: Tensor | None = None
+    """[T] int64: which of a pair's texts a token belongs to, where a network tells them apart; None is the first."""
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """What the layers of one forward share: which token sees which in the longest row, by window and causality."""
 
@@ -83,7 +86,7 @@ def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
     """Lay rows end to end on the host, ready to be copied to a device; touches no device that is not a GPU."""
     laid = LaidRows(rows)
     laid.lengths = [len(row) for row in rows]
-    starts = np.cumsum([0, *laid.lengths])
+    starts = starts_of(laid.lengths)
     total = int(starts[-1])
     count = total + filling(total)
     size = 3 * count + len(starts)
@@ -93,7 +96,7 @@ def lay(rows: Sequence[Ids], place: torch.device) -> LaidRows:
     flat[3 * count :] = starts
     ids[total:] = positions[total:] = 0
     owners[total:] = len(rows)
-    owners[:total] = np.repeat(np.arange(len(rows)), laid.lengths)
+    owners[:total] = owners_of(laid.lengths)
     positions[:total] = np.arange(total) - starts[owners[:total]]
     if rows:
         np.concatenate(rows, out=ids[:total])

@@ -11,15 +11,15 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.engine.errors import DiskError, InterlockError, UnavailableError, reason
-from interlock.engine.models.layout import SETTINGS, modules_of, read_object
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.layout import SETTINGS, PickleOnly, modules_of, read_object
+from interlock.engine.models.registry import Head, ModelSpec, Output
 from interlock.engine.record import atomic
 
 if TYPE_CHECKING:
@@ -80,31 +80,71 @@ def in_safetensors(path: Path, spec: ModelSpec, home: Path, *, write: bool = Tru
     the reason, for a pickle that is not the one that is pinned, or that is anything but plain tensors.
     """
     pickles = pickles_of(path)
-    if not pickles:
-        return path
+    return (_kept(path, pickles, _settings(path), spec, home, write=write) or path) if pickles else path
+
+
+def heads_in_safetensors(path: Path, spec: ModelSpec, home: Path, *, write: bool = True) -> dict[Head, Path]:
+    """Find the heads beside the network in `path` that what `spec` gives may need: as they are, or converted once.
+
+    Without `write` those are left out that could be converted. Raises UnavailableError for one that a row of the
+    registry has and `path` lacks, and, with the reason, for a pickle that may not be read.
+    """
+    found: dict[Head, Path] = {}
+    for head in heads_for(spec):
+        old, new = Path(f"{head}.pt"), Path(f"{head}.safetensors")
+        if (path / new).is_file():
+            found[head] = path / new
+        elif (path / old).is_file():
+            target = _kept(path, {old: new}, [], spec, home, write=write)
+            if target:
+                found[head] = target / new
+            elif not spec.allow_pickle and head not in spec.head_sha256:
+                raise PickleOnly(path / old)
+        elif head in spec.head_sha256:
+            raise UnavailableError(f"{path} lacks {old}: fetch the model again")
+    return found
+
+
+def heads_for(spec: ModelSpec) -> list[Head]:
+    """List the heads that a model computes with what it is to give, where it has them."""
+    of: dict[Output, Head] = {"sparse": "sparse_linear", "tokens": "colbert_linear"}
+    return [of[output] for output in spec.gives if output in of]
+
+
+def _kept(
+    path: Path, pickles: Mapping[Path, Path], settings: Sequence[Path], spec: ModelSpec, home: Path, *, write: bool
+) -> Path | None:
+    """The directory in `home` that has these pickles of `path` in safetensors, and its settings as they are; None where
+    there is none and nobody allowed to make it, or it is not to be made."""
     with atomic.reading(path):
         target = home / spec.key / _key(path, pickles)
     if _serves(target, spec):
         return target
-    if not write or not may_read_pickles(spec):
-        return path
+    if not write or not all(spec.allow_pickle or _pin(spec, old) for old in pickles):
+        return None
     with atomic.alone(target.parent):
         if not _serves(target, spec):
             shutil.rmtree(target, ignore_errors=True)
-            _make(path, pickles, spec, target)
+            _make(path, pickles, settings, spec, target)
     return target
 
 
-def _make(path: Path, pickles: Mapping[Path, Path], spec: ModelSpec, target: Path) -> None:
+def _pin(spec: ModelSpec, old: Path) -> str | None:
+    """The SHA-256 that a row of the registry gives for a pickle."""
+    heads = {f"{head}.pt": pin for head, pin in spec.head_sha256.items()}
+    return heads.get(old.name) if old.suffix == ".pt" else spec.pickle_sha256
+
+
+def _make(path: Path, pickles: Mapping[Path, Path], settings: Sequence[Path], spec: ModelSpec, target: Path) -> None:
     """Write the model of `path` into `target`: its settings as they are, its pickles as safetensors."""
     origin: dict[str, str] = {}
-    for file in _settings(path):
+    for file in settings:
         atomic.write_bytes(target / file.relative_to(path), atomic.content(file))
         (target / file.relative_to(path)).chmod(0o600)  # a link may have led to what is nobody else's
     for old, new in pickles.items():
         with atomic.opened(path / old) as handle:  # whatever lies at the path later, this one is read
             origin[str(old)] = _convert(handle, path / old, spec, target / new)
-    if (path / INDEX).is_file():
+    if settings and (path / INDEX).is_file():
         table = {name: str(pickles[Path(file)]) for name, file in _indexed(path).items()}
         atomic.write_bytes(target / "model.safetensors.index.json", json.dumps({"weight_map": table}).encode())
     made = {str(new): _stamp((target / new).stat()) for new in pickles.values()}
@@ -116,8 +156,8 @@ def _serves(target: Path, spec: ModelSpec) -> bool:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         told = json.loads(atomic.content(target / COMPLETE))
         as_made = all(_stamp((target / name).stat()) == stamp for name, stamp in told["made"].items())
-        pinned = spec.pickle_sha256 and not spec.allow_pickle
-        return as_made and (not pinned or set(told["pickles"].values()) == {spec.pickle_sha256})
+        pins = {} if spec.allow_pickle else {old: _pin(spec, Path(old)) for old in told["pickles"]}
+        return as_made and all(not pin or told["pickles"][old] == pin for old, pin in pins.items())
     return False
 
 
@@ -198,10 +238,9 @@ def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> s
 
     file, before = Path(f"/proc/self/fd/{handle.fileno()}"), _stamp(os.fstat(handle.fileno()))
     digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    if not spec.allow_pickle and digest != spec.pickle_sha256:
-        raise UnavailableError(
-            f"{old} has SHA-256 {digest}, expected {spec.pickle_sha256}: delete that copy and fetch it again"
-        )
+    pin = _pin(spec, old)
+    if not spec.allow_pickle and digest != pin:
+        raise UnavailableError(f"{old} has SHA-256 {digest}, expected {pin}: delete that copy and fetch it again")
     try:
         with _told_of(old, file):
             check_program(file)

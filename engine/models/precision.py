@@ -12,7 +12,7 @@ T4: Capability = (7, 5)
 BFLOAT16_FROM: Capability = (8, 0)
 """Below it a GPU computes bfloat16 by way of float32, and its fused attention refuses it (pytorch, sdp_utils.cpp)."""
 
-HALVES = frozenset({"bert", "roberta", "xlm-roberta", "mpnet", "modernbert", "nomic_bert"})
+HALVES = frozenset({"bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert", "nomic_bert"})
 """Encoders with a norm after each half layer: what flows between layers is of the size of one, far from 65,504, where
 float16 ends; its three more bits than bfloat16 has are worth having."""
 HALVES_BELOW = frozenset({"qwen3"})

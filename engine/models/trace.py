@@ -20,13 +20,15 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.memory import HeadLaw, Law, Sample, fit
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.attention import why_padded
+from interlock.engine.models.checkpoint import packable, usual
 from interlock.engine.models.layout import values_in
-from interlock.engine.models.network import BLOCK, PART, PackedTermEncoder, gives_terms, packable
+from interlock.engine.models.network import HEAD_ROWS, HEAD_TOKENS, PackedTermEncoder
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import ALIGNED, GpuMeter, Kernel
 from interlock.engine.models.sources import model_cache
 from interlock.engine.models.stages import size_of, slot_bytes
 from interlock.engine.models.subjects import Subject, subject_of
+from interlock.engine.models.token_heads import POOLING_PAIR, token_law, weight_law
 from interlock.engine.record import atomic
 
 if TYPE_CHECKING:
@@ -39,16 +41,64 @@ TOKENS = 32 << 10
 """In a traced batch, at least: enough that an allocator's rounding of each tensor does not count."""
 SHORTEST = 3
 """Tokens of a row that has any word: one, between two that are special."""
+WEIGHED, TERM = 1 / 8, 8
+"""The share of all words that a text is taken to have weights of, which trained models stay far below, and the bytes of
+an index and its weight."""
 Config = Mapping[str, Any]
 
 
 def law_for(card: "ModelCard", device_kind: str) -> Law:
     """Find the law of a card's model on a device of this kind: its weights as held there, or as its files say."""
     dtype: torch.dtype = getattr(torch, card.dtype)
-    if device_kind == "cpu" and card.kind == "sparse":
-        return _weighing(packed_law(card.config, dtype, card.kind), _weights_with_head(card.config, dtype))
+    size = 2 if device_kind == "sim" else dtype.itemsize
+    law = _with_sums(_law_of_network(card, device_kind, dtype, size), card, device_kind)
+    return _with_token_heads(law, card, size, host=device_kind == "cpu")
+
+
+def _with_sums(law: Law, card: "ModelCard", device_kind: str) -> Law:
+    """The law with the copy of a part's logits that weights are summed from, where these are not in float32 already;
+    what is summed is then as wide."""
+    given = torch.float32 if device_kind == "sim" else getattr(torch, card.dtype)
+    wide = card.terms.held(given)
+    if law.head is None or wide == given:
+        return law
+    summed = HEAD_ROWS * card.words * (wide.itemsize - given.itemsize)
+    head = replace(
+        law.head, constant=law.head.constant + summed, part=law.head.part + float(wide.itemsize * card.words)
+    )
+    return replace(law, head=head)
+
+
+def _with_token_heads(law: Law, card: "ModelCard", size: int, *, host: bool) -> Law:
+    """The law with what a card's tokens give beside the vectors of texts."""
+    made, heads = card.by_token, card.snapshot.heads
+    width = int(card.config.get("hidden_size") or card.dim)
+    if made.vectors:
+        head = token_law(width, made.vectors.dim, size, host=host)
+    elif made.unweighed is not None:
+        head = weight_law(width, size)
+    else:
+        return law
+    law = _weighing(law, law.weights + size * sum(map(values_in, heads.values())))
+    pairs = POOLING_PAIR if host and made.vectors and made.vectors.pooling > 1 else 0.0
+    return replace(
+        law,
+        head=head,
+        square=law.square + pairs,
+        **{
+            name: replace(part, head=head, square=part.square + pairs)
+            for name in ("bare", "beyond", "aligned")
+            if (part := getattr(law, name))
+        },
+    )
+
+
+def _law_of_network(card: "ModelCard", device_kind: str, dtype: torch.dtype, size: int) -> Law:
+    """The law up to the last hidden states, or for a sparse model's head its logits."""
+    if device_kind == "cpu" and card.network_kind == "sparse":
+        return _weighing(packed_law(card.config, dtype, "sparse"), _weights_with_head(card.config, dtype))
     if device_kind == "cpu" and card.ours:
-        return _weighing(packed_law(card.config, dtype), _weights_in(card, dtype.itemsize))
+        return _weighing(packed_law(card.config, dtype), _weights_in(card, size))
     narrow = device_kind == "sim"
     computed = torch.float32 if narrow else dtype
     kernel = card.kernel_on(device_kind)
@@ -59,9 +109,9 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
         attention=card.attention,
         narrow=narrow,
         kernel=kernel,
-        kind=card.kind,
+        kind=card.network_kind,
     )
-    return law if card.ours else _weighing(law, _weights_in(card, 2 if narrow else dtype.itemsize))
+    return law if card.ours else _weighing(law, _weights_in(card, size))
 
 
 def law_of_config_only(
@@ -76,7 +126,7 @@ def law_of_config_only(
     ours, narrow = packable(config), device_kind == "sim"
     packed = ours or not why_padded(config, attention)
     computed = torch.float32 if narrow else dtype
-    kind = kind if gives_terms(config) else "dense"  # of a sparse model that no run would take, what its trunk needs
+    kind = kind if ours else "dense"  # of a sparse model that no run would take, what its trunk needs
     law = law_of(config, packed=packed, dtype=computed, attention=attention, narrow=narrow, kernel=kernel, kind=kind)
     return _weighing(packed_law(config, dtype, kind), law.weights) if device_kind == "cpu" and ours else law
 
@@ -99,9 +149,11 @@ def law_of(
     `kind` of model computes one. An architecture that cannot be
     traced gets a generous closed form.
     """
+    config = usual(config)
     matters = {key: value for key, value in config.items() if key not in _UNHEARD}
     about = [LAW_VERSION, matters, packed, str(dtype), attention, narrow, kernel, *map(metadata.version, _LIBRARIES)]
-    about += [kind, PART, BLOCK] if kind == "sparse" else []
+    about += [kind] if kind != "dense" else []
+    about += [HEAD_TOKENS, HEAD_ROWS] if kind == "sparse" else []
     described = json.dumps(about, sort_keys=True, default=str).encode()
     file = model_cache() / "laws" / f"{hashlib.sha256(described).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
@@ -141,22 +193,24 @@ def head_law(config: Config, size: int) -> HeadLaw:
     """State the law of a masked-LM head in values of `size` bytes: states before and after its first step, beside what
     a batch brings with it (three numbers for each token), the logits of a part, and the largest of a block of rows."""
     words = config["vocab_size"] * size
-    return HeadLaw(BLOCK * words, float(2 * config["hidden_size"] * size + 3 * 8), float(words), PART)
+    return HeadLaw(HEAD_ROWS * words, float(2 * config["hidden_size"] * size + 3 * 8), float(words), HEAD_TOKENS)
 
 
 def packed_law(config: Config, dtype: torch.dtype, kind: Kind = "dense") -> Law:
     """State the packed network's law: `max(6d, 2d + ff)` values for each token, MPNet's addition to the scores, and a
-    sparse model's head, whose results, weights of all words for each row, lie on the host twice."""
+    sparse model's head, whose results lie on the host: two blocks of rows, and of all rows twice their terms."""
     width, inner, size = config["hidden_size"], config["intermediate_size"], dtype.itemsize
     phases = ((float(size * max(6 * width, 2 * width + inner)), 0.0),)
+    law = Law(0, 0, phases)
+    if config["model_type"] == "mpnet":
+        square = float(config["num_attention_heads"] * size)
+        prelude = replace(law, phases=((0.0, 0.0),), square=max(2 * square, 44.0))  # the scores twice, or distances
+        law = replace(law, square=square, prelude=prelude)
     if kind == "sparse":
-        head, results = head_law(config, size), 2 * 4 * config["vocab_size"] / SHORTEST  # the encoder's and the batch's
-        return Law(0, 0, phases, head=replace(head, token=head.token + results))
-    if config["model_type"] != "mpnet":
-        return Law(0, 0, phases)
-    square = float(config["num_attention_heads"] * size)
-    prelude = Law(0, 0, ((0.0, 0.0),), square=max(2 * square, 44.0))  # the scores twice, or distances as whole numbers
-    return Law(0, 0, phases, square=square, prelude=prelude)
+        head, words = head_law(config, size), config["vocab_size"]
+        blocks, terms = 2 * HEAD_ROWS * 4 * words, 2 * TERM * WEIGHED * words / SHORTEST
+        law = replace(law, head=replace(head, constant=head.constant + blocks, token=head.token + terms))
+    return law
 
 
 def _guessed(config: Config, size: int, attention: str) -> Law:

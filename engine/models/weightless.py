@@ -27,6 +27,7 @@ from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import pack
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.stages import layers_of, size_of, slot_bytes
+from interlock.engine.models.term_pooling import TermPooling
 from interlock.engine.models.trace import packed_law
 from interlock.engine.models.weights import DTYPES, Master
 
@@ -119,39 +120,6 @@ class WeightlessNetwork(nn.Module):
                 del layer.forward
 
 
-class WeightlessRows:
-    """Has a weightless network compute rows, waits as long as `pace` says, and makes up their vectors."""
-
-    def __init__(
-        self,
-        card: ModelCard,
-        network: nn.Module,
-        pace: Callable[[Sequence[int]], object] = lambda _: None,
-        spoilt: int = -1,
-    ) -> None:
-        """Give a row that holds the id `spoilt` a vector that is not finite, wherever it is computed."""
-        self.padded = not card.packed
-        self._dim = card.dim
-        self._network = network
-        self._pace = pace
-        self._spoilt = spoilt
-
-    @torch.inference_mode()
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
-        """Make up unit vectors [len(rows), dim]; no two different rows have the same."""
-        lengths = [len(row) for row in rows]
-        hidden = self._network(lengths)
-        CONTENTLESS.turn.release()  # other devices compute while time passes on this one, whose memory stays taken
-        try:
-            self._pace(lengths)
-        finally:
-            CONTENTLESS.turn.acquire()
-        del hidden
-        vectors = vectors_of(rows, self._dim)
-        vectors[[self._spoilt in row for row in rows]] = np.nan
-        return vectors
-
-
 def vectors_of(rows: Sequence[Ids], dim: int) -> Vectors:
     """Make up the unit vectors [len(rows), dim] of rows of token ids."""
     seeds = [crc32(row.astype(np.int64).tobytes()) for row in rows]
@@ -163,7 +131,7 @@ def vectors_of(rows: Sequence[Ids], dim: int) -> Vectors:
 def load(card: ModelCard) -> WeightlessNetwork:
     """Build the network of a card that is packed, in place of reading its files."""
     with CONTENTLESS:
-        return WeightlessNetwork(*_blank(dict(card.config), card.dtype, card.kind))
+        return WeightlessNetwork(*_blank(dict(card.config), card.dtype, card.network_kind))
 
 
 def hydrate(card: ModelCard) -> Master:
@@ -174,7 +142,9 @@ def hydrate(card: ModelCard) -> Master:
 
 def law(card: ModelCard, device_kind: str) -> Law:
     """Find the memory law of what `load` gives; the host computes in float32, which takes twice as much."""
-    return _law(card.key, tuple(card.config.items()), "float32" if device_kind == "cpu" else card.dtype, card.kind)
+    return _law(
+        card.key, tuple(card.config.items()), "float32" if device_kind == "cpu" else card.dtype, card.network_kind
+    )
 
 
 @cache
@@ -193,7 +163,9 @@ def _blank(config: dict[str, Any], dtype: str, kind: Kind) -> tuple[nn.Module, F
 
 def _terms(network: nn.Module, lengths: Sequence[int]) -> None:
     assert isinstance(network, PackedTermEncoder)
-    network.terms(pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu")), lambda *_: None)
+    network.terms(
+        pack([np.ones(each, np.int64) for each in lengths], torch.device("cpu")), TermPooling(), lambda *_: None
+    )
 
 
 def _packed(network: nn.Module, lengths: Sequence[int]) -> torch.Tensor:

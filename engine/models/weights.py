@@ -21,10 +21,12 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.attention import register, spread_heads
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.fused import fuse, pack_for_cpu
-from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
+from interlock.engine.models.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
 from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
 from interlock.engine.models.streaming import Stage, Streaming
 from interlock.engine.models.tensors import TensorFiles, unmap
+from interlock.engine.models.token_heads import load_heads
+from interlock.engine.record.counting import several
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT = 512
@@ -32,7 +34,7 @@ ALIGNMENT = 512
 _BUILDING = threading.Lock()
 """transformers sets torch's default precision, that of all threads, while it builds a model, and puts back what it
 found: where two are built at a time the second puts back that of the first."""
-PART = 512
+MLP_SLICE = 512
 """Tokens that a feed-forward takes at a time when it is computed by parts."""
 
 
@@ -53,9 +55,9 @@ class Attached:
         return bool(self._wide)
 
     def slice_mlp(self) -> None:
-        """Compute the feed-forwards `PART` tokens at a time from now on: the same vectors, a smaller peak."""
+        """Compute the feed-forwards `MLP_SLICE` tokens at a time from now on: the same vectors, a smaller peak."""
         for module in self._wide:
-            module.forward = by_parts(type(module).forward.__get__(module), PART)
+            module.forward = by_parts(type(module).forward.__get__(module), MLP_SLICE)
 
     def clear(self) -> None:
         """Take off the device what a forward that failed has left there beside the weights."""
@@ -211,12 +213,16 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _packed(card: ModelCard) -> PackedEncoder:
-    network = PackedTermEncoder if card.kind == "sparse" else PackedEncoder
-    return network.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+    network = {"dense": PackedEncoder, "sparse": PackedTermEncoder, "scores": PackedPairEncoder}[card.network_kind]
+    built = network.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+    built.heads = load_heads(card.snapshot.heads, built.width, DTYPES[card.dtype])
+    return built
 
 
 def _graph(card: ModelCard) -> nn.Module:
     """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
+    if card.kind == "scores":
+        return _pair_graph(card)
     from sentence_transformers import SentenceTransformer
 
     spread_heads()
@@ -230,5 +236,42 @@ def _graph(card: ModelCard) -> nn.Module:
             config_kwargs={"use_cache": False},  # keys and values of every layer would be kept; nobody asks for them
             model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
         ).eval()
+    _check_read(card, network)
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
     return fuse(network) if card.packed else network
+
+
+def _pair_graph(card: ModelCard) -> nn.Module:
+    """Any other cross-encoder, whose rows are padded; what follows its score is applied by who computes with it."""
+    from sentence_transformers import CrossEncoder
+
+    spread_heads()
+    with _BUILDING:
+        network: nn.Module = CrossEncoder(
+            str(card.snapshot.path),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            max_length=card.max_tokens,
+            activation_fn=nn.Identity(),
+            config_kwargs={"use_cache": False},
+            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
+        ).eval()
+    _check_read(card, network)
+    unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
+    return network
+
+
+def _check_read(card: ModelCard, network: nn.Module) -> None:
+    """Raise UnavailableError where transformers drew numbers at random for what the files lack: it marks what it read
+    of them. Nobody asks for what it pools itself, which many checkpoints are without."""
+    from transformers import PreTrainedModel
+
+    read = [each for each in network.modules() if isinstance(each, PreTrainedModel)]
+    named = (pair for model in read for pair in model.named_parameters())
+    needed = (pair for pair in named if card.kind == "scores" or "pooler" not in pair[0].split("."))
+    if drawn := [name for name, tensor in needed if not getattr(tensor, "_is_hf_initialized", False)]:
+        raise UnavailableError(
+            f"model {card.key}: {card.snapshot.path} lacks {several(len(drawn), 'tensor')} that its config.json asks "
+            f"for, first {drawn[0]}: fetch the model again, or use another"
+        )

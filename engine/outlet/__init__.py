@@ -1,1 +1,1 @@
-"""Delivers: fusion, files, the embedded store and search over it."""
+"""Delivers: fusion, files, and the embedded store."""

@@ -16,13 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.intake.ragged import starts_of
 from interlock.engine.outlet.windows import Check, Sink, Window, first
 from interlock.engine.passes.sparse import SparseRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-INDEX, VALUE = np.dtype("<i4"), np.dtype("<f4")
+VALUE = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,30 @@ class Npz:
     name: str
     shape: tuple[int, int]
 
+    @property
+    def index(self) -> np.dtype[Any]:
+        """The type of its indices."""
+        return _index_of(self.shape[1])
+
     @contextmanager
     def written(self, partial: Path) -> Iterator[Sink]:
         """Terms are kept in files without names until all have come: the members of an archive stand one by one, and
         each begins with its length."""
-        counts, parked = [np.zeros(1, np.int64)], [np.empty(0, np.int64)]
+        counts, parked = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         with ExitStack() as spools:
             indices, values = (spools.enter_context(tempfile.TemporaryFile(dir=partial.parent)) for _ in range(2))
 
             def take(window: Window) -> None:
                 rows = window.sparse[self.name]
-                indices.write(np.ascontiguousarray(rows.indices, INDEX).data)
+                indices.write(np.ascontiguousarray(rows.indices, self.index).data)
                 values.write(np.ascontiguousarray(rows.values, VALUE).data)
                 counts.append(rows.counts)
                 parked.append(window.start + np.flatnonzero(rows.parked))
 
             yield take
-            indptr = np.cumsum(np.concatenate(counts))
+            indptr = starts_of(np.concatenate(counts))
             with zipfile.ZipFile(partial, "w") as archive:
-                _store(archive, "indices", indices, INDEX, int(indptr[-1]))
+                _store(archive, "indices", indices, self.index, int(indptr[-1]))
                 _store(archive, "data", values, VALUE, int(indptr[-1]))
                 others = {"indptr": indptr, "shape": np.array(self.shape), "parked": np.concatenate(parked)}
                 for name, array in {**others, "format": np.array(b"csr")}.items():
@@ -64,7 +70,7 @@ class Npz:
             indptr, shape, parked, layout = (_array(archive, n) for n in ("indptr", "shape", "parked", "format"))
             indices, values = (members.enter_context(archive.open(f"{name}.npy")) for name in ("indices", "data"))
             found = [_header(indices), _header(values)]
-            expected = [(kind, (int(indptr[-1]),)) for kind in (INDEX, VALUE)]
+            expected = [(kind, (int(indptr[-1]),)) for kind in (self.index, VALUE)]
 
             def check(window: Window) -> str:
                 if (layout.item(), shape.tolist(), len(indptr)) != (b"csr", list(self.shape), self.shape[0] + 1):
@@ -74,26 +80,36 @@ class Npz:
                 starts = indptr[window.start : window.start + len(window.points) + 1]
                 terms = int(starts[-1] - starts[0])
                 own = np.isin(np.arange(window.start, window.start + len(window.points)), parked)
-                rows = SparseRows(starts - starts[0], _next(indices, INDEX, terms), _next(values, VALUE, terms), own)
+                rows = SparseRows(
+                    starts - starts[0], _next(indices, self.index, terms), _next(values, VALUE, terms), own
+                )
                 return first(window, rows.unlike(window.sparse[self.name]), "vector")
 
             yield check
 
 
-def column_type() -> "pa.DataType":
-    """Return the type of a column of sparse vectors."""
+def _index_of(width: int) -> np.dtype[Any]:
+    """The smallest of the types that scipy takes."""
+    return np.dtype("<i4" if width <= 2**31 else "<i8")
+
+
+def column_type(width: int) -> "pa.DataType":
+    """Return the type of a column of sparse vectors with indices below `width`."""
     import pyarrow as pa
 
-    return pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
+    return pa.struct([("indices", pa.list_(pa.from_numpy_dtype(_index_of(width)))), ("values", pa.list_(pa.float32()))])
 
 
-def column(rows: SparseRows) -> "pa.Array[Any]":
-    """Make a column [n] of sparse vectors; a parked row is null."""
+def column(rows: SparseRows, width: int) -> "pa.Array[Any]":
+    """Make a column [n] of sparse vectors with indices below `width`; a parked row is null."""
     import pyarrow as pa
 
     starts = pa.array(rows.starts.astype(np.int32))
-    lists = [pa.ListArray.from_arrays(starts, pa.array(terms)) for terms in (rows.indices, rows.values)]
-    return pa.StructArray.from_arrays(lists, fields=list(column_type()), mask=pa.array(rows.parked))
+    lists = [
+        pa.ListArray.from_arrays(starts, pa.array(terms))
+        for terms in (rows.indices.astype(_index_of(width)), rows.values)
+    ]
+    return pa.StructArray.from_arrays(lists, fields=list(column_type(width)), mask=pa.array(rows.parked))
 
 
 def of_column(chunked: "pa.ChunkedArray[Any]") -> SparseRows:
@@ -104,8 +120,7 @@ def of_column(chunked: "pa.ChunkedArray[Any]") -> SparseRows:
     if (counts != others).any():
         raise ValueError("a row has not as many values as indices")
     indices, values = (np.asarray(each.flatten()) for each in lists)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return SparseRows(starts, indices, values, ~np.asarray(structs.is_valid()))
+    return SparseRows(starts_of(counts), indices, values, ~np.asarray(structs.is_valid()))
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

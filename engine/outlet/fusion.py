@@ -6,7 +6,7 @@ larger than the window is held. A parked row (NaN in any model) is NaN in the fu
 never invented.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -57,7 +57,7 @@ def fuse(method: Fusion, vectors: Sequence[Vectors], weights: Sequence[float], f
             total = np.zeros((len(parked), min(matrix.shape[1] for matrix in vectors)), dtype=np.float64)
             for matrix, part in zip(vectors, share, strict=True):
                 total += part * matrix[:, : total.shape[1]]
-            fused = _unit(total, first_row)
+            fused = unit_rows(total, first_row)
     fused[parked] = np.nan
     return fused
 
@@ -83,12 +83,6 @@ def fused_width(method: Fusion, widths: Sequence[int], names: Sequence[str]) -> 
     return {Fusion.NAMED: None, Fusion.MEAN: min(widths), Fusion.CONCAT: width}[method]
 
 
-def delivered(method: Fusion, widths: Mapping[str, int]) -> dict[str, int]:
-    """Return the width of every vector that is delivered, by name: the models' own, and `fused` if there is one."""
-    fused = fused_width(method, list(widths.values()), list(widths))
-    return {**widths} if fused is None else {**widths, "fused": fused}
-
-
 def shares(weights: Sequence[float]) -> NDArray[np.float64]:
     """Scale weights to sum 1, [K] float64. UsageError unless every weight is finite and positive."""
     given = np.asarray(weights, dtype=np.float64)
@@ -109,7 +103,7 @@ def truncate(vectors: Vectors, dim: int, first_row: int = 0) -> Vectors:
     width = vectors.shape[1]
     if not 1 <= dim <= width:
         raise UsageError(f"cannot truncate vectors of {width} dimensions to {dim}: choose 1 to {width}")
-    return _unit(vectors[:, :dim].astype(np.float64), first_row)
+    return unit_rows(vectors[:, :dim].astype(np.float64), first_row)
 
 
 def _parked(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: int) -> NDArray[np.bool_]:
@@ -127,7 +121,8 @@ def _parked(vectors: Sequence[Vectors], share: NDArray[np.float64], first_row: i
     return parked
 
 
-def _unit(rows: NDArray[np.float64], first_row: int) -> Vectors:
+def unit_rows(rows: NDArray[np.float64], first_row: int = 0) -> Vectors:
+    """Make every row [n, d] a unit vector of float32; ValueError for one that has no direction."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     _refuse_rows(norms[:, 0] < ZERO_NORM, "zero vector, which has no direction", first_row)
     unit: Vectors = (rows / norms).astype(np.float32)

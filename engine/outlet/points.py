@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     import qdrant_edge as edge
 
 Vector = NDArray[np.float32]
+Tokens = NDArray[np.float16]
+"""Vectors of a text's tokens [tokens, dim], in the precision in which a store keeps them."""
+STALE = "stale_since"
+"""Where the payload of a point has the run that found its chunk gone from the corpus; absent: it is there."""
+MOST_INDEX = 2**32 - 1
+"""The largest index that the engine takes in a sparse vector."""
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """One sparse vector: `indices` int32 [terms], ascending, and `values` float32 [terms]."""
+    """One sparse vector: `indices` [terms], signed integers, ascending, and `values` float32 [terms]."""
 
-    indices: NDArray[np.int32]
+    indices: NDArray[np.signedinteger]
     values: Vector
 
     def same(self, other: "Terms") -> bool:
@@ -29,26 +35,28 @@ class Terms:
         indices, values = self.indices, self.values
         if indices.ndim != 1 or indices.shape != values.shape or not len(indices):
             return "has no terms, or not as many values as indices"
-        if indices[0] < 0 or (np.diff(indices) <= 0).any():
+        if indices[0] < 0 or indices[-1] > MOST_INDEX or (np.diff(indices) <= 0).any():
             return "has terms that are not in order"
         return "" if (np.isfinite(values) & (values > 0)).all() else "has a term without a weight"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A chunk in the store. `id` is a UUID; `vectors` and `sparse` lack the models for which the row was parked, and
-    `sparse` those that found no term in it too."""
+    """A chunk in the store. `id` is a UUID; `vectors`, `sparse` and `tokens` lack the models for which the row was
+    parked, and `sparse` those that found no term in it too."""
 
     id: str
     payload: Mapping[str, object]
     vectors: Mapping[str, Vector]
     sparse: Mapping[str, Terms] = field(default_factory=dict)
+    tokens: Mapping[str, Tokens] = field(default_factory=dict)
 
     @property
     def vector_bytes(self) -> int:
         """Bytes of all its vectors."""
         sparse = sum(terms.indices.nbytes + terms.values.nbytes for terms in self.sparse.values())
-        return sparse + sum(vector.nbytes for vector in self.vectors.values())
+        tokens = sum(2 * vectors.nbytes for vectors in self.tokens.values())  # the engine's log has them in float32
+        return sparse + tokens + sum(vector.nbytes for vector in self.vectors.values())
 
     def has(self, vectors: Mapping[str, Vector], sparse: Mapping[str, Terms]) -> bool:
         """Tell whether it has dense vectors of these names, these sparse ones, and no other."""
@@ -66,7 +74,9 @@ def for_engine(point: Point) -> "edge.Point":
         vectors[name] = vector.tolist()
     for name, terms in point.sparse.items():
         vectors[name] = edge.SparseVector(terms.indices.tolist(), terms.values.tolist())
-    return edge.Point(point.id, vectors, {key: _storable(value) for key, value in point.payload.items()})
+    for name, tokens in point.tokens.items():
+        vectors[name] = tokens.tolist()
+    return edge.Point(point.id, vectors, storable(point.payload))
 
 
 def of_engine(record: "edge.Record") -> Point:
@@ -74,13 +84,20 @@ def of_engine(record: "edge.Record") -> Point:
     import qdrant_edge as edge
 
     assert isinstance(record.vector, dict | None)  # every vector of ours is named
-    vectors, sparse = dict[str, Vector](), dict[str, Terms]()
+    vectors, sparse, tokens = dict[str, Vector](), dict[str, Terms](), dict[str, Tokens]()
     for name, vector in (record.vector or {}).items():
         if isinstance(vector, edge.SparseVector):
-            sparse[name] = Terms(np.array(vector.indices, np.int32), np.array(vector.values, np.float32))
+            sparse[name] = Terms(np.array(vector.indices, np.int64), np.array(vector.values, np.float32))
+        elif isinstance(vector[0], list):
+            tokens[name] = np.array(vector, np.float16)
         else:
             vectors[name] = np.array(vector, np.float32)
-    return Point(str(record.id), record.payload or {}, vectors, sparse)
+    return Point(str(record.id), record.payload or {}, vectors, sparse, tokens)
+
+
+def storable(payload: Mapping[str, object]) -> dict[str, object]:
+    """Return a payload as the engine keeps it: integers beyond 64 bits, which it would round, as their decimal text."""
+    return {key: _storable(value) for key, value in payload.items()}
 
 
 def _storable(value: object) -> object:

@@ -8,6 +8,7 @@ engine's errors leave here as ours: UsageError for what cannot be opened, Interl
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,10 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.models.registry import NAME_RULE, nameable
+from interlock.engine.outlet.bm25 import BM25
+from interlock.engine.outlet.fusion import Vectors
 from interlock.engine.outlet.panics import panics_untold
+from interlock.engine.outlet.projection import PROJECTION, from_bytes, to_bytes
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.compare import differences, few
 from interlock.engine.record.units import human_bytes
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from qdrant_edge import EdgeShard
 
 MANIFEST = "manifest.json"
+FREE = ("run", "calibrated")
+"""What in a manifest says nothing of what the vectors mean: which run wrote last, and weights that questions have."""
 CONFIG = "edge_config.json"  # the engine's own
 LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
@@ -79,13 +85,17 @@ def check(
     dims: Mapping[str, int],
     manifest: Mapping[str, object],
     sparse: Collection[str] = (),
+    tokens: Mapping[str, int] = {},
+    *,
+    afresh: bool = False,
 ) -> None:
-    """Raise now, and write nothing, what opening this collection for write would raise later.
+    """Raise now, and write nothing, what opening this collection for write would raise later; `afresh` where what is
+    there makes way.
 
     UsageError for names, another meaning, other dimensions or sparse vectors, a foreign or damaged directory, one that
     is in use, and a place where no directory can be made; InterlockError for a disk without room.
     """
-    check_names(collection, (*dims, *sparse))
+    check_names(collection, (*dims, *sparse, *tokens))
     path = directory / collection
     there = _there(path)
     if not there.is_dir():
@@ -97,8 +107,8 @@ def check(
         for locked in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
             if locked.is_dir():
                 locks.callback(os.close, _locked(locked, fcntl.LOCK_SH))
-    made = is_ours(path, json.loads(json.dumps(manifest))) and (path / CONFIG).exists()
-    if made and (changed := list(differences(read_dims(path), dict(dims)))):
+    made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / CONFIG).exists()
+    if made and (changed := list(differences(read_dims(path) | read_tokens(path), {**dims, **tokens}))):
         raise UsageError(
             f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
         )
@@ -117,18 +127,44 @@ def holding(path: Path, how: int) -> Iterator[None]:
         os.close(handle)
 
 
-def load(path: Path, dims: Mapping[str, int] | None, sparse: Collection[str] = ()) -> "EdgeShard":
+def load(
+    path: Path,
+    dims: Mapping[str, int] | None,
+    sparse: Collection[str] = (),
+    tokens: Mapping[str, int] = {},
+    *,
+    int8: bool = False,
+) -> "EdgeShard":
     """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given.
 
-    `sparse` are the names of its sparse vectors then.
+    `sparse` are the names of its sparse vectors then, of which BM25's are weighed by IDF; `tokens` the dimensions of
+    its token vectors by name: as many a point as it has tokens, in float16, compared by MaxSim and in no index, which
+    would be larger than they are. Dense ones are kept in float32, or with `int8` in eight bits a
+    number, turned at random by the engine before they are rounded: its scalar quantisation only adds to the float32.
     """
+    import qdrant_edge as edge
     from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeSparseVectorParams, EdgeVectorParams
 
     config, left = None, list[Path]()
     if dims is not None:
-        params = {name: EdgeVectorParams(size=dim, distance=Distance.Cosine) for name, dim in dims.items()}
-        terms = {name: EdgeSparseVectorParams() for name in sparse}
+        kind = edge.VectorStorageDatatype.Turbo8 if int8 else None
+        params = {
+            name: EdgeVectorParams(size=dim, distance=Distance.Cosine, datatype=kind) for name, dim in dims.items()
+        }
+        for name, dim in tokens.items():
+            params[name] = EdgeVectorParams(
+                size=dim,
+                distance=Distance.Dot,
+                on_disk=True,
+                multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
+                datatype=edge.VectorStorageDatatype.Float16,
+                hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=0, full_scan_threshold=0),
+            )
+        weighed = {BM25: edge.Modifier.Idf}
+        terms = {name: EdgeSparseVectorParams(modifier=weighed.get(name)) for name in sparse}
         config, left = EdgeConfig(vectors=params, sparse_vectors=terms), list(path.rglob(LEFT))
+    elif not any((path / made).exists() for made in (CONFIG, LOCKED)):
+        raise _unfinished(path)  # before the engine, which would clear away what it takes for remains
     if (path / CONFIG).exists():
         read_dims(path)  # the engine would wait for a pipe in its place
         if dims is not None:
@@ -142,9 +178,12 @@ def load(path: Path, dims: Mapping[str, int] | None, sparse: Collection[str] = (
 
 def read_dims(path: Path) -> dict[str, int]:
     """Read the dimensions of a shard's dense vectors, by name; UsageError if its configuration is damaged."""
-    with opening(path):
-        vectors = json.loads(opened(path / CONFIG).read())["vectors"]
-        return {name: int(params["size"]) for name, params in vectors.items()}
+    return _widths(path, multiple=False)
+
+
+def read_tokens(path: Path) -> dict[str, int]:
+    """Read the dimensions of a shard's token vectors, by name; UsageError if its configuration is damaged."""
+    return _widths(path, multiple=True)
 
 
 def read_sparse(path: Path) -> list[str]:
@@ -160,6 +199,33 @@ def read_manifest(path: Path) -> dict[str, object]:
         if not isinstance(manifest, dict):
             raise ValueError(f"{MANIFEST} is not an object")
         return manifest
+
+
+def writer_of(manifest: Mapping[str, object]) -> str:
+    """Return the id of the run that wrote last; empty where the manifest does not say."""
+    run = manifest.get("run")
+    return str(run.get("run_id", "")) if isinstance(run, dict) else ""
+
+
+def read_projection(path: Path, sha256: str) -> Vectors | None:
+    """Read the projection of a collection's fused vectors, which is known by its SHA-256; None where it is gone.
+
+    Raises UsageError for another one than the manifest names.
+    """
+    with opening(path):
+        try:
+            content = opened(path / PROJECTION).read()
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError(f"{PROJECTION} is not the one that {MANIFEST} names")
+        return from_bytes(content)
+
+
+def write_projection(path: Path, projection: Vectors) -> None:
+    """Write it atomically beside the manifest."""
+    with working(path, f"writing {PROJECTION}"):
+        write_bytes(path / PROJECTION, to_bytes(projection))
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
@@ -192,8 +258,8 @@ def working(path: Path, doing: str) -> AbstractContextManager[None]:
 def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
     if (path / MANIFEST).exists():
-        # which run wrote last may differ
-        if changed := list(differences({**read_manifest(path), "run": None}, {**wanted, "run": None})):
+        may_differ = dict.fromkeys(FREE)
+        if changed := list(differences({**read_manifest(path), **may_differ}, {**wanted, **may_differ})):
             raise UsageError(
                 f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
             )
@@ -201,6 +267,14 @@ def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
         raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
     return False
+
+
+def _widths(path: Path, *, multiple: bool) -> dict[str, int]:
+    """The dimensions by name of what has one vector a point, or `multiple` ones."""
+    with opening(path):
+        vectors = json.loads(opened(path / CONFIG).read())["vectors"]
+        alike = {name: each for name, each in vectors.items() if bool(each.get("multivector_config")) is multiple}
+        return {name: int(params["size"]) for name, params in alike.items()}
 
 
 def _check_sparse(path: Path, wanted: Collection[str]) -> None:
@@ -253,6 +327,14 @@ def _unopenable(path: Path, cause: BaseException) -> InterlockError:
     return UsageError(
         f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
         f"delete it and deliver again, or {ELSEWHERE}"
+    )
+
+
+def _unfinished(path: Path) -> UsageError:
+    run = writer_of(read_manifest(path)) or "ID"
+    return UsageError(
+        f"{path} has no points yet: the first delivery into it did not finish; continue it (interlock run CHUNKS "
+        f"--run-id {run} --resume), or delete that directory"
     )
 
 

@@ -1,7 +1,8 @@
 """What a run computes with: devices and models of this machine, or others in their place; and what it shares."""
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from interlock.engine.models.roster import cards_of
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import load
 from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.deadline import Deadline
 from interlock.engine.passes.encoder import Encoder, encoder_for
 from interlock.engine.passes.memory_needs import Laws
 from interlock.engine.record.events import Emit
@@ -37,6 +39,8 @@ class Backend:
     hydrate: Callable[[Device], Hydrate] = hydrated_for
     """A model's host master, for devices like this one."""
     encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
+    clock: Callable[[], float] = time.monotonic
+    """What batches, the run and its deadline are timed by, in seconds."""
 
 
 REAL = Backend()
@@ -55,3 +59,4 @@ class RunContext:
     sync: Callable[[], None]
     """Makes the journal durable."""
     backend: Backend = REAL
+    deadline: Deadline = field(default_factory=Deadline)

@@ -6,27 +6,26 @@ its cause, what was done and what it cost; a row that nothing helps is parked wi
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from interlock.engine.gpu.device_errors import Trouble, may_recur
+from interlock.engine.intake.spans import NO_SPANS
 from interlock.engine.models.packing import lay
-from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.batches import Batch
+from interlock.engine.passes.encoder import Ids
 from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from interlock.engine.passes.vectors import gate, gate_terms
+from interlock.engine.passes.outputs import NOTHING, Indices, Outputs, none_of
+from interlock.engine.passes.pooling import pool_spans
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
-from interlock.engine.record.facts import Computed
+from interlock.engine.record.facts import Computed, joined
 from interlock.engine.record.units import distinct_sizes
-
-Indices = npt.NDArray[np.int64]
-
 
 MOST_REFUSED = 16
 """Rows in a row that may be refused, alone too, before it is the precision that is taken to be at fault."""
@@ -83,9 +82,9 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a batch: vectors [rows, dim], NaN for parked rows; its forwards; what computed how many rows."""
+    """What became of a batch: what its rows gave; its forwards; what computed how many rows."""
 
-    vectors: Vectors
+    outputs: Outputs
     forwards: int
     parts: Sequence[Computed]
 
@@ -101,14 +100,19 @@ class BatchRunner:
         self._emit = emit
         self._pressed = False
         self._index = 0
+        self._batch = Batch(NOTHING, ())
+        self._spans = NO_SPANS
+        self._texts = NOTHING
         self._rows: Sequence[Ids] = ()
         self._parked: list[RowParked] = []
-        self._computed: Counter[tuple[str, str]] = Counter()
+        self._computed: list[tuple[Indices, str, str]] = []
+        self._done: list[tuple[Indices, Outputs]] = []
 
     def prepare(self, index: int) -> Sequence[Ids]:
         """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
-        rows = self._cells.ids(self._cells.batches[index].rows)
-        return rows if self.instance.encoder.padded else lay(rows, self.instance.device.torch)
+        batch = self._cells.batches[index]
+        rows, whole = self._cells.rows(batch), len(batch.forwards) == 1
+        return lay(rows, self.instance.device.torch) if whole and not self.instance.encoder.padded else rows
 
     def compute(self, index: int, rows: Sequence[Ids] | None = None) -> Result:
         """Compute a batch, wherever it fits; `rows` are those that were prepared.
@@ -120,10 +124,15 @@ class BatchRunner:
         if reason := self.instance.lease.lost.get(device.name):
             raise DeviceGone(reason)
         self._index, self._rows = index, self.prepare(index) if rows is None else rows
+        self._batch, self._spans = cells.batches[index], cells.spans(cells.batches[index])
+        self._texts = np.concatenate([np.arange(len(self._batch.rows)), self._spans.texts])
         try:
-            vectors, forwards, calm = self._through(self._planned())
+            outputs, forwards, calm = self._through(self._planned())
         except DeviceGone as gone:
-            vectors, forwards, calm = self._through(self._on_host_only(gone))
+            outputs, forwards, calm = self._through(self._on_host_only(gone))
+        if splitting := cells.layout.splitting:
+            outputs = pool_spans(outputs, self._spans, splitting.room, cells.card)
+            self._park_texts(sorted(outputs.refused(cells.card.dim)), "the vectors of its spans cancel each other out")
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
         if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
@@ -132,21 +141,31 @@ class BatchRunner:
             self._pressed = False
             passed = PressurePassed(model_pass=cells.model_pass, batch_index=index, device=self.instance.device.name)
             self._emit(passed)
-        parts = [Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in self._computed.items()]
-        return Result(vectors, forwards, [part for part in parts if part.rows])
+        return Result(outputs, forwards, self._parts())
 
-    def _through(self, planned: Sequence[_Piece]) -> tuple[Vectors, int, bool]:
-        """Compute pieces and what comes of them: the vectors, the forwards, and whether nothing fell short."""
-        vectors = np.full((len(self._rows), self._cells.card.dim), np.nan, np.float32)
+    def _parts(self) -> list[Computed]:
+        """What computed how many texts: one whose spans were computed in several places has all of these."""
+        places: dict[int, set[tuple[str, str]]] = {}
+        for indices, device, dtype in self._computed:
+            for text in self._texts[indices].tolist():
+                places.setdefault(text, set()).add((device, dtype))
+        lacking = {each.row for each in self._parked}
+        texts = [found for text, found in places.items() if int(self._batch.rows[text]) not in lacking]
+        counts = Counter(tuple(map(joined, zip(*found, strict=True))) for found in texts)
+        return [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in counts.items()]
+
+    def _through(self, planned: Sequence[_Piece]) -> tuple[Outputs, int, bool]:
+        """Compute pieces and what comes of them: the outputs, the forwards, and whether nothing fell short."""
         pieces, self._parked = deque(planned), []
+        self._done = []
         self._computed.clear()
-        forwards, calm = 0, len(pieces) == 1
+        forwards, calm = 0, len(pieces) <= len(self._batch.forwards)
         while pieces:
             piece = pieces.popleft()
-            again = self._try(piece, vectors)
+            again = self._try(piece)
             forwards, calm = forwards + 1, calm and not again
             pieces.extendleft(reversed(again))
-        return vectors, forwards, calm
+        return none_of(self._cells.card).joined(len(self._rows), self._done), forwards, calm
 
     def _on_host_only(self, gone: DeviceGone) -> list[_Piece]:
         """The whole batch on the CPU, where it may be what the device was lost of: it would cost the next GPU too.
@@ -161,36 +180,44 @@ class BatchRunner:
         name = self.instance.device.name
         cause, action = f"{name} lost at this batch: {gone}", "computing it on the CPU in float32, and on no other GPU"
         short, seconds = Shortfall(None, str(gone), 0, 0, 0.0), time.monotonic() - began
-        self._mitigated(Rung.CPU, cause, action, self.instance, len(lengths), short, seconds)
-        return [_Piece(np.arange(len(lengths)), Effort(), host)]
+        self._mitigated(Rung.CPU, cause, action, self.instance, len(self._batch.rows), short, seconds)
+        return [_Piece(indices, Effort(), host) for indices in self._forwards()]
+
+    def _forwards(self) -> list[Indices]:
+        """The rows of each forward that the batch is planned as."""
+        ends = np.cumsum([forward.rows for forward in self._batch.forwards])
+        return np.split(np.arange(len(self._rows)), ends[:-1])
 
     def _planned(self) -> list[_Piece]:
-        """The batch as one piece, or cut into pieces that fit one after the other."""
-        lengths, indices = [len(row) for row in self._rows], np.arange(len(self._rows))
+        """The forwards of the batch, or what they are cut into so that each piece fits."""
+        forwards, padded = self._forwards(), self.instance.encoder.padded
+        whole = [_Piece(indices, Effort(), self.instance) for indices in forwards]
         if not self.instance.device.metered:
-            return [_Piece(indices, Effort(), self.instance)]
-        tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(max(lengths))
+            return whole
+        widest = max(map(self._lengths, whole), key=self.instance.tokens)
+        tokens, allowed = self.instance.tokens(widest), self.instance.most_tokens(self._batch.longest)
         if allowed >= tokens:
-            return [_Piece(indices, Effort(), self.instance)]
+            return whole
         pieces = [
-            _Piece(indices[cut], Effort(), self.instance)
-            for cut in slices(lengths, allowed, padded=self.instance.encoder.padded)
+            replace(piece, indices=piece.indices[cut])
+            for piece in whole
+            for cut in slices(self._lengths(piece), allowed, padded=padded)
         ]
-        if len(pieces) > 1 and not self._pressed:
+        if len(pieces) > len(whole) and not self._pressed:
             self._pressed = True
-            predicted, room = self.instance.predicted(lengths), max(0, self.instance.room())
+            predicted, room = self.instance.predicted(widest), max(0, self.instance.room())
             needs, free = distinct_sizes(predicted, room)
             cause = (
-                f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs "
+                f"too large for the free memory ({several(len(widest), self._what)}, {tokens:,} tokens: needs "
                 f"{needs}, {free} free)"
             )
-            action = f"computing in {len(pieces)} forwards of at most {max(allowed, max(lengths)):,} tokens"
+            action = f"computing in {len(pieces)} forwards of at most {max(allowed, self._batch.longest):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
-            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(lengths), short, 0.0)
+            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(self._batch.rows), short, 0.0)
         return pieces
 
-    def _try(self, piece: _Piece, vectors: Vectors) -> list[_Piece]:
-        """One forward; the pieces that are still to do because of it."""
+    def _try(self, piece: _Piece) -> list[_Piece]:
+        """One forward, whose sound rows are done; the pieces that are still to do because of it."""
         began = time.monotonic()
         whole = len(piece.indices) == len(self._rows)
         rows = self._rows if whole else [self._rows[index] for index in piece.indices]
@@ -199,20 +226,18 @@ class BatchRunner:
             if got.trouble is Trouble.LOST:
                 self._lose(piece.instance, got.message)
             return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
-        card = self._cells.card
-        bad = (gate_terms if card.kind == "sparse" else gate)(got, card.dim)
+        bad = got.refused(self._cells.card.dim)
         self._count(piece, refused=bool(bad))
         if self.queue.refused >= MOST_REFUSED:
             raise TooNarrow
-        vectors[piece.indices] = got
-        refused = piece.indices[sorted(bad)]
-        self._computed[piece.instance.device.name, piece.instance.dtype] += len(got) - len(bad)
-        vectors[refused] = np.nan
+        sound = np.array([row for row in range(len(got)) if row not in bad], np.int64)
+        self._done.append((piece.indices[sound], got.taken(sound) if bad else got))
+        self._computed.append((piece.indices[sound], piece.instance.device.name, piece.instance.dtype))
         if not bad:
             return []
         reasons = "; ".join(sorted(set(bad.values())))
         short = Shortfall(None, reasons, 0, 0, time.monotonic() - began)
-        return self._climb(replace(piece, indices=refused), Cause.NOT_FINITE, short)
+        return self._climb(replace(piece, indices=piece.indices[sorted(bad)]), Cause.NOT_FINITE, short)
 
     def _lose(self, instance: ModelInstance, reason: str) -> None:
         """Say that an instance's device is of no more use, at once: others would relocate pieces to it. Raises
@@ -240,6 +265,7 @@ class BatchRunner:
             room=short.room,
             allowed_tokens=instance.most_tokens(max(lengths)),
             foreseen=short.foreseen,
+            what=self._what,
         )
         on_host = instance.device.kind == "cpu"
         means = Means(
@@ -262,12 +288,17 @@ class BatchRunner:
             return self._climb(replace(piece, effort=step.effort) if step.rung in MOVES else piece, cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
-        self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
+        texts = len(np.unique(self._texts[piece.indices]))
+        self._mitigated(step.rung, happened, step.action, instance, texts, short, time.monotonic() - began)
         cuts = step.pieces(lengths, padded=instance.encoder.padded)
         return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
 
     def _lengths(self, piece: _Piece) -> list[int]:
         return [len(self._rows[index]) for index in piece.indices]
+
+    @property
+    def _what(self) -> str:
+        return "span" if len(self._spans.texts) else "text"
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
@@ -308,7 +339,11 @@ class BatchRunner:
         )
 
     def _park(self, piece: _Piece, reason: str) -> None:
-        cells = self._cells
+        self._park_texts(np.unique(self._texts[piece.indices]).tolist(), reason)
+
+    def _park_texts(self, texts: Iterable[int], reason: str) -> None:
+        """Park texts by their index in the batch, each once."""
+        cells, known = self._cells, {parked.row for parked in self._parked}
         self._parked += [
             RowParked(
                 model_pass=cells.model_pass,
@@ -318,5 +353,6 @@ class BatchRunner:
                 reason=reason,
                 batch_index=self._index,
             )
-            for row in cells.batches[self._index].rows[piece.indices].tolist()
+            for row in self._batch.rows[list(texts)].tolist()
+            if row not in known
         ]

@@ -25,12 +25,14 @@ from interlock.engine.models.precision import wider
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.passes import findings
 from interlock.engine.passes.backend import RunContext
-from interlock.engine.passes.encoder import Ids, Vectors
+from interlock.engine.passes.encoder import Ids, one_by_one
 from interlock.engine.passes.findings import Finding, attention_of
 from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import ModelInstance, Shortfall
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.units import distinct_sizes
 
@@ -40,6 +42,8 @@ OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
 second of a host that does 100 GFLOP/s."""
 LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
+LEAST_OF_TOKENS = 0.9
+"""The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
 MOST_TOKENS = 1024
 """Of a row: the plain path may take memory with the square of it."""
 IN_TURN = "copying its layers one after the other"
@@ -207,10 +211,8 @@ class Canaries:
         except Exception as error:  # whatever the plain path lacks, the device has shown no fault
             gone = where is instance.device and classify(error) is Trouble.LOST
             return None if gone else replace(found, detail=f"its plain path failed: {reason(error)}")
-        sound = np.isfinite(wanted).all(1) & wanted.any(1)  # of a text without a vector anywhere, nothing can be asked
-        if not sound.any():
+        if (cosine := lowest_cosine(got, wanted)) is None:
             return replace(found, detail="none of its texts has a vector")
-        cosine = lowest_cosine(got[sound], wanted[sound])
         passed = cosine >= least_cosine(card.dtype)
         found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
         return replace(found, outcome="passed" if passed else "failed")
@@ -227,13 +229,13 @@ class Canaries:
             return None, f"float32 on the host needs {needs}, {has} free"
         return (device if device.kind == "cuda" and needed <= budget(device) else host), ""
 
-    def _plainly(self, card: ModelCard, rows: Sequence[Ids], where: Device) -> Vectors:
-        """Vectors of each row alone."""
+    def _plainly(self, card: ModelCard, rows: Sequence[Ids], where: Device) -> Outputs:
+        """What each row alone gives."""
         network = self._context.backend.load(card)
         with where.computing():
             network = network.to(where.torch) if where.kind == "cuda" else network
             encoder = self._context.backend.encoders(card, network, where)
-            return np.concatenate([encoder.encode([row]) for row in rows])
+            return one_by_one(encoder, rows)
 
     def _tell(self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, otherwise: str) -> None:
         device, action = instance.device, ""
@@ -260,7 +262,7 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
     every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
     every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
     order = every[np.argsort(cells.tokens.lengths(card.max_tokens)[every], kind="stable")]
-    cost, most = cost_of(card.config, card.kind), len(order)
+    cost, most = cost_of(card.config, card.network_kind), len(order)
     while most:
         places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
         rows = cells.ids(order[places[::-1]])
@@ -270,16 +272,40 @@ def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
     return []
 
 
-def lowest_cosine(vectors: Vectors, others: Vectors) -> float:
-    """Return the lowest cosine between vectors [rows, dim]; -1 where a number is not finite or a row is all zeros."""
-    one, other = (matrix.astype(np.float64) for matrix in (vectors, others))
-    with np.errstate(invalid="ignore"):
-        cosines = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
-    return float(cosines.min()) if np.isfinite(cosines).all() else -1.0
+def lowest_cosine(found: Outputs, wanted: Outputs) -> float | None:
+    """Return the lowest cosine between what rows gave and what was `wanted` of them, over all parts; -1 where a number
+    is not finite, a row is all zeros, or the vectors of its tokens are others. Of a row without a vector in what is
+    wanted nothing can be asked; None where that is so of all."""
+    if found.tokens and wanted.tokens and not _same_tokens(found.tokens, wanted.tokens):
+        return -1.0
+    lowest: list[float] = []
+    words = max(found.words, wanted.words)
+    for one, other in zip(found.matrices(words), wanted.matrices(words), strict=True):
+        if one.shape != other.shape:
+            return -1.0
+        sound = np.isfinite(other).all(1) & other.any(1)
+        one, other = one[sound].astype(np.float64), other[sound].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            cosines = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+        lowest += [float(cosines.min()) if np.isfinite(cosines).all() else -1.0] if sound.any() else []
+    return min(lowest, default=None)
 
 
-def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Vectors | Trouble | str:
-    """Vectors of the rows, or of the shorter ones of them; what went wrong, where that was not a want of memory."""
+def _same_tokens(found: TokenRows, wanted: TokenRows) -> bool:
+    """Whether the tokens of each row have the vectors wanted, but for what rounding them to 8 bits or one, and pooling
+    those that are alike, makes of the smallest difference: no cosine that is near to 1 can be asked of single ones."""
+    for row in range(len(wanted)):
+        one, other = (each.taken(np.array([row])).to_float32() for each in (found, wanted))
+        if len(one) != len(other):
+            return False
+        one, other = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-9) for each in (one, other))
+        if len(other) and (other @ one.T).max(axis=1).mean() < LEAST_OF_TOKENS:
+            return False
+    return True
+
+
+def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Outputs | Trouble | str:
+    """What comes of the rows, or of the shorter ones of them; what went wrong, where that was not a want of memory."""
     with instance.device.trying():
         while rows:
             try:

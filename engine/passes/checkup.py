@@ -29,7 +29,7 @@ from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import specimen
 from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.network import PACKED_TYPES
+from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.packing import lay
 from interlock.engine.models.precision import OLDEST, precision_for
 from interlock.engine.models.sdpa import Kernel, kernel_for
@@ -42,8 +42,9 @@ from interlock.engine.passes.canary import (
     plainer,
     remedy,
 )
-from interlock.engine.passes.encoder import Ids, Vectors, encoder_for
+from interlock.engine.passes.encoder import Ids, encoder_for, one_by_one
 from interlock.engine.passes.findings import Remembered, attention_of
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.record.units import human_bytes
 
 Outcome = Literal["passed", "limited", "untried", "failed"]
@@ -219,8 +220,8 @@ class _Checkup:
         self,
         name: str,
         how: str,
-        tries: Callable[[], Sequence[Vectors]],
-        wanted: Callable[[], Vectors],
+        tries: Callable[[], Sequence[Outputs]],
+        wanted: Callable[[], Outputs],
         least: float,
         otherwise: str,
     ) -> GpuCheck:
@@ -228,7 +229,7 @@ class _Checkup:
         began = time.monotonic()
         try:
             reference = wanted()
-            cosine = min(lowest_cosine(each, reference) for each in tries())
+            cosine = min(lowest_cosine(each, reference) or 0.0 for each in tries())
         except InterlockError:
             raise
         except Exception as error:  # a kernel that this build of torch or this card does not have
@@ -245,7 +246,7 @@ class _Checkup:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _encoded(self, card: ModelCard, rows: Sequence[Ids], way: Way) -> list[Vectors]:
+    def _encoded(self, card: ModelCard, rows: Sequence[Ids], way: Way) -> list[Outputs]:
         """Vectors as a run would compute them; streamed ones twice, because copies may be early or late."""
         device, master = self._device, Master(load(card))
         master.pin(device)
@@ -320,10 +321,9 @@ def _rows() -> list[Ids]:
     return [draw.integers(1, specimen.WORDS, length) for length in LENGTHS]
 
 
-def _on_host(card: ModelCard, rows: Sequence[Ids]) -> Vectors:
+def _on_host(card: ModelCard, rows: Sequence[Ids]) -> Outputs:
     """Vectors of each row alone, on the host."""
-    encoder = encoder_for(card, load(card), CpuDevice())
-    return np.concatenate([encoder.encode([row]) for row in rows])
+    return one_by_one(encoder_for(card, load(card), CpuDevice()), rows)
 
 
 def _copy_seconds(host: torch.Tensor, there: torch.Tensor) -> float:

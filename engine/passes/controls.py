@@ -4,6 +4,7 @@ A request is pending until it is applied or refused; an event says which, with t
 """
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -46,6 +47,8 @@ class Controls:
         """Whether the pause was asked for by somebody who can still lift it."""
         self.reorders = 0
         """How often the order of the remaining cells was changed: what is leased is given back then."""
+        self.due: Callable[[], object] = lambda: None
+        """Asked again and again while the run is paused: a deadline does not wait for anybody."""
         self._steered: Steered | None = None
         self._emit: Emit | None = None
         self._refused: dict[str, str] = {}
@@ -134,6 +137,8 @@ class Controls:
         """Apply or refuse everything that was asked; waits here while the run is paused and not to stop."""
         while True:
             self.settle(emit)
+            if self.paused:
+                self.due()
             if not self.paused or self.stop_requested:
                 return
             threading.Event().wait(PAUSE_SECONDS)

@@ -23,11 +23,16 @@ from interlock.engine.models.layout import POSITIONS
 from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.term_pooling import TermPooling
 from interlock.engine.models.trace import law_for
-from interlock.engine.models.weights import attach_to_host
+from interlock.engine.models.weights import Attached, attach_to_host
+from interlock.engine.passes.batches import plan
+from interlock.engine.passes.by_token import LateVectors, LexicalTerms, late_vectors, lexical_terms
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.vectors import Vectors
 
 Ids = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
 
 
 class Encoder(Protocol):
@@ -36,21 +41,28 @@ class Encoder(Protocol):
     padded: bool
     """Whether every row costs as much as the longest."""
 
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
-        """Compute unit vectors, or weights of terms, [len(rows), dim] of rows of token ids, special tokens included."""
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
+        """Compute what the model gives of rows of token ids, special tokens included."""
 
 
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
     if isinstance(network, PackedTermEncoder):
-        return TermRows(network, device.torch, card.kernel_on(device.kind))
+        return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind))
     if card.packed:
-        how = card.pooling or "mean", device.torch, card.kernel_on(device.kind)
+        how = (card.pooling or "mean") if "dense" in card.outputs else None, device.torch, card.kernel_on(device.kind)
         if isinstance(network, PackedEncoder):
-            return PackedRows(network, *how)
+            terms, tokens = lexical_terms(card, network.heads), late_vectors(card, network.heads)
+            return PackedRows(network, *how, terms=terms, tokens=tokens)
         modules = list(network.children())
-        return PackedRows(Hidden(modules[0]), *how, modules[2:])
+        return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=late_vectors(card, nn.ModuleDict()))
     return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions)
+
+
+def one_by_one(encoder: Encoder, rows: Sequence[Ids]) -> Outputs:
+    """Compute each row alone."""
+    each = [encoder.encode([row]) for row in rows]
+    return each[0].joined(len(each), [(np.array([place]), outputs) for place, outputs in enumerate(each)])
 
 
 def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
@@ -68,22 +80,35 @@ class PackedRows:
     def __init__(
         self,
         network: Callable[[PackedBatch], torch.Tensor],
-        pooling: str,
+        pooling: str | None,
         device: torch.device,
         kernel: Kernel = Kernel.HOST,
         after: Sequence[nn.Module] = (),
+        terms: LexicalTerms | None = None,
+        tokens: LateVectors | None = None,
     ) -> None:
-        """`after` are the modules of sentence-transformers that follow the pooling."""
+        """`after` are the modules of sentence-transformers that follow the pooling, `terms` and `tokens` what is made
+        of single tokens; without a `pooling` there is no vector of a row."""
         self._network = network
         self._pooling = pooling
         self._device = device
         self._kernel = kernel
         self._after = after
+        self._terms = terms
+        self._tokens = tokens
 
     @torch.inference_mode()
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
         batch = pack(rows, self._device, self._kernel)
-        vectors = pooled(self._network(batch), batch, self._pooling)
+        hidden = self._network(batch)
+        return Outputs(
+            self._dense(hidden, batch, self._pooling) if self._pooling else None,
+            self._terms(hidden, rows) if self._terms else None,
+            self._tokens(hidden, rows) if self._tokens else None,
+        )
+
+    def _dense(self, hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> Vectors:
+        vectors = pool_hidden(hidden, batch, pooling)
         for module in self._after:
             weight = next(module.parameters(), vectors)
             vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
@@ -91,31 +116,63 @@ class PackedRows:
 
 
 class TermRows:
-    """Weighs the terms of rows laid end to end, as SPLADE does (arxiv.org/abs/2109.10086): by the largest logit of each
-    over the tokens of a row, log1p(relu(logit)). Nothing is normalised.
+    """Weighs the terms of rows laid end to end, as SPLADE does. Nothing is normalised.
 
     Logits leave the device as the head gives them, so that a batch takes no more of it for having more rows.
     """
 
     padded = False
 
-    def __init__(self, network: PackedTermEncoder, device: torch.device, kernel: Kernel = Kernel.HOST) -> None:
+    def __init__(
+        self,
+        network: PackedTermEncoder,
+        pooling: TermPooling,
+        device: torch.device,
+        kernel: Kernel = Kernel.HOST,
+    ) -> None:
         self._network = network
+        self._pooling = pooling
         self._device = device
         self._kernel = kernel
 
     @torch.inference_mode()
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
-        weights = np.zeros((len(rows), self._network.words), np.float32)
-        largest = torch.from_numpy(weights)  # from 0: what no token brings above it weighs nothing
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
+        found = _Terms(self._pooling)
+        self._network.terms(pack(rows, self._device, self._kernel), self._pooling, found.add)
+        return Outputs(terms=found.rows())
 
-        def keep(first: int, logits: torch.Tensor) -> None:
-            here = largest[first : first + len(logits)]
-            torch.maximum(here, logits.to("cpu", torch.float32), out=here)
 
-        self._network.terms(pack(rows, self._device, self._kernel), keep)
-        largest.log1p_()
-        return weights
+class _Terms:
+    """Rows of all words as a head gives them, those that are whole compressed at once: all of a batch would be
+    gigabytes. Of the last row another part may follow."""
+
+    def __init__(self, pooling: TermPooling) -> None:
+        self._pooling = pooling
+        self._open = torch.empty(0, 0)
+        self._pieces: list[tuple[Ids, SparseRows]] = []
+        self._whole = 0
+
+    def add(self, first: int, values: torch.Tensor) -> None:
+        """Take what the tokens of some rows have together [n, words], of row `first` and those that follow."""
+        here = values.to("cpu", torch.float32, copy=True)
+        if first < self._whole + len(self._open):
+            self._pooling.join(here[0], self._open[0])
+        else:
+            self._compress(self._open)
+        self._compress(here[:-1])
+        self._open = here[-1:].clone()
+
+    def rows(self) -> SparseRows:
+        """Return all rows, compressed."""
+        self._compress(self._open)
+        return SparseRows.joined(self._whole, self._pieces)
+
+    def _compress(self, rows: torch.Tensor) -> None:
+        if len(rows):
+            places = np.arange(self._whole, self._whole + len(rows))
+            weights = SparseRows.from_dense(self._pooling.finish(rows).numpy())
+            self._pieces.append((places, weights.heaviest(self._pooling.most, rows.shape[1])))
+            self._whole += len(rows)
 
 
 class Hidden:
@@ -132,7 +189,7 @@ class Hidden:
         return hidden[0, : batch.tokens]
 
 
-def pooled(hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> torch.Tensor:
+def pool_hidden(hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> torch.Tensor:
     """One vector in float32 [rows, width] for each row of a batch, of its tokens' [T, width]."""
     if pooling == "cls":
         return hidden[batch.starts[:-1]].float()
@@ -155,7 +212,7 @@ class PaddedRows:
         self._limit = limit
 
     @torch.inference_mode()
-    def encode(self, rows: Sequence[Ids]) -> Vectors:
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
         lengths = np.array([len(row) for row in rows])
         longest, even = int(lengths.max()), bool((lengths == lengths[0]).all())
         width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
@@ -164,25 +221,76 @@ class PaddedRows:
         filled[0][there] = np.concatenate(rows)
         ids, mask = torch.from_numpy(filled).to(self._device).unbind()
         features = {"input_ids": ids} if even else {"input_ids": ids, "attention_mask": mask}
-        return _unit(self._network(features)["sentence_embedding"].float())
+        return Outputs(_unit(self._network(features)["sentence_embedding"].float()))
 
 
-def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor) -> Vectors:
-    """Compute unit vectors [len(texts), dim] of a few texts, under a lease of their own; for queries."""
-    with naming([card.key], card.tokenizer_file):
-        tokenizer = load_tokenizer(card.tokenizer_file)
-        specials = specials_of(tokenizer)
-        encodings = encoded(tokenizer, [prompt + text for text in texts])
-    room = card.max_tokens - specials.count
-    rows = [np.asarray([*specials.before, *encoding.ids[:room], *specials.after], np.int64) for encoding in encodings]
+class HostEncoder:
+    """Encodes texts outside a run, mostly questions, on a device without copies to and fro: a CPU.
+
+    It is attached by the first `encode`, under a lease that whoever calls it holds, and until `detach`.
+    """
+
+    def __init__(self, card: ModelCard, device: Device) -> None:
+        with naming([card.key], card.tokenizer_file):
+            self._tokenizer = load_tokenizer(card.tokenizer_file)
+            self._specials = specials_of(self._tokenizer)
+        self._card, self._device = card, device
+        self._law = law_for(card, device.kind)
+        self._attached: Attached | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether its weights are in memory."""
+        return self._attached is not None
+
+    def rows(self, texts: Sequence[str], prompt: str) -> list[Ids]:
+        """Return the token ids of each text behind `prompt`, cut to what the model takes."""
+        room = self._card.max_tokens - self._specials.count
+        before, after = self._specials.before, self._specials.after
+        with naming([self._card.key], self._card.tokenizer_file):
+            encodings = encoded(self._tokenizer, [prompt + text for text in texts])
+        return [np.asarray([*before, *encoding.ids[:room], *after], np.int64) for encoding in encodings]
+
+    def needs(self, lengths: Sequence[int]) -> int:
+        """Predict the most bytes that encoding rows of these lengths takes, weights included."""
+        given, padded = np.array(lengths), not self._card.packed
+        each = [given[batch].tolist() for batch in self._batches(given)]
+        return max(self._law.peak(computed_tokens(one, padded=padded), max(one)) for one in each)
+
+    def encode(self, rows: Sequence[Ids], told: Callable[[int], object] = lambda rows: None) -> Outputs:
+        """Compute what rows of token ids give; `told` hears how many are done."""
+        if self._attached is None:
+            self._attached = attach_to_host(self._card, self._device)
+        encoder, pieces, done = encoder_for(self._card, self._attached.network, self._device), [], 0
+        for batch in self._batches(np.array([len(row) for row in rows])):
+            pieces.append((batch, encoder.encode([rows[row] for row in batch])))
+            told(done := done + len(batch))
+        return pieces[0][1].joined(len(rows), pieces)
+
+    def detach(self) -> None:
+        """Let the weights go."""
+        self._attached = None
+
+    def _batches(self, lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        return [batch.rows for batch in plan(np.arange(len(lengths)), lengths, self._card.batch_tokens).batches]
+
+
+def encode_texts(
+    card: ModelCard,
+    texts: Sequence[str],
+    prompt: str,
+    lessor: Lessor,
+    told: Callable[[int], object] = lambda rows: None,
+) -> Outputs:
+    """Compute what one text or more give, under a lease of their own; `told` hears how many are done."""
     (device,) = lessor.devices
-    lengths = [len(row) for row in rows]
-    predicted = law_for(card, device.kind).peak(computed_tokens(lengths, padded=not card.packed), max(lengths))
-    with lessor.lease(card.key, {device.name: predicted}, lambda _: None):
-        attached = attach_to_host(card, device)
-        vectors = encoder_for(card, attached.network, device).encode(rows)
-        del attached
-    return vectors
+    encoder = HostEncoder(card, device)
+    rows = encoder.rows(texts, prompt)
+    with lessor.lease(card.key, {device.name: encoder.needs([len(row) for row in rows])}, lambda _: None):
+        try:
+            return encoder.encode(rows, told)
+        finally:
+            encoder.detach()
 
 
 def _unit(vectors: torch.Tensor) -> Vectors:

@@ -36,11 +36,12 @@ class PassExecutor:
         weights: Sequence[float],
         context: RunContext,
     ) -> None:
-        """`done[k]` are the batches of pass k that earlier sessions committed."""
-        self._grid = grid
-        self._done = [list(batches) for batches in done]
-        self._left = [list(range(len(cells.batches))) for cells in grid]
-        self._left = self._left_without({number: _indices(batches) for number, batches in enumerate(self._done)})
+        """`done` are, for each pass of the grid, the batches that earlier sessions committed; `weights[k]` is that of
+        pass k, which the grid lacks where its model is missing."""
+        self._grid = {cells.model_pass: cells for cells in grid}
+        self._done = {cells.model_pass: list(batches) for cells, batches in zip(grid, done, strict=True)}
+        self._left = [list(range(len(self._grid[k].batches))) if k in self._grid else [] for k in range(len(weights))]
+        self._left = self._left_without({number: _indices(batches) for number, batches in self._done.items()})
         self._weights = weights
         self._context = context
         self._lost: set[str] = set()
@@ -66,14 +67,15 @@ class PassExecutor:
             while any(self._left):
                 controls.apply_pending(emit)
                 if controls.stop_requested:
-                    raise Stopped("stopped by the operator between batches: --resume continues")
+                    whose = "the deadline" if self._context.deadline.near else "the operator"
+                    raise Stopped(f"stopped by {whose} between batches: --resume continues")
                 self._free = self._rooms()
                 self._stop_without_gpus()
                 now = self._next(controls.schedule, self._left)
                 assert now is not None, "there are batches left"
                 for model_pass, reason in now.refused.items():
                     self._fail(model_pass, reason)
-                if now.assignments:
+                if now.assignments and self._in_time(now):
                     self._place(now)
         finally:
             self._context.masters.close()
@@ -99,14 +101,15 @@ class PassExecutor:
             )
         )
 
-    def check(self) -> None:
-        """Raise UnavailableError for the first pass that would fit nowhere, even with every device to itself."""
-        fallback = self._context.controls.cpu_fallback
-        for cells, batches in zip(self._grid, self._left, strict=True):
-            need = self._planner.of(cells.layout)
+    def unplaceable(self) -> dict[int, str]:
+        """Tell which passes would fit nowhere, even with every device to themselves, and why."""
+        fallback, refused = self._context.controls.cpu_fallback, {}
+        for number, cells in self._grid.items():
+            batches, need = self._left[number], self._planner.of(cells.layout)
             alone = next_placement(Schedule.EXCLUSIVE, [batches], [need], self._rooms(), 0, None, cpu_fallback=fallback)
             if alone and alone.refused:
-                raise UnavailableError(alone.refused[0])
+                refused[number] = alone.refused[0]
+        return refused
 
     def _left_without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
         """The batches that each pass has left when these are `done` too."""
@@ -114,7 +117,7 @@ class PassExecutor:
 
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
         window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
-        needs = [self._planner.of(cells.layout) for cells in self._grid]
+        needs = {number: self._planner.of(cells.layout) for number, cells in self._grid.items()}
         wait = set().union(*(others for first, others in [*self._paused.items()] if left[first]))
         left = [[] if number in wait else batches for number, batches in enumerate(left)]
         return next_placement(schedule, left, needs, self._free, window, self._last, cpu_fallback=fallback)
@@ -136,6 +139,16 @@ class PassExecutor:
                 f"no GPU is left: {', '.join(names)} lost to this process; --resume continues in a new one, which can "
                 "use them again, and --resume --devices cpu on the CPU"
             )
+
+    def _in_time(self, now: Placement) -> bool:
+        """Whether a placement can be opened, and do a batch, before the deadline."""
+        first, weights = now.assignments[0], self._weights_of(now)
+        return self._context.deadline.allows_lease(weights, self._grid[first.model_pass], first.batches[0])
+
+    def _weights_of(self, now: Placement) -> int:
+        """The bytes of the models of a placement."""
+        device, cards = self._context.devices[0], [self._grid[each.model_pass].card for each in now.assignments]
+        return sum(self._planner.law(self._planner.card_on(card, device), device).weights for card in cards)
 
     def _place(self, now: Placement) -> None:
         """Go through one placement, from the leases to the receipts."""
@@ -167,6 +180,7 @@ class PassExecutor:
         The models live in this frame only: when it returns, nothing refers to them any more.
         """
         context = self._context
+        began = context.deadline.clock()
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
@@ -186,9 +200,10 @@ class PassExecutor:
             for runner in resident.runners():
                 runners.setdefault(runner.instance.device.name, deque()).append(runner)
         workers = [
-            Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls)
+            Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls, context.deadline)
             for mine in runners.values()
         ]
+        context.deadline.learn_lease(self._weights_of(now), context.deadline.clock() - began)
         run_all(workers)
         for resident in residents:
             resident.unload()

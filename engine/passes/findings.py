@@ -100,7 +100,8 @@ def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
     """Where a finding is kept: another for all that could change it."""
     device = instance.device
     about = [
-        VERSION, card.snapshot.fingerprint, card.dtype, card.kernel, card.attention, card.packed, card.pooling,
+        VERSION, card.snapshot.fingerprint, card.outputs, card.snapshot.head_digests, card.dtype, card.kernel,
+        card.attention, card.packed, card.pooling,
         device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()

@@ -16,8 +16,9 @@ from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.models.packing import TILE
 from interlock.engine.models.weights import Attached, Replica
-from interlock.engine.passes.encoder import Encoder, Ids, Vectors, computed_tokens
+from interlock.engine.passes.encoder import Encoder, Ids, computed_tokens
 from interlock.engine.passes.ladder import Rung
+from interlock.engine.passes.outputs import Outputs
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ class ModelInstance:
         """Predict the bytes beside the weights of a forward of rows of these lengths."""
         return self.calibration.activations(self.law, self.tokens(lengths), max(lengths))
 
-    def attempt(self, rows: Sequence[Ids], tried: frozenset[Rung] = frozenset()) -> Vectors | Shortfall:
-        """Compute unit vectors of the rows, as sparingly as the rungs that were `tried` ask for, or say why not.
+    def attempt(self, rows: Sequence[Ids], tried: frozenset[Rung] = frozenset()) -> Outputs | Shortfall:
+        """Compute the rows, as sparingly as the rungs that were `tried` ask for, or say why not.
 
         What cannot fit by the law is not tried: an allocator is not asked to find out. The room in a shortfall is
         what was free after clearing.
@@ -194,11 +195,11 @@ class ModelInstance:
                 self._cold = True
             return Shortfall(trouble, message, predicted, max(0, self.room()), time.monotonic() - began)
 
-    def _forward(self, rows: Sequence[Ids], lawful: int) -> Vectors | tuple[Trouble, str]:
+    def _forward(self, rows: Sequence[Ids], lawful: int) -> Outputs | tuple[Trouble, str]:
         """Run the network; what is measured beside the `lawful` bytes corrects the law."""
         try:
             with self.lessor.measuring(self.device) as measure, self.device.computing():
-                vectors = self.encoder.encode(rows)
+                outputs = self.encoder.encode(rows)
         except Exception as error:
             trouble = classify(error)
             if trouble is None:
@@ -211,4 +212,4 @@ class ModelInstance:
         if self._cold:  # what was loaded only now, kernels and their workspaces, no allocator counts
             self.device.wall(self.lessor.ceiling_on(self.device))
         self._cold = False
-        return vectors
+        return outputs

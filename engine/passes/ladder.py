@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from interlock.engine.models.packing import padded_tokens
+from interlock.engine.record.counting import several
 from interlock.engine.record.units import distinct_sizes
 
 MOST_REPLANS = 2
@@ -75,6 +76,8 @@ class Evidence:
     """The most tokens that the corrected law allows in that room now."""
     foreseen: bool = False
     """The shortage was predicted, and no allocation failed."""
+    what: str = "text"
+    """What a row is to people: a text, or a span of one."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,8 @@ def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: i
 
 def _what_happened(evidence: Evidence) -> str:
     longest = f"{evidence.longest:,} tokens"
-    texts = f"1 text, {longest}" if evidence.rows == 1 else f"{evidence.rows:,} texts, at most {longest} each"
+    rows = several(evidence.rows, evidence.what)
+    texts = f"{rows}, {longest}" if evidence.rows == 1 else f"{rows}, at most {longest} each"
     match evidence.cause:
         case Cause.MEMORY:
             needs, free = distinct_sizes(evidence.predicted, evidence.room)

@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import RLock
 
-from msgspec.structs import asdict
-
 from interlock.engine.errors import NoDeviceError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
@@ -24,16 +22,10 @@ from interlock.engine.passes.encoder import computed_tokens
 from interlock.engine.passes.grid import Cells, Queue
 from interlock.engine.passes.instance import ModelInstance, first_calibration
 from interlock.engine.passes.ladder import Rung
+from interlock.engine.passes.lease_events import tell_granted, tell_released
 from interlock.engine.passes.memory_needs import MemoryPlanner
 from interlock.engine.passes.schedule import Assignment
-from interlock.engine.record.events import (
-    LeaseGranted,
-    LeaseReleased,
-    Mitigated,
-    ModelAttached,
-    ResidueFound,
-    Warned,
-)
+from interlock.engine.record.events import Mitigated, ModelAttached, Warned
 from interlock.engine.record.units import distinct_sizes
 
 TRIES = 2
@@ -266,39 +258,22 @@ class ResidentModel:
         lease = self.stack.enter_context(
             context.lessor.lease(cells.card.key, needs, self._released, shared=shared, limits=self.limits)
         )
-        context.emit(
-            LeaseGranted(
-                lease=lease.id,
-                model_pass=cells.model_pass,
-                model=cells.card.key,
-                devices=[device.name for device in devices],
-                device_kind=devices[0].kind,
-                budget_bytes=lease.budget,
-                predicted_bytes=min(work.predicted, lease.budget),
-                batches=work.batches,
-                rows=work.rows,
-                budgets=dict(lease.budgets),
-                schedule=context.controls.schedule,
-                streamed=streamed,
-            )
+        tell_granted(
+            context.emit,
+            lease,
+            cells.model_pass,
+            work.predicted,
+            rows=work.rows,
+            batches=work.batches,
+            schedule=context.controls.schedule,
+            streamed=streamed,
         )
         return lease
 
     def _released(self, lease: Lease) -> None:
-        context, cells = self.context, self.cells
-        context.emit(
-            LeaseReleased(
-                lease=lease.id,
-                model_pass=cells.model_pass,
-                model=cells.card.key,
-                held_seconds=round(lease.held_seconds, 3),
-                receipts=lease.receipts,
-            )
-        )
-        for found in lease.residues:
-            context.emit(ResidueFound(**asdict(found)))
+        tell_released(self.context.emit, lease, self.cells.model_pass)
         for overrun in lease.overruns():
-            context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
+            self.context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
     def _instance_on_host(self, lease: Lease) -> ModelInstance:
         host, card = self.context.host, self._card_on(self.context.host)

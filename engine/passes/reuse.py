@@ -12,31 +12,34 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.corpus import DIGEST, Digests, digest_of_texts
+from interlock.engine.intake.ragged import Ints, starts_of
 from interlock.engine.passes.batches import Batch, Rows, digest_of
-from interlock.engine.passes.pass_files import place_of
-from interlock.engine.passes.sparse import TERMS, SparseFile
-from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, PassFile, Vectors, crc_of, header_of
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.pass_files import PLACES, PassFiles
+from interlock.engine.passes.sparse import SparseFile
+from interlock.engine.passes.token_rows import TokenFile
+from interlock.engine.passes.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, header_of
 from interlock.engine.record import atomic, journal
+from interlock.engine.record.counting import several
 from interlock.engine.record.events import RowsReused
+from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 
-SAME = ("fingerprint", "max_tokens", "document_prompt", "kind")
+SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap")
 """What two passes of a model must have in common for their vectors to be the same."""
 ORDER = "order.npy"
 WINDOW = 512
 """Rows taken over that share a checksum."""
 Mask = npt.NDArray[np.bool_]
 Report = Callable[[int], object]
-Kept = Callable[[Rows, int], tuple[Vectors, Mask] | None]
-"""Gives rows of an earlier run by their numbers and checksum: what it has of them [rows, dim], and which are vectors;
-None where they are not what was checked in."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +67,26 @@ def take_over(
     entry: Mapping[str, object],
     model_pass: int,
     digests: Digests,
-    file: PassFile,
+    files: PassFiles,
     report: Report,
 ) -> RowsReused | None:
-    """Copy into `file` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
+    """Copy into `files` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
 
     Each time rows turn out to be damaged there, `report` is called with how many.
     """
     taken = np.zeros(len(digests), np.bool_)
-    for rows, vectors in available(earlier, entry, digests, report):
-        if earlier and vectors.shape[1] != (dim := file.width):
+    for rows, outputs in available(earlier, entry, digests, report):
+        if earlier and files.dense and outputs.dense is not None and outputs.dense.shape[1] != files.dense.width:
             raise UsageError(
-                f"{earlier.directory.path} has {entry['model']} in {vectors.shape[1]} dimensions, not {dim}: drop "
-                "--reuse"
+                f"{earlier.directory.path} has {entry['model']} in {outputs.dense.shape[1]} dimensions, not "
+                f"{files.dense.width}: drop --reuse"
             )
-        file.put(rows, vectors)
+        files.put(rows, outputs)
         taken[rows] = True
     if not earlier or not taken.any():
         return None
-    file.sync()
-    crcs = [file.crc(rows) for rows in _windows(np.flatnonzero(taken))]
+    files.sync()
+    crcs = [files.crc(rows) for rows in _windows(np.flatnonzero(taken))]
     return RowsReused(
         model_pass=model_pass,
         model=str(entry["model"]),
@@ -102,19 +105,19 @@ def mask_of(reused: RowsReused | None, texts: int) -> Mask:
     return np.unpackbits(bits, count=texts).astype(np.bool_)
 
 
-def damaged(reused: RowsReused, file: PassFile) -> int:
+def damaged(reused: RowsReused, files: PassFiles) -> int:
     """Count the rows taken over whose checksum does not hold any more."""
-    windows = _windows(np.flatnonzero(mask_of(reused, file.texts)))
-    return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if file.crc(rows) != crc)
+    windows = _windows(np.flatnonzero(mask_of(reused, files.texts)))
+    return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if files.crc(rows) != crc)
 
 
-def keep_order(vectors: Path, batches: Sequence[Batch]) -> None:
-    """Keep beside a pass's `vectors` which rows its batches have: with it, another run can check what it takes."""
+def keep_order(place: Path, batches: Sequence[Batch]) -> None:
+    """Keep in the directory of a pass which rows its batches have: with it, another run can check what it takes."""
     rows = [batch.rows for batch in batches]
     order = np.concatenate([np.empty(0, np.int64), *rows])
-    firsts = np.cumsum([0, *(len(each) for each in rows)])[:-1]
+    firsts = starts_of([len(each) for each in rows])[:-1]
     order[firsts] = ~order[firsts]  # a negative number begins a batch
-    path, data = vectors.with_name(ORDER), BytesIO()
+    path, data = place / ORDER, BytesIO()
     np.save(data, order.astype(np.int32))
     if not path.is_file() or path.read_bytes() != data.getvalue():
         atomic.write_bytes(path, data.getvalue())
@@ -122,43 +125,96 @@ def keep_order(vectors: Path, batches: Sequence[Batch]) -> None:
 
 def available(
     earlier: Earlier | None, entry: Mapping[str, object], digests: Digests, report: Report
-) -> Iterator[tuple[Rows, Vectors]]:
-    """Yield rows with their vectors in `earlier`, checked against its journal; `report` as for `take_over`.
+) -> Iterator[tuple[Rows, Outputs]]:
+    """Yield rows with what `earlier` has of them, checked against its journal; `report` as for `take_over`.
 
     Raises UsageError naming a file that is not what that run wrote.
     """
-    roster, wanted = earlier.state.roster if earlier else (), {"kind": "dense", **entry}
-    same = (number for number, other in enumerate(roster) if all(getattr(other, name) == wanted[name] for name in SAME))
-    model_pass = next(same, None)
+    wanted = {"kind": "dense", "overlap": None, **entry}
+    roster = earlier.state.roster if earlier else ()
+    model_pass = next((number for number, other in enumerate(roster) if not _lacking(other, wanted)), None)
     if earlier is None or model_pass is None:
         return
     member, texts = earlier.state.roster[model_pass], len(earlier.digests)
-    path = earlier.directory.vectors(model_pass, member.model)
-    groups = list(_groups(earlier, model_pass, path, str(entry["dtype"])))
-    kept = (_kept_terms if member.kind == "sparse" else _kept)(path, texts, member.dim)
+    place = earlier.directory.pass_directory(model_pass, member.model)
+    groups = list(_groups(earlier, model_pass, place, str(entry["dtype"])))
+    files = _files(place, member, texts)
     positions = _positions(digests, earlier.digests)
     for rows, crc in groups:
         here = positions[rows]
         if not (here >= 0).any():
             continue
-        found = kept(rows, crc)
-        if found is None:
+        if files is None or files.crc(rows) != crc:
             report(len(rows))
             continue
-        vectors, whole = found
-        good = (here >= 0) & whole
-        yield here[good], vectors[good]
+        outputs = files.take(rows)
+        good = np.flatnonzero((here >= 0) & whole(outputs))
+        yield here[good], outputs.taken(good)
 
 
-def _groups(earlier: Earlier, model_pass: int, vectors: Path, dtype: str) -> Iterator[tuple[Rows, int]]:
-    """Rows of a pass that were computed in this precision and have a checksum in the journal, with it."""
+def lacking(earlier: Earlier | None, entry: Mapping[str, object]) -> str:
+    """Say what `earlier` lacks of the model `entry`, of which it has something; empty where it lacks nothing."""
+    wanted = {"kind": "dense", "overlap": None, **entry}
+    found = [_lacking(other, wanted) for other in earlier.state.roster if _same(other, wanted)] if earlier else []
+    return min(found, key=len, default="")
+
+
+def _lacking(other: RosterEntry, wanted: Mapping[str, object]) -> str:
+    """What the pass of an earlier run did not give of what is wanted of a model, or gave in another way."""
+    if not _same(other, wanted):
+        return str(wanted["model"])
+    asked, heads = _gives(wanted), msgspec.convert(wanted.get("heads", {}), dict[str, str])
+    kept = {"dense": True, "sparse": other.heads.get("sparse_linear") == heads.get("sparse_linear")}
+    kept["sparse"] &= other.terms == msgspec.convert(wanted.get("terms"), TermForm | None)
+    kept["tokens"] = other.heads.get("colbert_linear") == heads.get("colbert_linear") and (
+        msgspec.to_builtins(other.tokens) == wanted.get("tokens")
+    )
+    named = {"dense": "vectors", "sparse": "weights of terms", "tokens": "token vectors as they are wanted"}
+    return " and ".join(named[each] for each in asked if not (each in other.gives and kept[each]))
+
+
+def _same(other: RosterEntry, wanted: Mapping[str, object]) -> bool:
+    return all(getattr(other, name) == wanted[name] for name in SAME)
+
+
+def _gives(wanted: Mapping[str, object]) -> tuple[str, ...]:
+    return msgspec.convert(wanted.get("outputs") or (wanted["kind"],), tuple[str, ...])
+
+
+def whole_pass(earlier: Earlier, model_pass: int) -> PassFiles:
+    """Open the files of a pass that has seen every text, to be read, once each row is what the journal says of it.
+
+    Raises UsageError, naming the run, where some have not been seen, or a file is not what that run wrote.
+    """
+    member, texts = earlier.state.roster[model_pass], len(earlier.digests)
+    place = earlier.directory.pass_directory(model_pass, member.model)
+    groups, files = list(_groups(earlier, model_pass, place)), _files(place, member, texts)
+    seen = np.zeros(texts, np.bool_)
+    for rows, _ in groups:
+        seen[rows] = True
+    if missing := texts - int(seen.sum()):
+        raise UsageError(
+            f"run {earlier.directory.id} has no {member.model} of {several(missing, 'text')} yet: resume it first"
+        )
+    if files is None or any(files.crc(rows) != crc for rows, crc in groups):
+        raise UsageError(
+            f"vectors of {member.model} in {place} are damaged or missing: resume run {earlier.directory.id}, which "
+            "computes them again"
+        )
+    return files
+
+
+def _groups(earlier: Earlier, model_pass: int, place: Path, dtype: str | None = None) -> Iterator[tuple[Rows, int]]:
+    """Rows of a pass that were computed in this precision, or in any, and have a checksum in the journal, with it."""
     state, usual = earlier.state, earlier.state.roster[model_pass].dtype
+    dtype, exact = dtype or usual, dtype is not None
     reused, committed = state.reused.get(model_pass), state.committed.get(model_pass, {})
     if reused and usual == dtype:
         yield from zip(_windows(np.flatnonzero(mask_of(reused, len(earlier.digests)))), reused.crcs, strict=True)
     if committed:
-        batches = _batches_of(earlier, model_pass, vectors.with_name(ORDER))
-        yield from ((batches[index], each.crc) for index, each in committed.items() if (each.dtype or usual) == dtype)
+        batches = _batches_of(earlier, model_pass, place / ORDER)
+        of_it = ((index, each) for index, each in committed.items() if not exact or (each.dtype or usual) == dtype)
+        yield from ((batches[index], each.crc) for index, each in of_it)
 
 
 def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
@@ -166,7 +222,7 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
     if not path.exists():
         raise UsageError(
             f"cannot check the vectors of {earlier.directory.path} without {path} (older versions lack it "
-            "until resumed): drop --reuse, or reuse another run"
+            "until resumed): use another run, or resume that one"
         )
     with _damage_of(path):
         with atomic.opened(path) as handle:
@@ -189,7 +245,7 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
     if not state.texts_digest:
         raise UsageError(
             f"the journal of {earlier.path} does not list its texts (older versions do not until resumed): "
-            "drop --reuse, or reuse another run"
+            "use another run, or resume that one"
         )
     with _damage_of(earlier.digests), atomic.opened(earlier.digests) as handle:
         found = np.lib.format.read_array(handle)
@@ -201,37 +257,38 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
         return digests
 
 
-def _kept(path: Path, texts: int, dim: int) -> Kept:
-    """What gives rows of a dense pass."""
-    vectors = _load(path, texts, dim) if path.exists() else None
-
-    def taken(rows: Rows, crc: int) -> tuple[Vectors, Mask] | None:
-        if vectors is None or crc_of(window := vectors[rows]) != crc:
-            return None
+def whole(outputs: Outputs) -> Mask:
+    """Tell which rows were not parked: in a dense part those with unit vectors."""
+    if outputs.dense is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
-            return window, np.abs(np.linalg.norm(window, axis=1) - 1) <= UNIT_TOLERANCE
+            return np.asarray(np.abs(np.linalg.norm(outputs.dense, axis=1) - 1) <= UNIT_TOLERANCE)
+    part = outputs.terms if outputs.terms is not None else outputs.tokens
+    assert part is not None, "a pass has an output"
+    return ~part.parked
 
-    return taken
+
+def _files(place: Path, member: RosterEntry, texts: int) -> PassFiles | None:
+    """The files of an earlier run's pass, to be read only; None where one is not there."""
+    paths = {output: place / PLACES[output] for output in PLACES if output in member.gives}
+    if not all(path.exists() for path in paths.values()):
+        return None
+    dense, terms, tokens = (paths.get(output) for output in PLACES)
+    form = member.tokens
+    return PassFiles(
+        VectorFile(dense, _load(dense, texts, member.dim)) if dense else None,
+        SparseFile(terms, _table(terms, texts), member.words or member.dim) if terms else None,
+        TokenFile(tokens, _table(tokens, texts), form.dim, form.precision) if tokens and form else None,
+    )
 
 
-def _kept_terms(path: Path, texts: int, words: int) -> Kept:
-    """What gives rows of a sparse pass, written out."""
-    table = place_of(path, "sparse")
-    if not (table.exists() and table.with_name(TERMS).exists()):
-        return lambda *_: None
-    with _damage_of(table):
-        dtype, shape, _ = header_of(table)
+def _table(path: Path, texts: int) -> Ints:
+    """A pass's row table."""
+    with _damage_of(path):
+        dtype, shape, _ = header_of(path)
         if dtype != np.int64 or shape != (texts, 2):
-            raise ValueError(f"found {dtype} {shape}, expected {texts:,} rows of terms")
-        file = SparseFile.over(table, np.lib.format.open_memmap(table, mode="r"), words)
-
-    def taken(rows: Rows, crc: int) -> tuple[Vectors, Mask] | None:
-        if file.crc(rows) != crc:
-            return None
-        terms = file.take(rows)
-        return terms.to_dense(words), ~terms.parked
-
-    return taken
+            raise ValueError(f"found {dtype} {shape}, expected {texts:,} rows")
+        table: Ints = np.lib.format.open_memmap(path, mode="r")
+        return table
 
 
 def _load(path: Path, texts: int, least: int) -> Vectors:
@@ -252,10 +309,10 @@ def _damage_of(path: Path) -> Iterator[None]:
     except UsageError:
         raise
     except OSError as error:
-        what = f"cannot be read ({error.strerror or error}): fix the cause"
-        raise UsageError(f"{path} {what}, drop --reuse, or reuse another run") from error
+        what = f"cannot be read ({error.strerror or error})"
+        raise UsageError(f"{path} {what}: fix the cause, or use another run") from error
     except (InterlockError, *NOT_AN_ARRAY) as error:
-        raise UsageError(f"{path} is damaged ({error}): drop --reuse, or reuse another run") from error
+        raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or use another run") from error
 
 
 def _positions(digests: Digests, others: Digests) -> Rows:

@@ -76,7 +76,7 @@ class Placement:
 def next_placement(
     schedule: Schedule,
     left: Sequence[Sequence[int]],
-    needs: Sequence[MemoryNeed],
+    needs: Sequence[MemoryNeed] | Mapping[int, MemoryNeed],
     devices: Sequence[DeviceRoom],
     window: int,
     last: int | None,
@@ -84,6 +84,7 @@ def next_placement(
     cpu_fallback: bool,
 ) -> Placement | None:
     """Decide what to lease now, where `left[k]` are the batches that pass k still has to do, ascending; None: nothing.
+    `needs[k]` is there for every pass that has any.
 
     `last` is the pass of the last assignment, if any; a `window` of 0 is a whole pass. The CPU is used where there is
     no GPU, and with `cpu_fallback` for a model that fits on none. A pass is refused when it is due and never while it
@@ -145,7 +146,9 @@ def _fits(need: MemoryNeed, usable: Sequence[DeviceRoom]) -> list[_Fit]:
 
 
 def _side_by_side(
-    waiting: Mapping[int, Sequence[int]], needs: Sequence[MemoryNeed], usable: Sequence[DeviceRoom]
+    waiting: Mapping[int, Sequence[int]],
+    needs: Sequence[MemoryNeed] | Mapping[int, MemoryNeed],
+    usable: Sequence[DeviceRoom],
 ) -> tuple[Assignment, ...]:
     """The primary on the first device that holds it, then each companion that fits beside those placed before it.
 

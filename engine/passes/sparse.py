@@ -1,14 +1,7 @@
-"""The sparse vectors of one pass on disk: `rows.npy` says where in `terms.bin` the terms of each text stand.
+"""The sparse vectors of one pass on disk: `rows.npy` says where in `terms.bin` the terms of each text stand."""
 
-Terms are only ever appended, and the row table points at them once they are written: what a killed process left
-behind the last row is appended after and never pointed at. A batch is committed in the journal with the CRC-32 of its
-rows, as in a dense pass, so that a resumed run knows which rows survived; what is torn has another one.
-"""
-
-import os
-import threading
 import zlib
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -16,29 +9,26 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.errors import InterlockError
+from interlock.engine.intake.ragged import Ints, owners_of, places_of, starts_of
 from interlock.engine.passes.batches import Rows
-from interlock.engine.passes.vectors import Vectors, create, mapped, release
-from interlock.engine.record import atomic
+from interlock.engine.passes.row_file import PARKED, TORN, RowFile, open_table
+from interlock.engine.passes.vectors import Vectors
 
 TERM = np.dtype([("index", "<i4"), ("value", "<f4")])
 """One record of `terms.bin`."""
 TERMS = "terms.bin"
-NEVER, PARKED, TORN = -1, -2, -3
-"""What stands for a number of terms where there is none; on disk the first two stand in place of an offset."""
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class SparseRows:
     """Rows of term weights: the terms of row i are `[starts[i]:starts[i + 1]]` of `indices` and `values`.
 
-    `starts` int64 [n + 1]; `indices` int32 [terms], ascending within a row; `values` float32 [terms], > 0; `parked`
+    `starts` int64 [n + 1]; `indices` [terms], ascending within a row; `values` float32 [terms], > 0; `parked`
     bool [n]: a row that has no vector, where an empty one that is not parked is a text without terms.
     """
 
     starts: Ints
-    indices: npt.NDArray[np.int32]
+    indices: npt.NDArray[np.signedinteger]
     values: Vectors
     parked: npt.NDArray[np.bool_]
 
@@ -53,10 +43,64 @@ class SparseRows:
         starts = np.searchsorted(rows, np.arange(len(matrix) + 1))
         return cls(starts.astype(np.int64), indices.astype(np.int32), matrix[rows, indices], parked)
 
+    @classmethod
+    def joined(cls, rows: int, pieces: Sequence[tuple[Rows, Self]]) -> Self:
+        """Make `rows` rows of `pieces`, each with its places among them; a row of no piece is parked."""
+        counts, parked = np.zeros(rows, np.int64), np.ones(rows, np.bool_)
+        for places, piece in pieces:
+            counts[places], parked[places] = piece.counts, piece.parked
+        starts = starts_of(counts)
+        indices, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+        for places, piece in pieces:
+            into = places_of(starts[places], piece.counts)
+            indices[into], values[into] = piece.indices, piece.values
+        return cls(starts, indices, values, parked)
+
+    @classmethod
+    def largest(
+        cls, rows: Ints, indices: npt.NDArray[np.signedinteger], values: Vectors, parked: npt.NDArray[np.bool_]
+    ) -> Self:
+        """Give each row [n of `parked`] its indices, each with the largest of its values; value i [terms] is that of
+        `indices[i]` in `rows[i]`, in any order. A parked row has none."""
+        there = np.flatnonzero(~parked[rows])
+        order = there[np.lexsort((indices[there], rows[there]))]
+        rows, indices = rows[order], indices[order]
+        firsts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(indices, prepend=-1))
+        values = np.maximum.reduceat(values[order], firsts) if len(firsts) else values[:0]
+        counts = np.bincount(rows[firsts], minlength=len(parked))
+        return cls(starts_of(counts), indices[firsts].astype(np.int32), values, parked)
+
+    def __len__(self) -> int:
+        return len(self.parked)
+
+    def taken(self, rows: Rows) -> Self:
+        """Return some of the rows, in the order in which they are named."""
+        counts = self.counts[rows]
+        from_ = places_of(self.starts[rows], counts)
+        return type(self)(starts_of(counts), self.indices[from_], self.values[from_], self.parked[rows])
+
+    def heaviest(self, most: int | None, width: int) -> Self:
+        """Keep the `most` terms of each row that weigh most, of a vocabulary of `width`; None keeps all.
+
+        Of equal weights those are kept that sentence-transformers keeps for `max_active_dims` on a CPU. Which they are
+        depends on the whole row, so that each is written out for it, one at a time.
+        """
+        if most is None or self.counts.max(initial=0) <= most:
+            return self
+        from torch import from_numpy  # not for terms that are delivered or read
+
+        kept = np.ones(len(self.indices), np.bool_)
+        for row in np.flatnonzero(self.counts > most):
+            own = slice(*self.starts[row : row + 2])
+            (weights,) = self.taken(np.array([row])).to_dense(width)
+            kept[own] = np.isin(self.indices[own], from_numpy(weights).topk(most).indices.numpy())
+        counts = np.minimum(self.counts, most)
+        return type(self)(starts_of(counts), self.indices[kept], self.values[kept], self.parked)
+
     def to_dense(self, width: int) -> Vectors:
         """Return float32 [n, `width`], NaN where a row is parked."""
         matrix = np.zeros((len(self.parked), width), np.float32)
-        matrix[np.repeat(np.arange(len(self.parked)), self.counts), self.indices] = self.values
+        matrix[owners_of(self.counts), self.indices] = self.values
         matrix[self.parked] = np.nan
         return matrix
 
@@ -70,7 +114,7 @@ class SparseRows:
         wrong: npt.NDArray[np.bool_] = (self.parked != other.parked) | (self.counts != other.counts)
         if not wrong.any():  # or the terms do not stand side by side
             values = self.values.view(np.uint32) != other.values.view(np.uint32)
-            wrong[np.repeat(np.arange(len(wrong)), self.counts)[(self.indices != other.indices) | values]] = True
+            wrong[owners_of(self.counts)[(self.indices != other.indices) | values]] = True
         return wrong
 
     def crc(self) -> int:
@@ -78,100 +122,44 @@ class SparseRows:
         return _crc_of(np.where(self.parked, PARKED, self.counts), self.indices, self.values)
 
 
-class SparseFile:
-    """The sparse vectors of one model; safe to be put to by several threads."""
+class SparseFile(RowFile):
+    """The sparse vectors of one model."""
 
-    def __init__(self, path: Path, texts: int, width: int) -> None:
+    def __init__(self, path: Path, table: Ints, width: int) -> None:
+        """Take the row table [texts, 2] at `path`, whose terms lie beside it; `width` is the size of the vocabulary."""
+        super().__init__(path, table, path.with_name(TERMS), TERM)
+        self.width = width
+
+    @classmethod
+    def open(cls, path: Path, texts: int, width: int) -> Self:
         """Open the row table at `path` and the terms beside it, or make them.
 
         Raises InterlockError where there is no room for them or the table has another shape.
         """
-        terms = path.with_name(TERMS)
-        if not path.exists() or not terms.exists():
-            atomic.write_bytes(terms, b"")
-        if not path.exists():
-            create(path, np.array([[NEVER, 0]], np.int64), texts)
-        self._hold(path, mapped(path, np.dtype(np.int64), (texts, 2), "rows"), width)
+        return cls(path, open_table(path, path.with_name(TERMS), texts), width)
 
-    @classmethod
-    def over(cls, path: Path, table: Ints, width: int) -> Self:
-        """Read what lies at `path` by its row table [texts, 2], which nothing is written to."""
-        file = cls.__new__(cls)
-        file._hold(path, table, width)
-        return file
-
-    def _hold(self, path: Path, table: Ints, width: int) -> None:
-        self.path, self.terms, self.width, self.texts = path, path.with_name(TERMS), width, len(table)
-        self.table = table
-        self._appending = threading.Lock()
-
-    def put(self, rows: Rows, vectors: Vectors) -> int:
-        """Write the dense `vectors` [n, vocabulary] of `rows`, NaN for parked ones; returns the CRC-32 of their rows.
-
-        Raises DiskError where the disk takes no more.
-        """
-        sparse = SparseRows.from_dense(vectors)
+    def put(self, rows: Rows, sparse: SparseRows) -> int:
+        """Write the terms of `rows`; returns their CRC-32. Raises DiskError where the disk takes no more."""
         terms = np.empty(len(sparse.indices), TERM)
         terms["index"], terms["value"] = sparse.indices, sparse.values
-        with self._appending:
-            first = self._append(terms)
-            self.table[rows, 0] = np.where(sparse.parked, PARKED, first + sparse.starts[:-1])
-            self.table[rows, 1] = sparse.counts
+        self.write(rows, sparse.starts, terms, sparse.parked)
         return sparse.crc()
 
     def crc(self, rows: Rows) -> int:
         """Return the CRC-32 of what stands in `rows` now, which is another one where any of it is torn."""
-        counts, terms = self._found(rows)
+        counts, terms = self.find(rows)
         return _crc_of(counts, terms["index"], terms["value"])
 
     def take(self, rows: Rows) -> SparseRows:
         """Read `rows`; one that was never written is parked. Raises InterlockError where what is there is no row."""
-        counts, terms = self._found(rows)
+        counts, terms = self.find(rows)
         lengths = np.maximum(counts, 0)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         indices = np.ascontiguousarray(terms["index"], np.int32)
-        row_of = np.repeat(np.arange(len(lengths)), lengths)
-        ascending = (np.diff(indices) > 0) | (np.diff(row_of) > 0)
+        ascending = (np.diff(indices) > 0) | (np.diff(owners_of(lengths)) > 0)
         terms_there = (indices >= 0) & (indices < self.width) & (terms["value"] > 0)
         if (counts == TORN).any() or not ascending.all() or not terms_there.all():
-            raise InterlockError(f"{self.terms} is damaged: --resume recomputes the damaged rows")
-        return SparseRows(starts, indices, np.ascontiguousarray(terms["value"], np.float32), counts < 0)
-
-    def sync(self) -> None:
-        """Make every row written so far survive a power cut, terms first, and let go of the pages."""
-        with atomic.explaining(self.terms), self.terms.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        with atomic.explaining(self.path):
-            if isinstance(self.table, np.memmap):
-                self.table.flush()
-                release(self.table)
-
-    def _append(self, terms: npt.NDArray[np.void]) -> int:
-        """Write terms behind all that is there, half a record of a killed process included; the first one's place."""
-        with atomic.explaining(self.terms), self.terms.open("rb+") as handle:
-            first = -(-handle.seek(0, os.SEEK_END) // TERM.itemsize)
-            handle.seek(first * TERM.itemsize)
-            handle.write(terms.data)
-        return first
-
-    def _found(self, rows: Rows) -> tuple[Ints, npt.NDArray[np.void]]:
-        """How many terms each of `rows` has, or what stands for that, and the terms that are there, one row after the
-        other."""
-        terms = self._mapped()
-        first, counts = self.table[rows].T
-        there = (first >= 0) & (counts >= 0) & (counts <= len(terms)) & (first <= len(terms) - counts)
-        unwritten = np.isin(first, (NEVER, PARKED)) & (counts == 0)
-        lengths = np.where(there, counts, 0)
-        behind = np.cumsum(lengths) - lengths  # terms of the rows before
-        places = np.repeat(np.where(there, first, 0) - behind, lengths) + np.arange(lengths.sum())
-        return np.where(there, counts, np.where(unwritten, first, TORN)), terms[places]
-
-    def _mapped(self) -> npt.NDArray[np.void]:
-        """All whole terms that are there now."""
-        with suppress(FileNotFoundError), atomic.reading(self.terms), atomic.opened(self.terms) as handle:
-            if whole := os.fstat(handle.fileno()).st_size // TERM.itemsize:  # nothing cannot be mapped
-                return np.memmap(handle, TERM, "r", shape=(whole,))
-        return np.empty(0, TERM)
+            raise self.damage()
+        return SparseRows(starts_of(lengths), indices, np.ascontiguousarray(terms["value"], np.float32), counts < 0)
 
 
 def _crc_of(counts: Ints, indices: npt.NDArray[np.int32], values: Vectors) -> int:

@@ -10,9 +10,8 @@ import mmap
 import os
 import tokenize
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +39,6 @@ def gate(vectors: Vectors, dim: int) -> dict[int, str]:
     return reasons
 
 
-def gate_terms(vectors: Vectors, dim: int) -> dict[int, str]:
-    """Find what `gate` does of weights of terms: a text may have none. Raises InterlockError as it does."""
-    return {row: reason for row, reason in gate(vectors, dim).items() if reason == NOT_FINITE}
-
-
 def crc_of(vectors: Vectors) -> int:
     """Return the CRC-32 of the vectors' bytes, row by row."""
     return zlib.crc32(np.ascontiguousarray(vectors).data)
@@ -68,12 +62,16 @@ def header_of(path: Path, *, complete: bool = True) -> tuple[np.dtype[np.generic
 class VectorFile:
     """The vectors of one model; rows that were never written, or are parked, are NaN."""
 
-    def __init__(self, path: Path, texts: int, dim: int) -> None:
+    def __init__(self, path: Path, array: Vectors) -> None:
+        """Take the memory-mapped `array` [texts, dim] of `path`."""
+        self.path, self.array = path, array
+
+    @classmethod
+    def open(cls, path: Path, texts: int, dim: int) -> Self:
         """Open `path`, or make it. Raises InterlockError where there is no room for it or it has another shape."""
-        self.path = path
         if not path.exists():
             create(path, np.full((1, dim), np.nan, np.float32), texts)
-        self.array: Vectors = mapped(path, np.dtype(np.float32), (texts, dim), "vectors")
+        return cls(path, mapped(path, np.dtype(np.float32), (texts, dim), "vectors"))
 
     @property
     def texts(self) -> int:
@@ -91,6 +89,10 @@ class VectorFile:
     def crc(self, rows: Rows) -> int:
         """Return the CRC-32 of what stands in `rows` now."""
         return crc_of(self.array[rows])
+
+    def take(self, rows: Rows) -> Vectors:
+        """Read `rows`."""
+        return self.array[rows]
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut, and let go of the pages."""
@@ -134,31 +136,3 @@ def release(array: npt.NDArray[np.generic]) -> None:
     mapped = getattr(array, "_mmap", None)
     if isinstance(mapped, mmap.mmap):
         mapped.madvise(mmap.MADV_DONTNEED)
-
-
-class PassFile(Protocol):
-    """What the passes need of the file of a model, dense or sparse."""
-
-    path: Path
-
-    @property
-    def texts(self) -> int:
-        """How many rows it has."""
-
-    @property
-    def width(self) -> int:
-        """How many numbers a row has when it is written out."""
-
-    def put(self, rows: Rows, vectors: Vectors) -> int:
-        """Write the vectors of `rows`, NaN for parked ones; returns the CRC-32 of what was written."""
-
-    def crc(self, rows: Rows) -> int:
-        """Return the CRC-32 of what stands in `rows` now."""
-
-    def sync(self) -> None:
-        """Make every row written so far survive a power cut."""
-
-
-def damaged_batches(file: PassFile, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
-    """List the committed batches (index -> CRC-32) whose rows in `file` are not what was committed."""
-    return [index for index, crc in committed.items() if file.crc(batches[index]) != crc]

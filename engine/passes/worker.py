@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.passes.batch_runner import BatchRunner, Crowded, DeviceGone, Result, TooNarrow
 from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.deadline import Deadline
 from interlock.engine.passes.encoder import Ids
 from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
 from interlock.engine.record.facts import Computed, joined
@@ -55,6 +56,7 @@ class Worker:
     emit: Emit
     sync: Callable[[], None]
     controls: Controls
+    deadline: Deadline = field(default_factory=Deadline)
 
     def __post_init__(self) -> None:
         self.lost_because = ""
@@ -83,15 +85,19 @@ class Worker:
             self.error = without_frames(error)
 
     def _next(self) -> "_Taken | None":
-        """The batch that was taken ahead, or the next; None when there is none, or the operator wants otherwise."""
+        """The batch that was taken ahead, or the next; None when there is none, no time for it, or the operator wants
+        otherwise."""
         controls = self.controls
         controls.apply_pending(self.emit)
         if controls.stop_requested or controls.reorders != self._reorders:
             return None
         taken, self._ahead = self._ahead, None
-        if taken and taken.runner.queue.open:
-            return taken
-        return self._take(least=1)
+        if not (taken and taken.runner.queue.open):
+            taken = self._take(least=1)
+        if taken and not self.deadline.allows_batch(taken.runner.queue.cells, taken.index):
+            self._ahead = taken  # which is given back
+            return None
+        return taken
 
     def _take(self, least: int) -> "_Taken | None":
         """Take a batch of the next runner in turn whose queue has `least` of them, and have it prepared."""
@@ -105,7 +111,7 @@ class Worker:
     def _one(self, taken: "_Taken") -> None:
         """Compute a batch; beside it the next is prepared, and then its own vectors are written beside that."""
         runner, index = taken.runner, taken.index
-        began, known = time.monotonic(), runner.instance.calibration.batches
+        began, known = self.deadline.clock(), runner.instance.calibration.batches
         self._ahead = self._take(least=2)  # the last one is for whoever is free first
         try:
             result = runner.compute(index, taken.rows.result())
@@ -123,7 +129,8 @@ class Worker:
                 raise  # no model is to blame for a disk that takes nothing more
             runner.queue.failed = without_frames(error)
             return
-        seconds, calibration = time.monotonic() - began, runner.instance.calibration
+        seconds, calibration = self.deadline.clock() - began, runner.instance.calibration
+        self.deadline.learn(runner.queue.cells, index, seconds)
         learnt = calibration if known < PROBES <= calibration.batches else None
         self._settle()
         self._committing = self._beside.submit(self._commit, runner, index, result, seconds, learnt)
@@ -147,7 +154,7 @@ class Worker:
         cells, batch = runner.queue.cells, runner.queue.cells.batches[index]
         own = Computed(device=self.device.name, dtype=runner.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
-        crc = cells.file.put(batch.rows, result.vectors)
+        crc, terms = cells.files.put(batch.rows, result.outputs), result.outputs.terms
         event = BatchCommitted(
             model_pass=cells.model_pass,
             batch_index=index,
@@ -159,7 +166,10 @@ class Worker:
             crc=crc,
             forwards=result.forwards,
             dtype=joined(part.dtype for part in parts),
-            terms=int((result.vectors > 0).sum()) if cells.card.kind == "sparse" else 0,
+            spans=batch.spans if batch.spans > len(batch.rows) else 0,
+            terms=0 if terms is None else len(terms.indices),
+            termless=0 if terms is None else int(((terms.counts == 0) & ~terms.parked).sum()),
+            token_vectors=0 if result.outputs.tokens is None else len(result.outputs.tokens.records),
             parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,
         )
         self.emit(event)
@@ -185,7 +195,7 @@ class Worker:
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
         for runner in list(self.runners):  # which take turns meanwhile
-            runner.queue.cells.file.sync()
+            runner.queue.cells.files.sync()
         self.sync()
         self._synced = time.monotonic()
 

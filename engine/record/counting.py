@@ -1,6 +1,7 @@
 """How people are told of passes and batches, which they count from 1, and of numbers of things."""
 
 from interlock.engine.record.snapshot import PassView
+from interlock.engine.record.units import human_bytes
 
 
 def pass_of(model_pass: int, passes: int = 0) -> str:
@@ -22,6 +23,16 @@ def percent(share: float) -> str:
     """Write a share in four cells; 100 % is said of nothing that is not finished."""
     whole = 100 if share >= 1 else min(99, int(share * 100 + 1e-9))
     return f"{max(0, whole):>3}%"
+
+
+def outputs_of(each: PassView) -> list[str]:
+    """Tell what a pass has given beside a vector of each text, and how much of its texts its model sees."""
+    seen = "" if each.coverage is None else f" ({int(each.coverage * 1000) / 10}% of the tokens seen)"
+    facts = [f"{each.truncated:,} truncated{seen}"] * bool(each.truncated)
+    facts += [f"{each.terms_per_text:.0f} terms a text"] * bool(each.terms)
+    facts += [f"{each.termless:,} without terms"] * bool(each.termless)
+    kept = f"{several(each.token_vectors, 'token vector')} ({human_bytes(each.token_bytes)})"
+    return facts + [kept] * bool(each.token_vectors)
 
 
 def several(number: int, thing: str, things: str = "") -> str:

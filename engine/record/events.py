@@ -15,8 +15,10 @@ from interlock.engine.record.facts import (
     Cost,
     DeviceFacts,
     Grant,
+    KeptVectors,
     LawMeasured,
     Memory,
+    MissingModel,
     Mitigation,
     ParkedRow,
     Readings,
@@ -57,6 +59,16 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
     schedule: str = ""
     run_id: str = ""
     committed: int | None = None
+
+
+class DeadlineSet(Event, frozen=True, tag="deadline_set"):
+    """When this session has to be over: as it was `asked`, in how many `seconds`, and in seconds since the epoch; and
+    whether it exports what is complete before."""
+
+    asked: str
+    seconds: float
+    ends: float
+    partial: bool
 
 
 class DevicesFound(Event, frozen=True, tag="devices_found"):
@@ -151,7 +163,10 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
 
 class PassPlanned(Event, frozen=True, tag="pass_planned"):
     """What one model will do for one collection; `batches` of the pass begin at `first_batch`. `flops` is what all of
-    them are predicted to cost, each by `cost`; 0 and None where that is not known, as in older journals."""
+    them are predicted to cost, each by `cost`; 0 and None where that is not known, as in older journals. `token_bytes`
+    is what the vectors of their tokens will take; `seen_tokens` are those of all its texts, reused ones too, that the
+    model's limit lets it see, None in older journals. `split` of the rows are longer than that limit and computed as
+    `spans`, which takes `split_tokens` more than cutting them off."""
 
     model_pass: int
     model: str
@@ -167,6 +182,11 @@ class PassPlanned(Event, frozen=True, tag="pass_planned"):
     plan: str
     flops: float = 0.0
     cost: Cost | None = None
+    token_bytes: int = 0
+    seen_tokens: int | None = None
+    split: int = 0
+    spans: int = 0
+    split_tokens: int = 0
 
 
 class RowsReused(Event, frozen=True, tag="rows_reused"):
@@ -208,6 +228,63 @@ class ModelAttached(Event, frozen=True, tag="model_attached"):
     streamed: bool = False
 
 
+class ModelMoved(Event, frozen=True, tag="model_moved"):
+    """The weights of a reranker were copied to a device: from the files (`source` "disk"), or from the device that they
+    left, and why."""
+
+    lease: str
+    model: str
+    source: str
+    device: str
+    bytes: int
+    cause: str
+    seconds: float
+
+
+class ModelUnloaded(Event, frozen=True, tag="model_unloaded"):
+    """The weights of a reranker were dropped from a device, and why; the lease's receipt says what stayed."""
+
+    lease: str
+    model: str
+    device: str
+    bytes: int
+    cause: str
+    seconds: float
+
+
+class PairsPlanned(Event, frozen=True, tag="pairs_planned"):
+    """Pairs of a query and a text that a reranker is about to score, in batches sorted by their tokens."""
+
+    model: str
+    pairs: int
+    batches: int
+    tokens: int
+    padding: int
+    truncated: int
+    truncated_tokens: int
+
+
+class PairsScored(Event, frozen=True, tag="pairs_scored"):
+    """Every pair has its score; `device` and `dtype` name each that computed one, sorted and joined by commas."""
+
+    model: str
+    pairs: int
+    tokens: int
+    forwards: int
+    device: str
+    dtype: str
+    seconds: float
+
+
+class RerankerPassedOver(Event, frozen=True, tag="reranker_passed_over"):
+    """A reranker that was asked for gave no scores; `next` is the one that is tried instead, empty where none is left
+    and the order of the first stage stands."""
+
+    model: str
+    reason: str
+    next: str = ""
+
+
 class CanaryChecked(Canary, Event, frozen=True, kw_only=True, tag="canary_checked"):
     """A model was tried out on a device before its vectors are kept."""
 
@@ -220,7 +297,9 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
     joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
     them came from one place. `rows` counts those that were parked too; `seconds` is the wall time of the batch, with
-    what its mitigations cost; `terms` how many weights the rows of a sparse model have, 0 of any other."""
+    what its mitigations cost; `terms` how many weights the rows have, `termless` how many rows have none, and
+    `token_vectors` how many vectors of tokens, 0 of a model that gives none; `spans` how many rows the forwards had, 0
+    where each text was one."""
 
     model_pass: int
     batch_index: int
@@ -234,12 +313,17 @@ class BatchCommitted(Event, frozen=True, tag="batch_committed"):
     dtype: str = ""
     parts: list[Computed] = []
     terms: int = 0
+    termless: int = 0
+    token_vectors: int = 0
+    spans: int = 0
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
-    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short."""
+    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; of a reranker, which has no
+    pass, `model` says whose."""
 
     cost_seconds: float
+    model: str = ""
 
     @property
     def free(self) -> int | None:
@@ -290,6 +374,14 @@ class PassFailed(Event, frozen=True, tag="pass_failed"):
     reason: str
 
 
+class DeliveredWithout(Event, frozen=True, tag="delivered_without"):
+    """A collection is about to be delivered without these models; `weights` are those of the dense ones that remain."""
+
+    collection: str
+    models: list[MissingModel]
+    weights: dict[str, float]
+
+
 class ArtefactWritten(Artefact, Event, frozen=True, kw_only=True, tag="artefact_written"):
     """A file of a collection was delivered."""
 
@@ -301,6 +393,12 @@ class StoreVerified(Verification, Event, frozen=True, kw_only=True, tag="store_v
 
     collection: str
     qdrant_collection: str
+
+
+class VectorsKept(KeptVectors, Event, frozen=True, kw_only=True, tag="vectors_kept"):
+    """What the dense vectors of a collection take in a place, and what it costs where they were made smaller."""
+
+    collection: str
 
 
 class CollectionClosed(Event, frozen=True, tag="collection_closed"):
@@ -322,13 +420,15 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
     """Of all sessions; 0 in older journals."""
 
 
-_Begins = RunStarted | RunResumed | DevicesFound | DeviceSampled | DeviceLost | ControlApplied | ControlRefused
+_Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound | DeviceSampled
+_Steers = DeviceLost | ControlApplied | ControlRefused
 _Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
 _Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
+_Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
 _Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
 _Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
-_Delivers = ArtefactWritten | StoreVerified | CollectionClosed | Warned | RunClosed
-AnyEvent = _Begins | _Reads | _Plans | _Computes | _Ends | _Delivers
+_Delivers = DeliveredWithout | ArtefactWritten | StoreVerified | VectorsKept | CollectionClosed | Warned | RunClosed
+AnyEvent = _Begins | _Steers | _Reads | _Plans | _Scores | _Computes | _Ends | _Delivers
 Emit = Callable[[AnyEvent], object]
 """Where events go."""
 

@@ -30,6 +30,29 @@ REHEARSAL = "rehearsal"
 """The origin of what a rehearsal chose, by which its runs are known."""
 
 
+TokenPrecision = Literal["int8", "float16", "bit"]
+
+
+class TokenForm(Struct, frozen=True, kw_only=True):
+    """How the vectors of a model's tokens are kept."""
+
+    dim: Annotated[int, says("numbers in each")]
+    precision: Annotated[TokenPrecision, says("of each number")]
+    pooling: Annotated[int, says("tokens that share a vector, the mean of those that are alike; 1 keeps each")]
+
+    @property
+    def bytes(self) -> int:
+        """What one vector takes: an int8 one has a scale of its own."""
+        return {"int8": self.dim + 4, "float16": 2 * self.dim, "bit": self.dim // 8}[self.precision]
+
+
+class TermForm(Struct, frozen=True, kw_only=True):
+    """What decides a model's weights of terms beside its fingerprint, where something does."""
+
+    most: Annotated[int | None, says("terms of a text that are kept, those that weigh most; null for all")] = None
+    unweighed: Annotated[tuple[int, ...], says("ids that weigh nothing, where tokens are weighed")] = ()
+
+
 class RosterEntry(Struct, frozen=True, kw_only=True):
     """A model of the run as it was resolved before any work."""
 
@@ -47,6 +70,35 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
     kind: Annotated[Literal["dense", "sparse"], says("what it makes of a text: a vector, or weights of terms")] = (
         "dense"
     )
+    tokens: Annotated[TokenForm | None, says("how its token vectors are kept; null without")] = None
+    terms: Annotated[
+        TermForm | None, says("what decides its weights of terms beside its fingerprint; null for nothing")
+    ] = None
+    outputs: Annotated[
+        tuple[Literal["dense", "sparse", "tokens"], ...], says("what its pass gives; empty for its kind alone")
+    ] = ()
+    words: Annotated[int, says("size of the vocabulary whose terms it weighs beside its vectors; 0 if it does not")] = 0
+    heads: Annotated[dict[str, str], says("SHA-256 of the heads beside its network that its pass computes")] = {}
+    overlap: Annotated[
+        float | None,
+        says("how much of a span the one before has too, where longer texts are split; null if they are cut off"),
+    ] = None
+    missing: Annotated[str, says("why it cannot be had, where nothing but its name and weight is known")] = ""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What its pass gives."""
+        return self.outputs or (self.kind,)
+
+
+class MissingModel(Struct, frozen=True, kw_only=True):
+    """A model of the roster that a delivery lacks, because it cannot be had or its pass failed."""
+
+    model_pass: Annotated[int, says("index of the model in the roster, from 0 (shown from 1)")]
+    model: str
+    kind: Annotated[Literal["dense", "sparse"], says("what it makes of a text: a vector, or weights of terms")]
+    weight: Annotated[float, says("its share of the fusion of the whole roster; 0 of a sparse model")]
+    reason: str
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -249,12 +301,28 @@ class Verification(Struct, frozen=True, kw_only=True):
     points: int
     expected: int
     stale: Annotated[int, says("points in the store that are no longer in this corpus")]
+    pruned: Annotated[int, says("points that were no longer in this corpus, and were removed")] = 0
     sampled: int
     worst_cosine: Annotated[
         float | None, says("lowest cosine between sampled points as stored and as computed; null if none was sampled")
     ]
     ok: bool
     detail: str
+
+
+class KeptVectors(Struct, frozen=True, kw_only=True):
+    """The dense vectors of a collection as they are kept in one place."""
+
+    place: Annotated[str, says("the store of the collection, or the directory of its files")]
+    bytes: Annotated[int, says("bytes of the dense vectors of a chunk there, before a table is compressed")]
+    neighbours: Annotated[
+        float | None,
+        says(
+            "share of the ten nearest neighbours of the sampled rows that are found as by the whole fused vectors; "
+            "null where these are kept whole, or there are none"
+        ),
+    ] = None
+    sampled: Annotated[int, says("rows, spread over the collection, whose neighbours were compared")] = 0
 
 
 def joined(names: Iterable[str]) -> str:

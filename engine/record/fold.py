@@ -87,6 +87,8 @@ def fold(state: RunState, entry: Entry) -> None:
             state.cpu_fallback = _fallback(entry.body.config)
         case ev.RunResumed():
             _reopen(state, entry.body)
+        case ev.DeadlineSet():
+            state.deadline = entry.body.ends
         case ev.ModelResolved():
             state.models.append(entry.body)
         case ev.RosterResolved():
@@ -148,6 +150,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         called_with = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
         state.started = replace(state.started, **called_with)
     state.retries.clear()
+    state.deadline = 0.0
     state.status, state.reason, state.exit_code = None, "", None
     state.current_pass, state.latest_batch = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
@@ -161,6 +164,8 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         collection.status, collection.reason, collection.verification = None, "", None
         collection.refusals.clear()
         collection.artefacts.clear()
+        collection.kept.clear()
+        collection.missing = []
     # A row was parked with its batch; where the process died before that was committed, it is done again.
     for model_pass, collections in state.parked.items():
         done = {None, *state.committed.get(model_pass, ())}
@@ -184,9 +189,15 @@ def _fold_collection(state: RunState, event: ev.AnyEvent) -> None:
             _collection(state, event.collection).artefacts[event.path] = event
         case ev.StoreVerified():
             _collection(state, event.collection).verification = event
+        case ev.DeliveredWithout():
+            _collection(state, event.collection).missing = event.models
+        case ev.VectorsKept():
+            _collection(state, event.collection).kept[event.place] = event
         case ev.CollectionClosed():
             collection = _collection(state, event.collection)
             collection.status, collection.reason = event.status, event.reason
+            if event.status == "failed" and not collection.artefacts and collection.verification is None:
+                collection.missing = []  # the delivery was refused
         case ev.Warned():
             warnings = state.warnings if event.collection is None else _collection(state, event.collection).warnings
             warnings.setdefault(event.message)  # a session that goes on may warn of the same again
@@ -276,7 +287,7 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
 
 def _flops(share: Share, batch: ev.BatchCommitted) -> float:
     cost = share.plan.cost
-    return cost.of(batch.rows, batch.tokens + batch.padding) if cost else 0.0
+    return cost.of(batch.spans or batch.rows, batch.tokens + batch.padding) if cost else 0.0
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
@@ -308,6 +319,8 @@ def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -
     share.tokens_done += sign * batch.tokens
     share.seconds += sign * batch.seconds
     share.terms += sign * batch.terms
+    share.token_vectors += sign * batch.token_vectors
+    share.termless += sign * batch.termless
     share.flops_done += sign * _flops(share, batch)
     if sign > 0:
         share.by_tokens.add(batch.tokens, batch.seconds)

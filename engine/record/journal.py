@@ -29,7 +29,18 @@ def encode(entry: Entry) -> bytes:
     body = _json(entry)[:-1]
     if not body.isascii() or DELETE in body:  # asked here: a call for each event costs more than the question
         body = unarmed(body)
+    return sealed(body)
+
+
+def sealed(body: bytes) -> bytes:
+    """Make a line of a JSON object that lacks its closing brace: its last member is the checksum of the rest."""
     return body + _CRC % crc32(body)
+
+
+def opened_seal(line: bytes) -> bytes | None:
+    """Return the object of a line as it was before it was sealed; None where the line is torn or damaged."""
+    body = line[:-_CRC_LENGTH]
+    return body + b"}" if line[-_CRC_LENGTH:] == _CRC % crc32(body) else None
 
 
 def decode(line: bytes) -> Entry | None:
@@ -37,11 +48,11 @@ def decode(line: bytes) -> Entry | None:
 
     Raises InterlockError for a whole line that this version does not understand.
     """
-    body = line[:-_CRC_LENGTH]
-    if line[-_CRC_LENGTH:] != _CRC % crc32(body):
+    body = opened_seal(line)
+    if body is None:
         return None
     try:
-        return msgspec.json.decode(body + b"}", type=Entry)
+        return msgspec.json.decode(body, type=Entry)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InterlockError(f"the journal is from another version of interlock: {error}") from error
 

@@ -1,6 +1,7 @@
 """How fast models were in earlier runs, as their summaries tell: what a run expects before it has begun."""
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -38,12 +39,20 @@ def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
             told = msgspec.json.decode(atomic.content(path), type=_Told)
-            for each in (each for found in told.collections for each in found.passes):
-                if told.device_kind == kind and each.status == "completed" and each.tokens > 0 and each.seconds:
-                    pace = each.tokens / each.seconds
-                    if math.isfinite(pace):  # anything else no journal could hold
-                        known[each.model, each.dtype] = pace
+            if told.device_kind == kind:
+                known |= _of(each for found in told.collections for each in found.passes)
     return known
+
+
+def _of(passes: Iterable[_Pass]) -> dict[tuple[str, str], float]:
+    """The paces of one run: over all its collections, for a few texts alone tell a pace badly."""
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    for each in passes:
+        if each.status == "completed" and each.tokens > 0 and each.seconds:
+            tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
+            sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
+    found = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}
+    return {which: pace for which, pace in found.items() if math.isfinite(pace)}  # anything else no journal could hold
 
 
 def _written(path: Path) -> float:

@@ -1,6 +1,7 @@
 """A run on disk: where it lies, which run is meant, and the inputs it was begun with.
 
-`run.json` is written once and never changed. A run is continued only with the same inputs; what differs is told.
+`run.json` is written once, and again only to add a model that was missing. A run is continued only with the same
+inputs; what differs is told.
 Nothing is written through a link that lies in a run's directory: where it leads is nobody's to say.
 """
 
@@ -18,9 +19,11 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.compare import differences, few
+from interlock.engine.record.compare import few
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.inputs import changes, check, filled
+from interlock.engine.record.moved import moved, same_files
 
 SCRATCH, SOCKET = ".tokens-", "control.sock"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
@@ -40,25 +43,6 @@ OPERATOR = "operator"
 """The origin of what an operator changed while the run went on."""
 
 
-class _Member(msgspec.Struct):
-    model: str
-    dim: int
-    fingerprint: str
-    dtype: str
-    max_tokens: int
-    document_prompt: str
-
-
-class _Inputs(msgspec.Struct):
-    """What `run.json` holds at least."""
-
-    chunks: str
-    fusion: str
-    threads: int
-    roster: list[_Member]
-    files: dict[str, object]
-
-
 @dataclass(frozen=True)
 class Begun:
     """What the latest session of a run was called with and steered to, and what it computed on."""
@@ -66,11 +50,18 @@ class Begun:
     config: Mapping[str, Setting]
     devices: tuple[DeviceFacts, ...]
     steered: Mapping[str, Setting] = field(default_factory=dict)
+    at: Path | None = None
+    """Where the run lies now."""
 
     @property
     def kept(self) -> Mapping[str, Setting]:
-        """Its settings as they were at its end, with the devices by name where the machine was to choose them."""
+        """Its settings as they were at its end, with the devices by name where the machine was to choose them, and
+        paths as they are beside a run that was moved."""
         asked, settings = self.config.get("devices"), {**self.config, **self.steered}
+        out = self.config.get("out")
+        if self.at and out and isinstance(out.value, str):
+            before, now = Path(out.value) / self.at.name, self.at.absolute()
+            settings = {name: Setting(moved(each.value, before, now), each.origin) for name, each in settings.items()}
         if not asked or not self.devices or asked.value not in ("auto", "cuda"):
             return settings
         return {**settings, "devices": Setting(",".join(each.name for each in self.devices), asked.origin)}
@@ -104,9 +95,9 @@ class RunDirectory:
         with atomic.explaining(self.path):
             return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
 
-    def vectors(self, model_pass: int, model: str) -> Path:
-        """Return the path of the vectors of a pass, a row for each distinct text."""
-        return self.path / "passes" / f"{model_pass}_{model}" / "vectors.npy"
+    def pass_directory(self, model_pass: int, model: str) -> Path:
+        """Return where the files of a pass lie, which have a row for each distinct text."""
+        return self.path / "passes" / f"{model_pass}_{model}"
 
     @property
     def digests(self) -> Path:
@@ -119,12 +110,18 @@ class RunDirectory:
         _refuse_links([path.parent, path])
         return path
 
+    @property
+    def uploads(self) -> Path:
+        """Where journals and reports of uploads lie. Raises UsageError for a link."""
+        _refuse_links([self.path, self.path / "uploads"])
+        return self.path / "uploads"
+
     def inputs(self) -> dict[str, Any]:
         """Read what the run was begun with; empty where a run has not come so far. Raises InterlockError for damage."""
         try:
             with atomic.reading(self.path / RUN):
                 inputs: dict[str, Any] = json.loads(atomic.content(self.path / RUN))
-            msgspec.convert(inputs, _Inputs)
+            check(inputs)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -164,7 +161,7 @@ class RunDirectory:
                 f"{self.journal} is missing or lacks the run's settings, so the run cannot be trusted: restore it "
                 "from a copy, or start a new run"
             )
-        return Begun(config, devices, steered) if config else None
+        return Begun(config, devices, steered, self.path) if config else None
 
     def check_links(self) -> None:
         """Raise UsageError where what is written into the run would land somewhere else."""
@@ -200,7 +197,8 @@ def choose(
 ) -> RunDirectory:
     """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
 
-    A run that cannot be read is no run to continue unless it is named: `skipped` is told, and so it is of a name that
+    A run whose chunks are not where they were is continued where files of the same names are in `chunks` now. A run
+    that cannot be read is no run to continue unless it is named: `skipped` is told of both, and so it is of a name that
     none of the runs there has. Raises UsageError for a run that exists and is not to be resumed, for a directory of
     something else, and for links; InterlockError for a place that is closed.
     """
@@ -213,13 +211,26 @@ def choose(
         if not resume:
             return _fresh(out)
         same: list[tuple[int, RunDirectory]] = []
+        elsewhere: list[tuple[int, RunDirectory]] = []
         for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")):
             try:
-                if run.inputs().get("chunks") == str(chunks.resolve()):
-                    same.append(((run.path / RUN).stat().st_mtime_ns, run))
+                inputs = run.inputs()
+                written, there = (run.path / RUN).stat().st_mtime_ns, Path(inputs.get("chunks", ""))
+                if there == chunks.resolve():
+                    same.append((written, run))
+                elif not there.exists() and same_files(list(inputs.get("files", ())), chunks):
+                    elsewhere.append((written, run))
             except (InterlockError, OSError) as error:
                 skipped(f"--resume skipped a run: {error}")
-        return _checked(max(same, key=lambda each: each[0])[1], out, resume=True) if same else _fresh(out)
+        if not (same or elsewhere):
+            return _fresh(out)
+        chosen = max(same or elsewhere, key=lambda each: each[0])[1]
+        if not same:
+            skipped(
+                f"--resume: run {chosen.id} was started with files of these names in {chosen.inputs()['chunks']}, "
+                "which no longer exists: continuing it"
+            )
+        return _checked(chosen, out, resume=True)
 
 
 def _checked(run: RunDirectory, out: Path, *, resume: bool) -> RunDirectory:
@@ -259,30 +270,17 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
             f"{directory.path / RUN} is missing, so vectors cannot be matched to texts: restore it from a "
             "copy, or start a new run"
         )
-    if not begun:
-        atomic.write_bytes(directory.path / RUN, json.dumps(inputs, indent=2).encode() + b"\n")
-    elif changed := list(_changed(_compared(begun), _compared(json.loads(json.dumps(inputs))))):
+    now = json.loads(json.dumps(inputs))
+    was, is_now = filled(begun, now) if begun else (begun, now)
+    if begun and (changed := list(changes(was, is_now))):
         raise UsageError(
             f"run {directory.id} cannot be resumed: its inputs changed\n  "
             + few(changed, 20).replace("; ", "\n  ")
             + f"\nrestore them, or start a new run with --reuse {directory.path} (unchanged texts cost nothing)"
         )
-
-
-def _changed(begun: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """What differs; of rosters of other models only the names and weights, since everything else differs with them."""
-    was, is_now = (
-        ", ".join(f"{each['model']}={each.get('weight', 1):.3g}" for each in of["roster"]) for of in (begun, now)
-    )
-    if was != is_now:
-        yield f"roster was {was}, is now {is_now}"
-        begun, now = ({**inputs, "roster": []} for inputs in (begun, now))
-    yield from differences(begun, now)
-
-
-def _compared(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything but where the chunks lie: the same files elsewhere are the same input."""
-    return {key: value for key, value in inputs.items() if key != "chunks"}
+    if not begun or was["roster"] != begun["roster"]:
+        written = {**begun, "roster": was["roster"]} if begun else now
+        atomic.write_bytes(directory.path / RUN, json.dumps(written, indent=2).encode() + b"\n")
 
 
 def _named(path: Path) -> RunDirectory:

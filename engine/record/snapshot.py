@@ -46,7 +46,7 @@ class PassView:
     model: str
     weight: float
     word: str
-    """queued, running, waiting, done, failed or reused."""
+    """queued, running, waiting, done, failed, missing or reused."""
     batches: int
     batches_done: int
     rows: int
@@ -73,6 +73,16 @@ class PassView:
     kind: str = "dense"
     terms: int = 0
     """Weights of the texts that it computed, where it is sparse."""
+    termless: int = 0
+    """Of them, texts that have none."""
+    token_vectors: int = 0
+    """Vectors of the tokens of the texts that it computed, where they are kept."""
+    token_bytes: int = 0
+    """What these take."""
+    truncated: int = 0
+    """Texts that are longer than its limit and cut off there."""
+    coverage: float | None = None
+    """The share of its texts' tokens that it sees, 0 to 1; None where there are none, and in older journals."""
 
     @property
     def terms_per_text(self) -> float:
@@ -142,6 +152,8 @@ class Snapshot:
     schedule: str = "exclusive"
     cpu_fallback: bool = True
     paused: bool = False
+    deadline: float = 0.0
+    """When this session has to be over, in seconds since the epoch; 0 where it has no end."""
     began_at: float = 0.0
     latest_at: float = 0.0
     progressed_at: float = 0.0
@@ -234,6 +246,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         schedule=state.schedule or "exclusive",
         cpu_fallback=state.cpu_fallback,
         paused=state.paused,
+        deadline=state.deadline,
         began_at=state.began_at,
         latest_at=state.latest_at,
         progressed_at=state.progressed_at,
@@ -325,13 +338,26 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         ),
         kind=entry.kind,
         terms=sum(share.terms for share in shares),
+        termless=sum(share.termless for share in shares),
+        token_vectors=(vectors := sum(share.token_vectors for share in shares)),
+        token_bytes=vectors * entry.tokens.bytes if entry.tokens else 0,
+        truncated=sum(plan.truncated for plan in plans),
+        coverage=coverage(plans),
     )
     return replace(view, word=_word(state, view, held))
 
 
+def coverage(plans: Sequence[ev.PassPlanned]) -> float | None:
+    """Return the share of the tokens of the planned texts that a model sees; None where there are none, and where an
+    older journal does not tell."""
+    seen = [plan.seen_tokens for plan in plans if plan.seen_tokens is not None]
+    whole = sum(seen) + sum(plan.truncated_tokens for plan in plans)
+    return sum(seen) / whole if whole and len(seen) == len(plans) else None
+
+
 def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
     if view.failure:
-        return "failed"
+        return "missing" if state.roster[view.model_pass].missing else "failed"
     if view.model_pass in state.passes_completed:
         return "reused" if view.reused and not view.batches else "done"
     at_work = any(lease.model_pass == view.model_pass for lease in held)

@@ -9,7 +9,17 @@ from typing import ClassVar
 import msgspec
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Grant, Memory, Readings, Receipt, RosterEntry, Status, timed
+from interlock.engine.record.facts import (
+    DeviceFacts,
+    Grant,
+    Memory,
+    MissingModel,
+    Readings,
+    Receipt,
+    RosterEntry,
+    Status,
+    timed,
+)
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""
@@ -63,6 +73,10 @@ class Share:
     """Rows by the device and the precision that computed them."""
     terms: int = 0
     """Weights that these rows have, of a sparse model."""
+    termless: int = 0
+    """Of them, rows that have none."""
+    token_vectors: int = 0
+    """Vectors of their tokens that are kept."""
 
     @property
     def whole(self) -> bool:
@@ -136,6 +150,9 @@ class CollectionState:
     pressure_passed: list[ev.PressurePassed] = field(default_factory=list)
     artefacts: dict[str, ev.ArtefactWritten] = field(default_factory=dict)
     verification: ev.StoreVerified | None = None
+    kept: dict[str, ev.VectorsKept] = field(default_factory=dict)
+    missing: list[MissingModel] = field(default_factory=list)
+    """The models that it was delivered without."""
     warnings: dict[str, None] = field(default_factory=dict)
     status: Status | None = None
     reason: str = ""
@@ -218,6 +235,8 @@ class RunState:
     controls: list[Control] = field(default_factory=list)
     cpu_fallback: bool = True
     paused: bool = False
+    deadline: float = 0.0
+    """When the latest session has to be over, in seconds since the epoch; 0 where it has no end."""
     pace: Pace = field(default_factory=Pace)
     mitigated: Counter[int] = field(default_factory=Counter)
     mitigations: list[ev.Entry] = field(default_factory=list)

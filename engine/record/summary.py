@@ -23,7 +23,9 @@ from interlock.engine.record.facts import (
     Computed,
     DeviceFacts,
     Grant,
+    KeptVectors,
     LawMeasured,
+    MissingModel,
     Mitigation,
     ParkedRow,
     Receipt,
@@ -40,7 +42,7 @@ from interlock.engine.record.facts import (
 )
 from interlock.engine.record.fold import uncollected
 from interlock.engine.record.safe import unarmed
-from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.snapshot import coverage, snapshot
 from interlock.engine.record.state import CollectionState, LeaseState, RunState, Share
 
 SCHEMA_FILE = "summary-1.schema.json"
@@ -69,6 +71,9 @@ class PassSummary(Struct, frozen=True, kw_only=True):
     padding: Annotated[int, says("padding tokens of all planned batches")]
     truncated_rows: Annotated[int, says("distinct texts longer than the model's limit, including reused ones")]
     truncated_tokens: Annotated[int, says("tokens cut off from them")]
+    split_rows: Annotated[int, says("distinct texts longer than the model's limit that are embedded in spans")] = 0
+    spans: Annotated[int, says("spans that they are split into")] = 0
+    split_tokens: Annotated[int, says("tokens that this takes beyond those of cutting them off, part of `tokens`")] = 0
     seconds: Annotated[
         float | None,
         says(
@@ -87,6 +92,23 @@ class PassSummary(Struct, frozen=True, kw_only=True):
     terms_per_text: Annotated[
         float | None,
         says("mean number of terms of the texts encoded in this run; null if there are none, and of a dense model"),
+    ] = None
+    token_vectors: Annotated[
+        int | None, says("vectors of tokens of the texts encoded in this run; null where they are not kept")
+    ] = None
+    token_bytes: Annotated[int | None, says("what these take in the run directory; null where they are not kept")] = (
+        None
+    )
+    rows_without_terms: Annotated[
+        int | None,
+        says("texts encoded in this run that have no term at all, and are found by no query; null of a dense model"),
+    ] = None
+    coverage: Annotated[
+        float | None,
+        says(
+            "share of the tokens of its texts, reused ones too, that the model made this of: below 1 where texts are "
+            "truncated; null if there are none, and in older runs"
+        ),
     ] = None
 
 
@@ -152,6 +174,10 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     parked: list[ParkedRow]
     cache: list[CacheEvent]
     warnings: Annotated[list[str], says("of all sessions, each once; including those about truncated texts")]
+    vectors: Annotated[list[KeptVectors], says("its dense vectors in files and in the store")] = []
+    missing: Annotated[
+        list[MissingModel], says("models that it was delivered without (--allow-missing); the others took their share")
+    ] = []
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -284,6 +310,8 @@ def _collection(state: RunState, collection: CollectionState) -> CollectionSumma
             for model in state.models
         ],
         warnings=list(collection.warnings),
+        vectors=_all(KeptVectors, collection.kept.values()),
+        missing=collection.missing,
     )
 
 
@@ -310,11 +338,18 @@ def _pass(state: RunState, share: Share) -> PassSummary:
         padding=plan.padding,
         truncated_rows=plan.truncated,
         truncated_tokens=plan.truncated_tokens,
+        split_rows=plan.split,
+        spans=plan.spans,
+        split_tokens=plan.split_tokens,
         seconds=round(share.seconds, 3) if state.timed else None,
         rows_per_second=round(encoded / share.seconds, 2) if state.timed and share.seconds else None,
         reason=failure.reason if failure else "",
         kind=entry.kind,
-        terms_per_text=round(share.terms / encoded, 1) if encoded and entry.kind == "sparse" else None,
+        terms_per_text=round(share.terms / encoded, 1) if encoded and "sparse" in entry.gives else None,
+        token_vectors=share.token_vectors if entry.tokens else None,
+        token_bytes=share.token_vectors * entry.tokens.bytes if entry.tokens else None,
+        rows_without_terms=share.termless if "sparse" in entry.gives else None,
+        coverage=None if (seen := coverage([plan])) is None else round(seen, 4),
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from datetime import time
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -43,6 +44,23 @@ def duration(seconds: float) -> str:
     whole = abs(int(seconds))
     hours, minutes, sign = whole // 3600, whole % 3600 // 60, "-" if seconds <= -1 else ""
     return sign + (f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}")
+
+
+def parse_duration(text: str) -> float:
+    """Read seconds as people write them: '8h30m', '90m', '45s', '1.5h'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip().lower())
+    if not match or not any(match.groups()) or len(text) > 30:
+        raise ValueError("expected a duration such as 8h30m or 45m")
+    return sum(float(part) * unit for part, unit in zip(match.groups(default="0"), (3600, 60, 1), strict=True))
+
+
+def parse_time_of_day(text: str) -> time:
+    """Read a time of day: '17:45', '7:05:30'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", text.strip())
+    if not match:
+        raise ValueError("expected a time of day such as 17:45")
+    hour, minute, second = map(int, match.groups(default="0"))
+    return time(hour, minute, second)
 
 
 def _countable(number: float) -> bool:

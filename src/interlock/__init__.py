@@ -21,44 +21,74 @@ if TYPE_CHECKING:
     from interlock.api import Plan as Plan
     from interlock.api import Settings as Settings
     from interlock.api import embed as embed
+    from interlock.api import evaluate as evaluate
     from interlock.api import plan as plan
-    from interlock.api import search as search
-    from interlock.engine.outlet.qdrant import Hit as Hit
+    from interlock.api import term_weights as term_weights
+    from interlock.engine.evaluation.report import Evaluation as Evaluation
+    from interlock.engine.passes.sparse import SparseRows as SparseRows
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
     from interlock.engine.record.summary import Summary as Summary
+    from interlock.engine.search.hits import Answer as Answer
+    from interlock.engine.search.hits import Hit as Hit
+    from interlock.engine.search.hits import RankedHit as RankedHit
+    from interlock.engine.upload.report import UploadReport as UploadReport
+    from interlock.recorded import DeliveredBits as DeliveredBits
     from interlock.recorded import DeliveredVectors as DeliveredVectors
     from interlock.recorded import RecordedRun as RecordedRun
     from interlock.recorded import open_run as open_run
     from interlock.recorded import watch as watch
+    from interlock.reranker import Reranker as Reranker
+    from interlock.reranker import rerank as rerank
+    from interlock.searcher import Searcher as Searcher
+    from interlock.searcher import search as search
+    from interlock.uploader import upload as upload
 
 __all__ = [
+    "Answer",
+    "DeliveredBits",
     "DeliveredVectors",
     "Entry",
+    "Evaluation",
     "ExitCode",
     "Hit",
     "InterlockError",
     "Plan",
+    "RankedHit",
     "RecordedRun",
+    "Reranker",
+    "Searcher",
     "Settings",
+    "SparseRows",
     "Stopped",
     "Summary",
     "UnavailableError",
+    "UploadReport",
     "UsageError",
     "__version__",
     "embed",
+    "evaluate",
     "events",
     "open_run",
     "plan",
+    "rerank",
     "search",
+    "term_weights",
+    "upload",
     "watch",
 ]
 
 _ELSEWHERE = {
-    **dict.fromkeys(("DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
+    **dict.fromkeys(("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
     "Entry": "interlock.engine.record.events",
-    "Hit": "interlock.engine.outlet.qdrant",
+    **dict.fromkeys(("Answer", "Hit", "RankedHit"), "interlock.engine.search.hits"),
+    **dict.fromkeys(("Reranker", "rerank"), "interlock.reranker"),
+    **dict.fromkeys(("Searcher", "search"), "interlock.searcher"),
+    "Evaluation": "interlock.engine.evaluation.report",
+    "SparseRows": "interlock.engine.passes.sparse",
     "Summary": "interlock.engine.record.summary",
+    "UploadReport": "interlock.engine.upload.report",
+    "upload": "interlock.uploader",
 }
 
 if not TYPE_CHECKING:  # a type checker is to know exactly what there is

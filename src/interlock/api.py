@@ -5,14 +5,18 @@ where the command would end with an exit code other than 0; only `plan` returns 
 thread, and none touches signals or event loops.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from interlock.console.answers import best_chunks, limit_threads
+from interlock.console.answers import term_rows
+from interlock.console.cli import limit_threads
 from interlock.console.crash import reportable
 from interlock.console.sources.session import Session, Work
+from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.config import Configuration, knobs, load
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
@@ -23,8 +27,9 @@ from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, path_of, telling
 
 if TYPE_CHECKING:
+    from interlock.engine.evaluation.report import Evaluation
     from interlock.engine.forecast import Forecast
-    from interlock.engine.outlet.qdrant import Hit
+    from interlock.engine.passes.sparse import SparseRows
 
 SHOWN = ("auto", "lines", "none")
 
@@ -39,6 +44,9 @@ class Settings:
 
     roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = field(default=None, hash=False)
     sparse: Sequence[str] | None = field(default=None, hash=False)
+    token_vectors: Sequence[str] | None = field(default=None, hash=False)
+    token_precision: Literal["int8", "float16", "bit"] | None = None
+    token_pooling: int | None = None
     collections: Sequence[str] | None = field(default=None, hash=False)
     devices: str | Sequence[str] | None = field(default=None, hash=False)
     exclusive: bool | None = None
@@ -50,16 +58,28 @@ class Settings:
     host_ceiling: int | str | None = None
     faults: Sequence[str] | None = field(default=None, hash=False)
     fusion: Literal["concat", "named", "mean"] | None = None
+    keep: Literal["fused", "members", "both"] | None = None
+    project: int | None = None
+    quantise: Literal["none", "int8", "binary"] | None = None
+    long: Literal["cut", "split"] | None = None
+    long_overlap: float | None = None
     dim: int | None = None
-    export: Sequence[Literal["npy", "parquet"]] | None = field(default=None, hash=False)
+    export: Sequence[Literal["npy", "parquet", "jsonl"]] | None = field(default=None, hash=False)
     qdrant: AnyPath | None = None
+    prune: bool | None = None
+    bm25: bool | None = None
+    bm25_language: str | None = None
+    chunk_sparse: str | None = None
     out: AnyPath | None = None
     run_id: str | None = None
     resume: bool | None = None
+    deadline: str | None = None
+    partial: bool | None = None
     reuse: AnyPath | None = None
     offline: bool | None = None
     allow_pickle: Sequence[str] | None = field(default=None, hash=False)
     refresh_models: bool | None = None
+    allow_missing: bool | None = None
     strict: bool | None = None
     config: AnyPath | None = None
     models: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
@@ -104,7 +124,7 @@ def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
     Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
-    path, configuration = path_of(chunks, "chunks"), _configured(settings)
+    path, configuration = path_of(chunks, "chunks"), configured(settings)
     from interlock.engine.forecast import forecast
 
     with telling():
@@ -123,7 +143,7 @@ def embed(
     Raises Stopped for a run that was interrupted, which `Settings(run_id=..., resume=True)` continues, and another
     InterlockError for one that failed, is incomplete, or was refused; its `exit_code` is that of the command.
     """
-    path, configuration = path_of(chunks, "chunks"), _configured(settings)
+    path, configuration = path_of(chunks, "chunks"), configured(settings)
     if progress not in SHOWN:
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
 
@@ -147,7 +167,72 @@ def embed(
     return run
 
 
-def _configured(settings: Settings) -> Configuration:
+def term_weights(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    side: Literal["query", "document"] = "query",
+    settings: Settings = DEFAULTS,
+) -> "SparseRows":
+    """Weigh the terms of `texts` by a sparse model, as queries or as documents, on the CPU; row i is that of text i.
+
+    A run delivers the weights of chunks; those of a query, by dot product with them, rank the chunks. An inference-free
+    model weighs queries by its table, without a network; any other runs its network under a lease, as it does for
+    documents. The prompt of the side is put before each text. A row's terms are
+    `[starts[i]:starts[i + 1]]` of `indices`, which are ids of the model's tokens, and `values`.
+
+    Raises UsageError for a model that is not sparse and for texts that are no strings, UnavailableError for a model
+    that is not there or whose queries are weighed in a way that is not known.
+    """
+    configuration = configured(settings)
+    if side not in ("query", "document"):
+        raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
+    from interlock.engine.intake.tokens import is_text
+
+    if isinstance(texts, str) or not all(map(is_text, texts)):
+        raise UsageError(f"texts: expected a sequence of texts in UTF-8, got {texts!r:.100}")
+    with telling():
+        return term_rows(configuration, str(model), texts, side)
+
+
+def evaluate(
+    data: RecordedRun | AnyPath,
+    settings: Settings = DEFAULTS,
+    *,
+    rerank: str | Sequence[str] = (),
+    limit: int | None = None,
+    seed: int = 0,
+    queries: AnyPath | None = None,
+    qrels: AnyPath | None = None,
+    collection: str | None = None,
+) -> "Evaluation":
+    """Judge the roster of `settings` by the judged collection in `data` (BEIR's files), or what a run has delivered of
+    `collection` by the files `queries` and `qrels`: the figures of `interlock eval --json`.
+
+    `limit` judges by so many queries, which `seed` draws. Texts are encoded on the CPU once and kept; progress goes to
+    stderr. Raises UsageError for what cannot be judged by, naming file and line, UnavailableError for a model that is
+    not there, and without ir-measures.
+    """
+    configuration = configured(settings)
+    from interlock.console.evaluating import evaluated
+    from interlock.console.matter import Asked
+
+    names = [rerank] if isinstance(rerank, str) else list(rerank)
+    place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
+    with telling():
+        asked = Asked(
+            place,
+            names,
+            limit,
+            seed,
+            None if queries is None else path_of(queries, "queries"),
+            None if qrels is None else path_of(qrels, "qrels"),
+            collection,
+        )
+        return evaluated(configuration, asked)
+
+
+def configured(settings: Settings) -> Configuration:
     """The settings of a call, once the libraries' threads are limited to them."""
     if not isinstance(settings, Settings):
         raise UsageError(f"settings: expected interlock.Settings, got {settings!r:.100}")
@@ -170,27 +255,12 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     return error
 
 
-def search(
-    store: RecordedRun | AnyPath,
-    query: str,
-    *,
-    collection: str | None = None,
-    limit: int = 5,
-    settings: Settings = DEFAULTS,
-) -> "list[Hit]":
-    """Return the `limit` best chunks for `query` in a store, or in the store that a run wrote, best first.
+def warned(device_kind: str) -> AbstractContextManager[events.Emit]:
+    """Turn what an operator would be warned of into a RuntimeWarning."""
 
-    `collection` is needed where the store holds several: its name, or the one that Qdrant has of it. The query is
-    encoded as the store's texts were; rows of `settings.models` say where models are. Raises UsageError for a store or
-    collection that is not there and for a row that says something else than the store, UnavailableError for a model
-    that is not there.
-    """
-    configuration = _configured(settings)
-    if not isinstance(store, RecordedRun):
-        directory = path_of(store, "store")
-    elif written := store.summary.configuration["qdrant"].value:
-        directory = Path(str(written))
-    else:
-        raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
-    with telling():
-        return best_chunks(configuration, directory, collection, query, limit, settings.models)
+    def emit(event: events.AnyEvent) -> None:
+        line = line_of(event, device_kind)
+        if line.startswith(("warning: ", "error: ")):
+            warnings.warn(in_python(line.partition(": ")[2]), RuntimeWarning, stacklevel=2)
+
+    return nullcontext(emit)

@@ -4,15 +4,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
 from interlock.console.sources.tail import Tail, journal_at
 from interlock.engine.config import load
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record import atomic, journal
+from interlock.engine.record import journal
+from interlock.engine.record.artefacts import AGAIN, check_written
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.fold import fold_all
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from interlock.engine.record.facts import Artefact
-    from interlock.engine.record.summary import Summary
+    from interlock.engine.record.summary import CollectionSummary, Summary
 
 AnyPath = str | os.PathLike[str]
 FUSED = "fused"
-AGAIN = "restore it, or resume the run to write it again"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DeliveredVectors:
     collection: str
     model: str
     array: "npt.NDArray[np.float32]"
-    """[chunks, dim], memory-mapped and read-only; a chunk that was parked has NaN."""
+    """[chunks, dim], memory-mapped and read-only unless it was quantised; a chunk that was parked has NaN."""
     points: Path
     """The run's `points.parquet` of this collection: id, chunk_id, source, text, payload and the vectors again."""
     _written: "Mapping[str, Artefact]" = field(repr=False)
@@ -61,7 +61,7 @@ class DeliveredVectors:
 
         if self.points.name not in self._written:
             raise UsageError(f'the run wrote no {self.points}: ids need "parquet" in its exports')
-        _check_written(self.points, self._written[self.points.name])
+        check_written(self.points, self._written[self.points.name])
         try:
             column: list[str] = pq.read_table(self.points, columns=[name])[name].to_pylist()
         except (OSError, pa.ArrowException) as error:
@@ -71,23 +71,73 @@ class DeliveredVectors:
         return column
 
 
-def _check_written(path: Path, artefact: "Artefact") -> None:
-    """Raise InterlockError unless the file at `path` is the one that the run delivered."""
+@dataclass(frozen=True)
+class DeliveredBits:
+    """The fused vectors of one collection by `--quantise binary`, in the order of its chunks: bits, which are searched,
+    and codes in int8, by which the best are ordered."""
+
+    collection: str
+    bits: "npt.NDArray[np.uint8]"
+    """[chunks, bytes], memory-mapped and read-only, as `numpy.packbits` packs them: 1 for a number above 0."""
+    codes: "npt.NDArray[np.int8]"
+    """[chunks, dim], memory-mapped and read-only: times `scale` the vectors; a chunk that was parked has -128."""
+    scale: "np.float32"
+    projection: "npt.NDArray[np.float32] | None"
+    """[width, dim], what brought the fused vectors to `dim` dimensions."""
+
+    def nearest(
+        self, queries: "npt.NDArray[np.float32]", limit: int = 10, rescored: int = 40
+    ) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]":
+        """Find the `limit` best chunks for each of `queries` [n, width], fused as the chunks are and not projected yet:
+        rows [n, limit] and dot products [n, limit], best first, -1 and -inf where there are fewer.
+
+        The `rescored` chunks whose bits, as 1 and -1, have the largest dot products with a query are ordered by their
+        codes. Raises UsageError for queries of another width, and for a number of chunks that is none.
+        """
+        import numpy as np
+
+        from interlock.engine.outlet.binary import search
+
+        width = self.codes.shape[1] if self.projection is None else self.projection.shape[0]
+        given = np.asarray(queries, np.float32)
+        if given.ndim != 2 or given.shape[1] != width:
+            raise UsageError(f"queries: expected [n, {width}], got {list(given.shape)}: pass fused vectors, one a row")
+        if limit < 1 or rescored < 1:
+            raise UsageError(f"limit and rescored: expected at least 1, got {limit} and {rescored}: set both above 0")
+        return search(
+            self.bits,
+            self.codes,
+            self.scale,
+            given if self.projection is None else given @ self.projection,
+            min(limit, max(1, len(self.bits))),
+            rescored,
+        )
+
+
+def _alone(collection: "CollectionSummary", model: str) -> str:
+    """The other name of a lone dense model's vectors, which are the fused ones too; the same name of any other's."""
+    missing = {each.model for each in collection.missing}
+    dense = [each.model for each in collection.passes if each.kind == "dense" and each.model not in missing]
+    names = [*dense, FUSED]
+    return names[1 - names.index(model)] if len(dense) == 1 and model in names else model
+
+
+def _array(path: Path, written: "Mapping[str, Artefact]") -> "npt.NDArray[Any]":
+    """An array as it was delivered, memory-mapped and read-only. Raises InterlockError for another one."""
+    import numpy as np
+
+    check_written(path, written[path.name])
     try:
-        status = path.stat()
-        if status.st_size != artefact.bytes:
-            raise InterlockError(f"{path} has {status.st_size:,} bytes, delivered were {artefact.bytes:,}: {AGAIN}")
-        digest = _digest(path, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-    except OSError as error:
-        raise InterlockError(f"cannot read {path} ({error.strerror}): {AGAIN}") from error
-    if digest != artefact.sha256:
-        raise InterlockError(f"{path} was changed after it was delivered (its SHA-256 differs): {AGAIN}")
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
+    return array
 
 
-@lru_cache(4096)
-def _digest(path: Path, *_status: int) -> str:
-    """The SHA-256 of a file, computed once for each state of it."""
-    return atomic.sha256_of(path)
+def _number(array: "npt.NDArray[Any]") -> "np.float32":
+    import numpy as np
+
+    return np.float32(array[()])
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,29 +174,53 @@ class RecordedRun:
     def vectors(self, collection: str, model: str = FUSED) -> DeliveredVectors:
         """Open the delivered vectors of `collection` by `model`, or the fused ones.
 
-        A file is compared with the SHA-256 that the run recorded when it is first opened in this process, and again
-        once it was written to: a second or two for each GB. Raises UsageError naming what there is where this was not
-        delivered, InterlockError for a file that is gone or not the one that was delivered.
+        A lone model's vectors are the fused ones, by whichever name they are asked for; those in int8 are read into
+        memory as the float32 that they stand for. A file is compared with the
+        SHA-256 that the run recorded when it is first opened in this process, and again once it was written to: a
+        second or two for each GB. Raises UsageError naming what there is where this was not delivered, InterlockError
+        for a file that is gone or not the one that was delivered.
         """
-        import numpy as np
+        from interlock.engine.outlet.files import CODES, SCALE
+        from interlock.engine.outlet.int8 import decode
 
-        collections = {each.name: each for each in self.summary.collections}
-        if (found := collections.get(collection)) is None:
-            there = ", ".join(collections) or "none yet"
-            raise UsageError(f"run {self.id} has no collection {collection!r}: available {there}")
-        written = {Path(each.path).name: each for each in found.exports}
-        if f"{model}.npy" not in written:
+        found, written = self._delivered(collection)
+        file = _alone(found, model) if f"{model}.npy" not in written else model
+        if model == FUSED and CODES in written:
+            file = CODES.removesuffix(".npy")
+        if f"{file}.npy" not in written:
             made = [name.removesuffix(".npy") for name in written if name.endswith(".npy")]
             there = f"available {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
             raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}: {there}")
         directory = RunDirectory(self.path).exports(collection)
-        path = directory / f"{model}.npy"
-        _check_written(path, written[path.name])
-        try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
+        array = _array(directory / f"{file}.npy", written)
+        if f"{file}.npy" == CODES:
+            array = decode(array, _number(_array(directory / SCALE, written)))
         return DeliveredVectors(collection, model, array, directory / "points.parquet", written)
+
+    def bits(self, collection: str) -> DeliveredBits:
+        """Open what a run with `--quantise binary` delivered of the fused vectors of `collection`, to be searched.
+
+        Files are compared with their SHA-256 as by `vectors`, which reads the codes as float32. Raises UsageError where
+        the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
+        """
+        from interlock.engine.outlet.files import BITS, CODES, SCALE
+        from interlock.engine.outlet.projection import PROJECTION
+
+        _, written = self._delivered(collection)
+        if BITS not in written:
+            raise UsageError(f"run {self.id} has no bits of {collection}: use Settings(quantise='binary')")
+        directory = RunDirectory(self.path).exports(collection)
+        bits, codes, scale = (_array(directory / name, written) for name in (BITS, CODES, SCALE))
+        projection = _array(directory / PROJECTION, written) if PROJECTION in written else None
+        return DeliveredBits(collection, bits, codes, _number(scale), projection)
+
+    def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":
+        """A collection, and the files that were written of it, by name."""
+        collections = {each.name: each for each in self.summary.collections}
+        if (found := collections.get(collection)) is None:
+            there = ", ".join(collections) or "none yet"
+            raise UsageError(f"run {self.id} has no collection {collection!r}: available {there}")
+        return found, {Path(each.path).name: each for each in found.exports}
 
     def __repr__(self) -> str:
         try:

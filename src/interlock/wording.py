@@ -11,6 +11,10 @@ from interlock.engine.errors import InterlockError, UsageError
 
 _SETTINGS = {flag_of(item.name): item.name + "=True" * (not item.metadata["metavar"]) for item in knobs()}
 _SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection", "--limit": "limit"}
+_SETTINGS |= {"--rerank-share": "rerank_share", "--rerank-depth": "rerank_depth", "--rerank": "rerank"}
+_SETTINGS |= {"--queries": "queries", "--qrels": "qrels", "--seed": "seed"}
+_SETTINGS |= {"--alias": "alias", "--index": "indexes", "--vector-type": "vector_type", "--patience": "patience"}
+_SETTINGS |= {"--quantisation": "quantisation", "--settle": "settle", "--api-key-file": "api_key_file"}
 _FLAG = re.compile(
     rf"(?<![\w-])({'|'.join(_SETTINGS)})(?![\w-])(?: (DIR|\d+|cpu|named|mean|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
 )

@@ -1,0 +1,79 @@
+"""What a table of figures is made of: results as they were measured, goals, and when that was.
+
+A missed goal is bold. A result that is not there has no row.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench import evidence
+
+Result = Mapping[str, Any]
+Row = Sequence[object]
+
+
+class Figures(NamedTuple):
+    """A table, and what its figures were measured on."""
+
+    heads: list[str]
+    rows: list[Row]
+    origin: str
+
+
+def figures(heads: list[str], names: Sequence[str], rows: Callable[..., Iterator[Row]]) -> Figures:
+    """The table that `rows` makes of these results, each None where it has never been measured."""
+    results = {name: result(name) for name in names}
+    moments = {name: _when(found) for name, found in results.items() if found}
+    told = [(when, [name for name in moments if moments[name] == when]) for when in dict.fromkeys(moments.values())]
+    origin = "; ".join(f"{when} ({', '.join(each)})" for when, each in told)
+    return Figures(heads, list(rows(*results.values())), f"Measured: {origin or 'nothing yet'}.")
+
+
+def result(name: str) -> Result | None:
+    file = evidence.RESULTS / f"{name}.json"
+    return dict(json.loads(file.read_text())) if file.exists() else None
+
+
+def _when(found: Result) -> str:
+    age = evidence.age(found)
+    if age == evidence.UNRECORDED:
+        return age
+    return f"{found['date']} at {found['commit']}" + (f", **{age}**" if age else "")
+
+
+def met_or_bold(text: str, met: bool) -> str:
+    return text if met else f"**{text}**"
+
+
+def goal_of(found: Result, name: str, form: str = "{:.2f}x", scale: float = 1) -> tuple[str, str]:
+    """A figure and its goal, both in the same form."""
+    goal = found["goals"][name]
+    wanted = float(goal["goal"].split()[1])
+    return met_or_bold(form.format(goal["value"] * scale), goal["met"]), _plain(form, wanted * scale)
+
+
+def _plain(form: str, wanted: float) -> str:
+    """The goal without the digits that only a figure needs."""
+    unit = form.partition("}")[2]
+    return f"{wanted:.7g}{unit}"
+
+
+def share_of(found: Result, name: str, digits: int = 1) -> tuple[str, str]:
+    return goal_of(found, name, f"{{:.{digits}f}} %", 100)
+
+
+def median_of(found: Result, name: str) -> float:
+    return float(found["cpu_seconds"][name]["median"])
+
+
+def spread_of(found: Result, name: str) -> str:
+    if name not in found["cpu_seconds"]:
+        return ""
+    each = found["cpu_seconds"][name]
+    return f"{each['median']:.2f} ({each['min']:.2f}-{each['max']:.2f})"
+
+
+def beside_goal(found: Result, name: str, form: str, scale: float = 1) -> str:
+    """A figure with its goal, where this result has one of that name."""
+    return ", goal ".join(goal_of(found, name, form, scale)) if name in found["goals"] else ""

@@ -1,0 +1,209 @@
+"""What an upload takes, against qdrant-client's own `upload_points`, and whether it survives being killed.
+
+Both send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
+front over Qdrant's engine in a process of its own, in shuffled turns, each into a collection of its own. CPU seconds
+are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, each
+process killed at a random request, before, while or after the server took it.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import evidence
+import machine
+import numpy as np
+
+from interlock.engine.outlet.points import Point, Terms
+from interlock.engine.upload.address import Address
+from interlock.engine.upload.bodies import MOST_POINTS, bodies
+from interlock.engine.upload.layout import CollectionLayout
+from interlock.engine.upload.patience import Patience
+from interlock.engine.upload.server import QdrantServer
+
+SOURCES = ("engine/upload",)
+ROOT = Path(__file__).parents[1]
+LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})
+TERMS = 40
+GOAL = 1.0
+
+
+def points(count: int) -> list[Point]:
+    """Points whose numbers mean nothing."""
+    rng = np.random.default_rng(0)
+    vectors = {name: rng.standard_normal((count, width), np.float32) for name, width in LAYOUT.dense.items()}
+    for matrix in vectors.values():
+        matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    made = []
+    for row in range(count):
+        indices = np.sort(rng.choice(30_000, TERMS, replace=False)).astype(np.int64)
+        terms = {"terms": Terms(indices, rng.random(TERMS, np.float32) + np.float32(0.1))}
+        payload = {"text": f"text {row} " * 30, "chunk_id": str(row), "source": "a", "metadata": {"page": row}}
+        made.append(Point(str(UUID(int=row + 1)), payload, {name: of[row] for name, of in vectors.items()}, terms))
+    return made
+
+
+@contextlib.contextmanager
+def front(directory: str) -> Iterator[str]:
+    """The front in a process of its own; its URL."""
+    words = [sys.executable, "-m", "tests.edge_bridge", directory]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdin
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+def ours(server: QdrantServer, url: str, collection: str, sent: list[Point]) -> int:
+    size = 0
+    for body in bodies(sent):
+        server.upsert(collection, body.json)
+        size += body.size
+    return size
+
+
+def theirs(server: QdrantServer, url: str, collection: str, sent: list[Point]) -> int:
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import PointStruct, SparseVector
+
+    def structs() -> Iterator[PointStruct]:
+        for point in sent:
+            vectors: dict[str, Any] = {name: vector.tolist() for name, vector in point.vectors.items()}
+            for name, terms in point.sparse.items():
+                vectors[name] = SparseVector(indices=terms.indices.tolist(), values=terms.values.tolist())
+            yield PointStruct(id=point.id, vector=vectors, payload=dict(point.payload))
+
+    client = QdrantClient(url=url, check_compatibility=False, timeout=60, trust_env=False)
+    client.upload_points(collection, structs(), batch_size=MOST_POINTS, wait=True)
+    client.close()
+    return 0
+
+
+def throughput(options: argparse.Namespace) -> dict[str, Any]:
+    about, sent, dice = machine.describe(), points(options.points), random.Random(0)
+    ways = {"ours": ours, "upload_points": theirs}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
+    wall: dict[str, list[float]] = {name: [] for name in ways}
+    size = 0
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(front(stack.enter_context(tempfile.TemporaryDirectory())))
+        server = stack.enter_context(QdrantServer(Address.parse(url), None, Patience(60)))
+        for number in range(options.rounds + 1):  # the first is for imports and caches
+            for name in dice.sample(list(ways), len(ways)):
+                collection = f"{name}-{number}"
+                server.create(collection, LAYOUT.request)
+                began, used = time.perf_counter(), time.process_time()
+                size = max(size, ways[name](server, url, collection, sent))
+                if number:
+                    cpu[name].append(time.process_time() - used)
+                    wall[name].append(time.perf_counter() - began)
+                assert server.count(collection) == len(sent)
+    ratios = {
+        kind: statistics.median(one / other for one, other in zip(each["ours"], each["upload_points"], strict=True))
+        for kind, each in (("cpu", cpu), ("wall", wall))
+    }
+    return {
+        "machine": {**about, "load_after": machine.load()},
+        "points": len(sent),
+        "bytes_a_point": round(size / len(sent)),
+        "cpu_seconds": {name: [round(each, 4) for each in values] for name, values in cpu.items()},
+        "wall_seconds": {name: [round(each, 4) for each in values] for name, values in wall.items()},
+        "ratios": {kind: round(value, 3) for kind, value in ratios.items()},
+        "goals": {
+            "CPU of upload_points": machine.goal(ratios["cpu"], GOAL, at_most=True),
+            "wall time of upload_points": machine.goal(ratios["wall"], GOAL, at_most=True),
+        },
+    }
+
+
+def kills(options: argparse.Namespace) -> dict[str, Any]:
+    """Kill uploads until there were so many kills, each upload until it ends by itself; then look at every point."""
+    from tests.builders import interlock, tiny_model
+    from tests.edge_bridge import EdgeBridge, serving
+    from tests.uploads import ROWS, SIDES, Uploads, embedded, killed
+
+    dice, done, uploads, wrong = random.Random(options.seed), 0, 0, list[str]()
+    with tempfile.TemporaryDirectory() as made:
+        home = Path(made)
+        run = embedded(home, tiny_model(home / "a", seed=1), "one", keep="both")
+        whole = EdgeBridge(home / "whole")
+        Uploads(whole, run, home / "whole-uploads")()
+        wanted = _held(whole, "docs")
+        while done < options.kills:
+            bridge, copy = EdgeBridge(home / f"bridge-{uploads}"), home / f"run-{uploads}"
+            bridge.strict = {"enabled": True, "upsert_max_batchsize": 5}
+            subprocess.run(["cp", "-r", str(run), str(copy)], check=True)
+            with serving(bridge) as url:
+                words = ["upload", copy, "--qdrant", url, "--alias", "docs"]
+                while done < options.kills and killed(words, bridge, dice.randint(1, 40), dice.choice(SIDES)):
+                    done += 1
+                    if list(copy.glob("uploads/*.json")) and not bridge.aliases:
+                        wrong.append(f"upload {uploads}: reported before it was done")
+                told = interlock(*words).stdout
+            (target,) = bridge.collections
+            if (
+                _held(bridge, target) != wanted
+                or bridge.aliases != {"docs": target}
+                or f"{ROWS} rows there" not in told
+            ):
+                wrong.append(f"upload {uploads}: other points than of an undisturbed one")
+            bridge.close()
+            uploads += 1
+        whole.close()
+    return {
+        "machine": machine.describe(),
+        "kills": done,
+        "uploads": uploads,
+        "wrong": wrong,
+        "goals": {"uploads that were not finished right": machine.goal(len(wrong), 0, at_most=True)},
+    }
+
+
+def _held(bridge: Any, collection: str) -> dict[str, str]:
+    """Every point of a collection as text, by id."""
+    ids = sorted(set(bridge.collections[collection].sent))
+    assert bridge.collections[collection].count(None) == len(ids)
+    points = bridge.collections[collection].points(ids)
+    return {each["id"]: json.dumps(each, sort_keys=True) for each in points}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    return kills(options) if options.kills else throughput(options)
+
+
+def show(result: dict[str, Any]) -> None:
+    if "kills" in result:
+        print(f"\n{result['kills']} kills of {result['uploads']} uploads", *result["wrong"], sep="\n")
+    else:
+        print(f"\n{result['points']:,} points of {result['bytes_a_point']:,} bytes")
+        rows = [
+            [name, statistics.median(result["cpu_seconds"][name]), statistics.median(result["wall_seconds"][name])]
+            for name in result["cpu_seconds"]
+        ]
+        machine.table(["way", "CPU s", "wall s"], rows)
+    machine.goals(result["goals"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--points", type=int, default=2000, metavar="N")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N")
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill uploads so often instead")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills")
+    machine.quick(parser, points=100, rounds=1)
+    evidence.gather(parser, measure, show, SOURCES)
+
+
+if __name__ == "__main__":
+    main()

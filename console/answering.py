@@ -1,0 +1,196 @@
+"""Answers questions for a command, a screen or a script: a store, its models on the CPU, and a reranker behind them."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from interlock.console.reranking import Hear, blend_of, late_of, rerankers
+from interlock.engine.config import Configuration
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.models.registry import extended
+
+if TYPE_CHECKING:
+    from interlock.engine.search.ask import Ask
+    from interlock.engine.search.encoders import Told
+    from interlock.engine.search.hits import Answer
+    from interlock.engine.search.rerank import Blend
+
+WINDOW = 512
+"""Questions that are answered and then reranked together; all of them have been encoded before."""
+
+
+@dataclass(frozen=True)
+class Rerank:
+    """The models that score candidates anew, in the order in which they are tried, and how much they count."""
+
+    names: Sequence[str]
+    blend: "Blend"
+
+
+@dataclass
+class Answers:
+    """The answers to questions, and why they were not reranked, if they were to be."""
+
+    answers: "list[Answer]"
+    failure: BaseException | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command ends with that was asked to rerank."""
+        if self.failure is None:
+            return ExitCode.COMPLETED
+        return self.failure.exit_code if isinstance(self.failure, InterlockError) else ExitCode.INTERRUPTED
+
+
+class Answering:
+    """Answers questions over one collection, with its models and a reranker, which stays loaded; a context manager."""
+
+    def __init__(
+        self,
+        settings: Configuration,
+        store: Path,
+        collection: str | None,
+        rerank: Rerank | None,
+        hear: Hear,
+        given: Mapping[str, Mapping[str, object]] = {},
+        *,
+        kept: bool = False,
+    ) -> None:
+        """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
+        question to the next. Raises as `StoreSearcher` and `rerankers` do."""
+        from interlock.engine.gpu.cpu import CpuDevice
+        from interlock.engine.gpu.lease import Lessor
+        from interlock.engine.models.assets import Policy
+        from interlock.engine.search.ask import MAXSIM
+        from interlock.engine.search.searcher import StoreSearcher
+
+        own = settings.settings
+        lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
+        policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
+        self._rerank, self._late, self._models = rerank, "", None
+        with ExitStack() as stack:
+            if rerank:
+                self._late = late_of(settings, rerank.names)
+                if not self._late:
+                    self._models = stack.enter_context(rerankers(settings, rerank.names, hear, [MAXSIM]))
+            self.searcher = stack.enter_context(
+                StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept)
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def close(self) -> None:
+        """Let models and store go."""
+        self._stack.close()
+
+    def answer(self, texts: Sequence[str], ask: "Ask", *, reranked: bool = True) -> Answers:
+        """Answer questions, and score their best chunks anew where that was asked for, and is wanted this time."""
+        (found,) = self.windows(texts, ask, max(1, len(texts)), reranked=reranked)
+        return found
+
+    def windows(
+        self, texts: Sequence[str], ask: "Ask", size: int = WINDOW, told: "Told" = lambda model, rows: None,
+        *, reranked: bool = True,
+    ) -> Iterator[Answers]:  # fmt: skip
+        """Answer questions, `size` of them after another. `told` hears which model encoded how many.
+
+        Where no model can score the chunks a warning says so, and they are in the order in which they were found.
+        """
+        deep, rerank = ask, self._rerank if reranked else None
+        if rerank:
+            deep = replace(ask.to(max(ask.limit, rerank.blend.depth)), late=self._late)
+        answers = self.searcher.answers(texts, deep, told)
+        for _ in range(0, max(1, len(texts)), size):
+            window = [*islice(answers, size)]
+            yield self._reranked(window, ask.limit, rerank.blend) if rerank else Answers(window)
+
+    def _reranked(self, answers: "list[Answer]", limit: int, blend: "Blend") -> Answers:
+        from interlock.engine.search.hits import LateHit
+        from interlock.engine.search.rerank import late_reordered, reordered
+
+        began = time.perf_counter()
+        if self._models:
+            placed = reordered(answers, self._models, blend)
+        else:
+            late = [[hit for hit in answer.hits if isinstance(hit, LateHit)] for answer in answers]
+            placed = [late_reordered(hits, blend) for hits in late]
+        took = (time.perf_counter() - began) / max(1, len(answers))
+        made = [
+            replace(answer, hits=each.hits[:limit], seconds={**answer.seconds, "rerank": took})
+            for answer, each in zip(answers, placed, strict=True)
+        ]
+        return Answers(made, next((each.failure for each in placed if each.failure), None))
+
+
+class SerialDesk:
+    """Answers a screen, whose threads it lets in one after another."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering, self._turn = answering, threading.Lock()
+
+    @property
+    def resident(self) -> Sequence[str]:
+        return self._answering.searcher.resident
+
+    def load(self, ask: "Ask") -> None:
+        """Load the models, by a question whose answer nobody sees."""
+        with self._turn:
+            self._answering.answer(["load"], replace(ask, limit=1), reranked=False)
+
+    def check(self, ask: "Ask") -> None:
+        with self._turn:
+            self._answering.searcher.check(ask)
+
+    def answer(self, texts: Sequence[str], ask: "Ask", *, reranked: bool) -> Answers:
+        with self._turn:
+            return self._answering.answer(texts, ask, reranked=reranked)
+
+    def close(self) -> None:
+        """Let models and store go. What a thread still computes with is left to it, and goes with the process."""
+        if self._turn.acquire(blocking=False):
+            self._answering.close()
+
+
+def ask_of(
+    limit: int,
+    weights: Sequence[tuple[str, float]] | Mapping[str, float] | None,
+    only: str | None,
+    hybrid: str | None,
+    sparse_share: float | None,
+    where: Sequence[str],
+) -> "Ask":
+    """Make what is asked for of what was given; None takes the default. Raises UsageError for what cannot be."""
+    from interlock.engine.search.ask import Ask
+    from interlock.engine.search.combine import Hybrid
+    from interlock.engine.search.conditions import read_condition
+
+    ask = Ask(
+        limit=limit,
+        weights=None if weights is None else dict(weights),
+        only=only or "",
+        where=tuple(map(read_condition, where)),
+    )
+    if hybrid is not None:
+        if hybrid not in [*Hybrid]:
+            raise UsageError(f"--hybrid {hybrid!r:.100}: choose one of {', '.join(Hybrid)}")
+        ask = replace(ask, hybrid=Hybrid(hybrid))
+    return ask if sparse_share is None else replace(ask, sparse_share=sparse_share)
+
+
+def rerank_of(settings: Configuration, names: Sequence[str], share: float | None, depth: int | None) -> Rerank | None:
+    """Make what reranks of what was given. Raises UsageError for what is out of bounds, or says nothing without it."""
+    if names:
+        return Rerank(names, blend_of(settings, names, share, depth))
+    if given := [name for name, value in (("share", share), ("depth", depth)) if value is not None]:
+        raise UsageError(f"--rerank-{given[0]} needs a model: name it in --rerank")
+    return None

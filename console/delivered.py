@@ -1,0 +1,56 @@
+"""The commands about what runs have delivered: `interlock export` and `interlock prune`."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from interlock.console.cli import configuration
+from interlock.engine.errors import ExitCode
+from interlock.engine.record.counting import several
+from interlock.engine.record.safe import safe
+
+if TYPE_CHECKING:
+    from interlock.engine.outlet.narrow import Loss
+
+
+def export(options: argparse.Namespace) -> int:
+    """Deliver a finished run once more; a line for each file and store."""
+    from interlock.console.text.event_text import line_of
+    from interlock.engine.exporting import ExportRequest
+    from interlock.engine.exporting import export as deliver
+    from interlock.engine.record.events import AnyEvent, StoreVerified
+
+    failed = False
+
+    def tell(event: AnyEvent) -> None:
+        nonlocal failed
+        failed = failed or (isinstance(event, StoreVerified) and not event.ok)
+        line = line_of(event)
+        print(safe(line, 2000), file=sys.stderr if line.startswith(("warning:", "error:")) else sys.stdout)
+
+    asked = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
+    for collection, losses in deliver(options.run, configuration(options), asked, tell).items():
+        for each in losses:
+            print(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
+    return ExitCode.FAILED if failed else ExitCode.COMPLETED
+
+
+def _cost(loss: "Loss") -> str:
+    """What narrower numbers cost, in words."""
+    if loss.least_cosine is None or loss.mean_cosine is None:
+        return "no chunk has such a vector"
+    kept = "" if loss.neighbours is None else f", {loss.neighbours:.1%} of the ten nearest neighbours kept"
+    cosine = f"{loss.least_cosine:.7f} at the least, {loss.mean_cosine:.7f} in the mean"
+    return f"cosine to float32 {cosine}{kept}, of {several(loss.sampled, 'chunk')}"
+
+
+def prune(options: argparse.Namespace) -> int:
+    """Remove stale points from a store, or tell how many there are."""
+    from interlock.engine.outlet import mirror, shard
+
+    names = [options.collection] if options.collection else shard.collections(options.store)
+    for name in names:
+        each = mirror.prune(options.store, name, remove=not options.dry_run)
+        done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
+        print(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")
+    return ExitCode.COMPLETED

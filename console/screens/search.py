@@ -1,0 +1,493 @@
+"""The search screen: a line to ask in, the chunks that were found, and how each stage found them.
+
+A question is answered in a thread; one that is asked meanwhile takes its place, and the answer to the older one is
+dropped. The store and its models are the desk's, and nothing here computes.
+"""
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal
+from textual.widgets import Input, Label
+
+from interlock.console.actions import SEARCH, actions_of, bindings_of, first_key, line_key, named
+from interlock.console.form.aside import aside
+from interlock.console.look import Look
+from interlock.console.screens.ask import Find
+from interlock.console.screens.base import Keyed, copied
+from interlock.console.screens.hit import HitScreen
+from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
+from interlock.console.text import answer_rows
+from interlock.console.text.answer_rows import StoreShown
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record.counting import several
+from interlock.engine.record.safe import safe
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.conditions import Condition, read_condition
+from interlock.engine.search.hits import Answer, Hit
+from interlock.widgets.pane import Bar, Key, Pane
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, wrapped
+
+TICK = 0.25
+"""Seconds between two looks at how long an answer takes."""
+SLOW = 0.3
+"""Seconds after which it is said that a question is being answered."""
+NOTE_LINES = 5
+LOSING = (Hybrid.RRF, Hybrid.DBSF)
+"""Ways to combine lists that lose much on some collections."""
+
+
+class Reply(Protocol):
+    """The answer to each question, and why it was not reranked, where that failed."""
+
+    answers: list[Answer]
+    failure: BaseException | None
+
+
+class Desk(Protocol):
+    """What answers, from any thread: one question after another. Everything raises InterlockError."""
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """The models in memory."""
+
+    def load(self, ask: Ask) -> object:
+        """Bring into memory what such questions go through."""
+
+    def check(self, ask: Ask) -> object:
+        """Refuse what the store cannot be asked."""
+
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Reply:
+        """Answer questions."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be answered; without a text, models are loaded and nothing is answered."""
+
+    text: str
+    ask: Ask
+    reranked: bool
+
+
+class QuestionLine(Input):
+    """The line that questions are typed in."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "screen.quit", show=False)]
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="type a question, enter asks", compact=True, id="question", select_on_focus=False)
+
+    def take(self, character: str) -> None:
+        """Take a key that another widget was given."""
+        self.replace(character, *sorted(self.selection))
+
+
+class Hits(Pane):
+    """The chunks; keys move the cursor in it, where those of a pane would scroll."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, f"screen.move('{where}')", show=False)
+        for key, where in (("up", "up"), ("down", "down"), ("pageup", "page_up"), ("pagedown", "page_down"),
+                           ("home", "first"), ("end", "last"))
+    ]  # fmt: skip
+
+
+class Filters(Find):
+    """The conditions on payloads; one that cannot be is told while it stands, and may be mended."""
+
+    def __init__(
+        self, value: str, check: Callable[[Sequence[Condition]], object], problem: Callable[[str], object]
+    ) -> None:
+        """`check` is called in a thread, `problem` hears why a condition cannot be; nothing once that is mended."""
+        super().__init__("only KEY=VALUE ...", value)
+        self._check, self._problem = check, problem
+
+    @on(Input.Changed)
+    def _mended(self) -> None:
+        self._problem("")
+
+    @on(Input.Submitted)
+    def done(self, event: Input.Submitted) -> None:
+        """Close only with what the store can be asked."""
+        event.prevent_default().stop()  # a line of another kind closes with anything
+        self._try(event.value)
+
+    @work(exclusive=True, group="check", exit_on_error=False)
+    async def _try(self, text: str) -> None:
+        try:
+            conditions = read_conditions(text)
+            await aside(lambda: self._check(conditions))
+        except InterlockError as error:
+            self._problem(str(error))
+        else:
+            self.dismiss(text)
+
+
+def read_conditions(text: str) -> tuple[Condition, ...]:
+    """Read conditions as they are typed, parted by blanks, in quotes where they have any. Raises UsageError for what is
+    none."""
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"filters {text!r:.100}: {error}: set quotes in pairs") from error
+    return tuple(map(read_condition, parts))
+
+
+class SearchScreen(Keyed):
+    """Questions to one store."""
+
+    ACTIONS = SEARCH
+    BINDINGS: ClassVar = bindings_of(SEARCH)
+    HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (LEAST_WIDTH, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (LEAST_HEIGHT, "-high")]  # noqa: RUF012
+    DEFAULT_CSS = """
+    SearchScreen {
+        & > #line { height: 1; width: 100%; background: $panel; }
+        & > #line Label { color: $accent; text-style: bold; padding: 0 1; }
+        & > #line Input { width: 1fr; background: $panel; }
+        & > #parts { height: 1fr; layout: horizontal; }
+        & #hits { width: 3fr; height: 100%; overflow-x: hidden; }
+        & Pane > .pane--hit { color: $warning; text-style: bold; }
+        & #detail { display: none; width: 2fr; height: 100%; overflow-x: hidden; }
+        &.-wide #detail { display: block; }
+        &.-thin > #parts, &.-low > #parts { display: none; }
+        & > #note { display: none; }
+        & > #status { height: 2; }
+    }
+    """
+
+    def __init__(self, desk: Desk, shown: StoreShown, ask: Ask, look: Look) -> None:
+        super().__init__()
+        self._desk, self._shown, self._ask, self._look = desk, shown, ask, look
+        self._own = ask
+        """How it was asked on the command line."""
+        self._reranked = bool(shown.rerank)
+        self._wanted: _Wanted | None = None
+        self._under_way: _Wanted | None = None
+        self._began = 0.0
+        self._answer: Answer | None = None
+        self._told = ""  # how the answer was found
+        self._failure = self._notice = ""
+        self._resident: Sequence[str] = ()
+        self._chosen = 0
+        self._question = QuestionLine()
+        self._list, self._detail = Hits("Chunks", id="hits"), Pane("Chunk", id="detail")
+        self._head, self._note, self._status, self._keys = (Bar(id=name) for name in ("head", "note", "status", "keys"))
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        with Horizontal(id="line"):
+            yield Label("?" if self._look.ascii else "❯")
+            yield self._question
+        with Container(id="parts"):
+            yield from (self._list, self._detail)
+        yield from (self._note, self._status, self._keys)
+
+    def on_mount(self) -> None:
+        self._question.focus()
+        self.set_interval(TICK, self._tick)
+        self._want(_Wanted("", self._ask, reranked=False))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    # What is asked
+
+    @on(Input.Changed, "#question")
+    def _typed(self) -> None:
+        if self._notice:
+            self.say("")
+
+    @on(Input.Submitted, "#question")
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not event.value.strip():
+            self.say("the question is empty: type what to look for")
+            return
+        self._ask_anew(event.value)
+
+    def _ask_anew(self, text: str = "") -> None:
+        """Ask this, or what was asked last, as things are set now."""
+        last = (self._wanted or self._under_way or _Wanted("", self._ask, reranked=False)).text
+        text = text or last or (self._answer.text if self._answer else "")
+        if text:
+            self._want(_Wanted(text, self._ask, self._reranked))
+        self._draw_status()
+
+    def _want(self, wanted: _Wanted) -> None:
+        """Have it answered; what waits for an answer, and what is being answered, is not wanted any more."""
+        self._wanted = wanted
+        if self._under_way is None:
+            self._answer_on()
+
+    @work(group="answers", exit_on_error=False)
+    async def _answer_on(self) -> None:
+        """Answer what is wanted until nothing is."""
+        while wanted := self._wanted:
+            self._wanted, self._under_way, self._began = None, wanted, time.monotonic()
+            try:
+                reply = await aside(lambda wanted=wanted: self._done(wanted))  # type: ignore[misc]
+            except InterlockError as error:
+                self._under_way = None
+                if not self._wanted:
+                    self._failure = str(error)
+            else:
+                self._under_way = None
+                if not self._wanted:
+                    self._failure = ""
+                    self._take(wanted, reply)
+            self._resident = tuple(self._desk.resident)
+        self._draw()
+
+    def _done(self, wanted: _Wanted) -> Reply | None:
+        if wanted.text:
+            return self._desk.answer([wanted.text], wanted.ask, reranked=wanted.reranked)
+        self._desk.load(wanted.ask)
+        return None
+
+    def _take(self, wanted: _Wanted, reply: Reply | None) -> None:
+        """Show an answer; who has typed no further goes on among the chunks."""
+        if reply is None:
+            return
+        (self._answer,) = reply.answers
+        self._chosen = 0
+        self._told = answer_rows.found_in(self._answer)
+        if reply.failure:
+            self._failure = f"not reranked: {reply.failure}"
+        if self._answer.hits and self._question.has_focus and self._question.value == wanted.text:
+            self._list.focus()
+
+    def _tick(self) -> None:
+        if self._under_way:
+            self._draw_status()
+
+    # What is shown
+
+    @property
+    def _hit(self) -> Hit | None:
+        """The chunk under the cursor."""
+        hits = self._answer.hits if self._answer else ()
+        return hits[self._chosen] if hits else None
+
+    def say(self, text: str) -> None:
+        """Write a few lines for the operator, until the next key."""
+        self._notice = text
+        self._draw_note()
+
+    def on_key(self, event: events.Key) -> None:
+        if self._notice:
+            self.say("")
+        if not event.is_printable or not event.character:
+            return
+        if self.focused is self._question:  # typed in one burst behind the key that went there
+            event.stop()
+            self._question.take(event.character)
+        elif bound := self.active_bindings.get(event.key):
+            if bound.binding.action == "ask":  # at once: what is typed next is not to be taken for keys
+                event.stop()
+                self.action_ask()
+        else:  # what is no key begins another question
+            event.stop()
+            self.set_focus(self._question)
+            self._question.value = ""
+            self._question.take(event.character)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Take what was pasted beside the line."""
+        event.stop()
+        self.set_focus(self._question)
+        self._question.value = next(iter(event.text.splitlines()), "")
+        self._question.action_end()
+
+    @on(events.DescendantFocus)
+    @on(events.DescendantBlur)
+    def _moved(self) -> None:
+        self._draw_keys()
+
+    def _draw(self) -> None:
+        if not self.is_mounted:
+            return
+        told = answer_rows.head(self._shown, wide=self.size.width >= WIDE)
+        words = Span(f" SEARCH {safe(self._shown.collection, 60)}  ", "title"), Span(told)
+        self._head.show(self._plain([fitted(words, self.size.width)]))
+        self._draw_hits()
+        self._draw_detail()
+        self._draw_note()
+        self._draw_status()
+        self._draw_keys()
+
+    def _plain(self, rows: list[Row]) -> list[Row]:
+        return ascii_only(rows) if self._look.ascii else rows
+
+    def _draw_hits(self) -> None:
+        width, answer = self._list.inner_width, self._answer
+        if width < 1:
+            return
+        if answer and answer.hits:
+            self._list.show(answer_rows.rows(answer, self._chosen, width, ascii=self._look.ascii))
+        else:
+            none = ["No chunk was found."] if answer else answer_rows.unasked(self._shown)
+            if answer and self._ask.where:
+                none.append(f"{self.shown_key('filters')} changes the filters.")
+            lines = [line for text in none for line in wrapped(text, width - 2)]
+            self._list.show(self._plain([row(""), *(row((f" {line}", "dim")) for line in lines)]))
+        asked = fit(safe(" ".join(answer.text.split()), 500), max(10, width - 30)).rstrip() if answer else ""
+        above = f"{several(len(answer.hits), 'chunk')} for {asked}" if answer else "Chunks"
+        (title,) = self._plain([row(above)])
+        below = answer_rows.stages(self._hit) if self._hit else ""
+        self._list.entitle(above=title[0].text, below=fit(below, max(1, width - 4)).rstrip())
+        self._follow()
+
+    def _follow(self) -> None:
+        """Keep the chunk under the cursor where it can be seen."""
+        line, top, height = self._chosen * answer_rows.LINES, self._list.scroll_offset.y, self._list.inner_height
+        if line < top:
+            self._list.scroll_to(0, line, animate=False)
+        elif line + answer_rows.LINES > top + height:
+            self._list.scroll_to(0, line + answer_rows.LINES - height, animate=False)
+
+    def _draw_detail(self) -> None:
+        hit, width, answer = self._hit, self._detail.inner_width, self._answer
+        shown = answer_rows.whole(hit, answer.text, width, ascii=self._look.ascii) if hit and answer else []
+        name = fit(safe(hit.payload.get("chunk_id")), max(1, width - 4)).rstrip() if hit else "Chunk"
+        self._detail.entitle(above=name)
+        self._detail.show(shown)
+        self._detail.scroll_to(0, 0, animate=False)
+
+    def _draw_note(self) -> None:
+        told, width = f"{self._failure}\n{self._notice}".splitlines(), self.size.width
+        lines = [line for each in filter(None, told) for line in wrapped(safe(each, 1000), width - 1)][:NOTE_LINES]
+        self._note.styles.display = "block" if lines else "none"
+        self._note.styles.height = max(1, len(lines))
+        self._note.show(self._plain([row((f" {line}", "warn")) for line in lines]))
+
+    def _draw_status(self) -> None:
+        under_way, width = self._under_way, self.size.width
+        took = time.monotonic() - self._began
+        first = self._told or "nothing asked yet"
+        if under_way and (took > SLOW or not self._resident):
+            wanted = answer_rows.loaded_for(under_way.ask, self._shown)
+            missing = [name for name in wanted if name not in self._resident]
+            what = f"loading {', '.join(missing)}" if missing else "searching"
+            first = f"{what}... {took:.1f} s"
+        rules = answer_rows.rules(self._ask, self._shown, reranked=self._reranked)
+        resident = f"in memory: {', '.join(self._resident)}" if self._resident else "no model in memory"
+        second = "  ".join([*rules, resident])
+        lines = [row((f" {fit(safe(first), max(1, width - 1))}", "bold" if under_way else ""))]
+        self._status.show(self._plain([*lines, row((f" {fit(safe(second), max(1, width - 1))}", "dim"))]))
+
+    def _draw_keys(self) -> None:
+        width, typing = self.size.width, self._question.has_focus
+        if typing:
+            moves = [Key("up down", "Chunks")] if self._hit else []
+            shown = [Key("enter", "Search"), *moves, Key(self._line_key("help"), "Help", action="help")]
+            shown.append(Key(self.shown_key("back"), "Chunks" if self._hit else "Quit", action="back"))
+        else:
+            offered = [each for each in actions_of(SEARCH) if each.stands(width)]
+            offered = [each for each in offered if each.name != "rerank" or self._shown.rerank]
+            shown = [Key(first_key(each, self._look.keys), each.label, action=each.name) for each in offered]
+        self._keys.offer([] if too_small(*self.size) else shown, width)
+
+    def _line_key(self, name: str) -> str:
+        return line_key(named(name), self._look.keys)
+
+    # What an operator asks
+
+    def action_move(self, where: str) -> None:
+        """Move among the chunks; in the other pane, where that has the focus, scroll."""
+        if self._detail.has_focus:
+            self._detail.scroll_relative(y=1 if where == "down" else -1, animate=False)
+            return
+        hits = self._answer.hits if self._answer else ()
+        page = max(1, self._list.inner_height // answer_rows.LINES)
+        lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -len(hits), "last": len(hits)}
+        if not hits:
+            return
+        self._chosen = max(0, min(len(hits) - 1, self._chosen + lines[where]))
+        self._draw_hits()
+        self._draw_detail()
+
+    def on_click(self, event: events.Click) -> None:
+        """Choose a chunk; a second click opens it."""
+        place = event.get_content_offset(self._list)
+        at = (place.y + self._list.scroll_offset.y) // answer_rows.LINES if place else -1
+        if self._answer and 0 <= at < len(self._answer.hits):
+            self._chosen = at
+            self._draw_hits()
+            self._draw_detail()
+            if event.chain == 2:
+                self.action_open_hit()
+
+    def action_open_hit(self) -> None:
+        if self._hit and self._answer:
+            self.app.push_screen(HitScreen(self._hit, self._answer.text, self._look))
+
+    def action_ask(self) -> None:
+        """Go to the line, with all of it selected: what is typed takes its place."""
+        self.set_focus(self._question)
+        self._question.select_all()
+
+    def action_filters(self) -> None:
+        value = " ".join(answer_rows.written(self._ask))
+        self.app.push_screen(Filters(value, self._check, self.say), self._filter)
+
+    def _check(self, conditions: Sequence[Condition]) -> None:
+        self._desk.check(replace(self._ask, where=conditions))
+
+    def _filter(self, text: str | None) -> None:
+        if text is not None:
+            self._ask = replace(self._ask, where=read_conditions(text))
+            self._ask_anew()
+
+    def action_hybrid(self) -> None:
+        """Combine the lists in the next way."""
+        if len(self._shown.lists) < 2:
+            self.say(f"the store has one list alone ({', '.join(self._shown.lists)}): nothing to combine")
+            return
+        if self._ask.only:
+            self.say(f"{self._ask.only} is asked alone: {self.shown_key('only')} asks all")
+            return
+        ways = [*Hybrid]
+        way = ways[(ways.index(self._ask.hybrid) + 1) % len(ways)]
+        self._ask = replace(self._ask, hybrid=way)
+        loses = "; it loses much on some collections, where weighted does not" if way in LOSING else ""
+        self.say(f"hybrid: {way}{loses}")
+        self._ask_anew()
+
+    def action_only(self) -> None:
+        """Ask the next model alone, and after the last one all."""
+        names = ["", *self._shown.alone]
+        only = names[(names.index(self._ask.only) + 1) % len(names)] if self._ask.only in names else ""
+        weights = None if only else self._own.weights
+        self._ask = replace(self._ask, only=only, weights=weights)
+        self.say(f"{only} alone" if only else "all models")
+        self._ask_anew()
+
+    def action_rerank(self) -> None:
+        if not self._shown.rerank:
+            self.say("no reranker was named: begin with --rerank MODEL")
+            return
+        self._reranked = not self._reranked
+        self._ask_anew()
+
+    def action_copy_hit(self) -> None:
+        if self._hit:
+            self.say(copied(self.app, answer_rows.copied(self._hit), "id and text"))
+
+    def action_back(self) -> None:
+        """Go from the line to the chunks; from there, leave."""
+        if self._question.has_focus and self._hit:
+            self._list.focus()
+        else:
+            self.app.exit()
+
+    async def action_quit(self) -> None:
+        await self.app.action_quit()

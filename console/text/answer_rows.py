@@ -1,0 +1,251 @@
+"""An answer as rows: its chunks with the question's words marked, what each stage made of one, and lines on how it was
+found. Pure.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from interlock.engine.outlet.bm25 import BM25
+from interlock.engine.outlet.manifest import Manifest
+from interlock.engine.record.counting import several
+from interlock.engine.record.safe import safe
+from interlock.engine.search.ask import DENSE, Ask
+from interlock.engine.search.combine import Hybrid, shares_of
+from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
+from interlock.widgets.text import CURSOR, ELLIPSIS, LONGEST, Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
+
+LINES = 3
+"""Rows of a chunk in the list: where it stands, and two of its text."""
+INDENT = "      "
+_COMMON = """
+a an and any are as at be been but by can could did do does for from get had has have how i if in into is it its may me
+my not of on or our should so that the their them then there these they this to was we were what when where which who
+why will with would you your
+"""
+COMMON = frozenset(_COMMON.split())
+"""Words of a question that say nothing of what is looked for."""
+ENDINGS = frozenset(("", "s", "es", "e", "d", "ed", "ing", "er", "ers", "or", "ors", "ion", "ions", "y", "ies", "ly"))
+"""What may differ at the end of two words that are taken for the same one."""
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class StoreShown:
+    """What a screen tells of the store: its collection, how many chunks it has, its dense models by weight, the names
+    of its sparse lists, of what reranks, if anything does, and of the models that it was delivered without."""
+
+    collection: str
+    chunks: int
+    dense: Mapping[str, float]
+    sparse: Sequence[str] = ()
+    rerank: str = ""
+    calibrated: bool = False
+    """Whether an evaluation chose these weights."""
+    missing: Sequence[str] = ()
+
+    @property
+    def alone(self) -> list[str]:
+        """What can be searched by alone."""
+        return [*self.dense, *self.sparse]
+
+    @property
+    def lists(self) -> list[str]:
+        """The ranked lists of a question."""
+        return [*([DENSE] if self.dense else []), *self.sparse]
+
+
+def shown_of(manifest: Manifest, chunks: int, rerank: str) -> StoreShown:
+    """Say of a store what a screen tells."""
+    sparse = [*(each.model for each in manifest.sparse), *[BM25] * bool(manifest.bm25)]
+    calibrated = manifest.calibrated is not None
+    return StoreShown(manifest.collection, chunks, manifest.weights, sparse, rerank, calibrated, manifest.missing)
+
+
+def words_of(question: str) -> list[str]:
+    """List the words of a question that are marked in texts; those that every question has only where it has no
+    others."""
+    words = list(dict.fromkeys(word.casefold() for word in _WORD.findall(question)))
+    return [word for word in words if word not in COMMON] or words
+
+
+def alike(one: str, other: str) -> bool:
+    """Tell whether two words are the same, but for an ending."""
+    if one == other:
+        return True
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return same >= 3 and one[same:] in ENDINGS and other[same:] in ENDINGS
+
+
+def marked(text: str, words: Sequence[str], style: str = "") -> list[Span]:
+    """Cut a text into spans, those of the question's words in the style of what was found."""
+    spans, place = [], 0
+    for found in _WORD.finditer(text):
+        if any(alike(found[0].casefold(), word) for word in words):
+            spans += [Span(text[place : found.start()], style), Span(found[0], "hit")]
+            place = found.end()
+    return [span for span in (*spans, Span(text[place:], style)) if span.text]
+
+
+def rows(answer: Answer, chosen: int, width: int, *, ascii: bool = False) -> list[Row]:
+    """Draw the chunks of an answer, `LINES` rows of `width` cells each, with a cursor at one."""
+    words = words_of(answer.text)
+    before = [f"(was {hit.before}.) " if isinstance(hit, RankedHit) else "" for hit in answer.hits]
+    room = max(map(len, before), default=0)
+    shown: list[Row] = []
+    for place, hit in enumerate(answer.hits):
+        lead = f"{CURSOR if place == chosen else ' '}{place + 1:3}. {before[place]:{room}}{hit.score:.3f}  "
+        shown.append(_head(hit, lead, place == chosen, width, ascii=ascii))
+        shown += _lines(hit, words, width, ascii=ascii)
+    return ascii_only(shown) if ascii else shown
+
+
+def stages(hit: Hit) -> str:
+    """Tell the rank and the score of a chunk by each stage that has it."""
+    by = [f"{name} {each.rank}. {each.score:.3f}" for name, each in hit.stages.items()]
+    if isinstance(hit, RankedHit):
+        by += [f"before {hit.before}. {hit.first_score:.3f}", f"rerank {hit.rerank_score:.3f}"]
+    elif isinstance(hit, LateHit):
+        by += [f"tokens {hit.late:.3f}" if hit.late is not None else "no token vectors"]
+    return "  ".join(by)
+
+
+def whole(hit: Hit, question: str, width: int, *, ascii: bool = False) -> list[Row]:
+    """Draw all of a chunk: its scores by stage, its text line by line, and below it every field of its payload."""
+    if width < 1:
+        return []
+    shown = [row((line, "bold")) for line in wrapped(f"score {hit.score:.3f}  {stages(hit)}", width)]
+    shown.append(())
+    words = words_of(question)
+    for text in str(hit.payload.get("text", "")).expandtabs(4).splitlines():
+        lines = wrapped(_readable(text, sys.maxsize, ascii=ascii), width)
+        shown += [tuple(marked(line, words)) for line in lines]
+    shown.append(())
+    for name, value in _fields(hit.payload):
+        named = f"{_readable(name, ascii=ascii)}:"
+        first, *others = wrapped(f"{named} {_readable(value, sys.maxsize, ascii=ascii)}", max(1, width - 2))
+        cut = min(len(first), len(named))
+        shown += [row((first[:cut], "title"), first[cut:]), *(row(f"  {line}") for line in others)]
+    return ascii_only(shown) if ascii else shown
+
+
+def copied(hit: Hit) -> str:
+    """Write a chunk for the clipboard: its id, and its text below."""
+    return f"{hit.payload.get('chunk_id')}\n{hit.payload.get('text', '')}\n"
+
+
+def found_in(answer: Answer) -> str:
+    """Tell how many chunks there are, how many of these left the corpus, and how long that took in all and by stage."""
+    by = ", ".join(f"{stage} {_milliseconds(took)}" for stage, took in answer.seconds.items() if took >= 5e-5)
+    stale = sum(hit.stale for hit in answer.hits)
+    gone = f" ({stale:,} left the corpus)" if stale else ""
+    taken = f"{several(len(answer.hits), 'chunk')}{gone} in {1000 * sum(answer.seconds.values()):.0f} ms"
+    return f"{taken}: {by}" if by else taken
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}" if seconds >= 0.01 else f"{1000 * seconds:.1f}"
+
+
+def rules(ask: Ask, shown: StoreShown, *, reranked: bool) -> list[str]:
+    """Tell how the lists are combined, whether it is reranked, and what chunks are left out."""
+    told = [_combined(ask, shown)]
+    if ask.weights is None and not ask.only and shown.calibrated:
+        told.append("calibrated weights")
+    if ask.weights:
+        told.append(f"weights {', '.join(f'{name} {weight:.2g}' for name, weight in ask.weights.items())}")
+    if shown.rerank:
+        told.append(f"rerank {shown.rerank}" if reranked else "rerank off")
+    if ask.where:
+        told.append(f"only {' '.join(written(ask))}")
+    return told
+
+
+def loaded_for(ask: Ask, shown: StoreShown) -> list[str]:
+    """Name the dense models that a question goes through."""
+    weights = shown.dense if ask.weights is None else ask.weights
+    return [name for name in shown.dense if (ask.only == name if ask.only else weights.get(name))]
+
+
+def written(ask: Ask) -> list[str]:
+    """Write the conditions as they are typed, in quotes where they have blanks."""
+    texts = [f"{each.key}{each.sign}{each.value}" for each in ask.where]
+    return [f'"{text}"' if any(sign.isspace() for sign in text) else text for text in texts]
+
+
+def head(shown: StoreShown, *, wide: bool) -> str:
+    """Tell which store is searched, and by what; with the weights where there is room."""
+    models = [f"{name} {weight:.2g}" if wide else name for name, weight in shown.dense.items()]
+    without = f"without {', '.join(shown.missing)}, " if shown.missing else ""
+    return f"{several(shown.chunks, 'chunk')}, {without}exact  {', '.join([*models, *shown.sparse])}"
+
+
+def unasked(shown: StoreShown) -> list[str]:
+    """Say what to do where nothing was asked yet."""
+    return [
+        f"Type a question and press enter: it is compared with every chunk of {shown.collection}.",
+        f"Lists: {', '.join(_listed(shown))}.",
+    ]
+
+
+def _listed(shown: StoreShown) -> Iterator[str]:
+    if shown.dense:
+        yield f"dense ({' + '.join(f'{weight:.2g} {name}' for name, weight in shown.dense.items())})"
+    for name in shown.sparse:
+        yield f"{name} (words)" if name == BM25 else f"{name} (weighed terms)"
+
+
+def _combined(ask: Ask, shown: StoreShown) -> str:
+    if ask.only:
+        return f"{ask.only} alone"
+    if ask.hybrid is Hybrid.OFF or not ask.sparse_share or len(shown.lists) < 2:
+        return f"{shown.lists[0]} alone" if len(shown.lists) < 2 or shown.dense else " + ".join(shown.lists)
+    if ask.hybrid is Hybrid.RRF:
+        return f"rrf: ranks of {', '.join(shown.lists)}"
+    shares = shares_of([DENSE] if shown.dense else [], shown.sparse, ask.sparse_share)
+    sums = " + ".join(f"{share:.2g} {name}" for name, share in shares.items())
+    return sums if ask.hybrid is Hybrid.WEIGHTED else f"dbsf: {sums}"
+
+
+def _head(hit: Hit, lead: str, chosen: bool, width: int, *, ascii: bool) -> Row:
+    """Where a chunk stands, as `lead` says it, with its id and source."""
+    name, source = (_readable(hit.payload.get(key) or "", ascii=ascii) for key in ("chunk_id", "source"))
+    left = max(0, width - width_of(lead))
+    beside = min(width_of(source), left // 3)
+    if hit.stale:
+        name = f"[left the corpus] {name}"
+    spans = [Span(lead, "title"), Span(fit(name, max(0, left - beside - 1)) + " ", "bold")]
+    spans.append(Span(fit(source, beside), "dim"))
+    if chosen:
+        spans = [Span(span.text, "chosen") for span in spans]
+    return fitted(spans, width)
+
+
+def _lines(hit: Hit, words: Sequence[str], width: int, *, ascii: bool) -> list[Row]:
+    """Two rows of the text, from its beginning, or from where the question's words begin in it."""
+    text = _readable(" ".join(str(hit.payload.get("text", "")).split()), ascii=ascii)
+    room = max(1, width - len(INDENT))
+    begin = next((each.start() for each in _WORD.finditer(text) if any(alike(each[0].casefold(), w) for w in words)), 0)
+    if begin > 2 * room - 20:
+        text = ELLIPSIS + text[begin - room // 2 :].partition(" ")[2]
+    first, *others = wrapped(text[: 4 * room], room) or [""]
+    second = fit(" ".join(others), room) if others else ""
+    return [fitted([Span(INDENT), *marked(line, words)], width) for line in (first, second)]
+
+
+def _readable(value: object, limit: int = LONGEST, *, ascii: bool) -> str:
+    """A text as the terminal can show it."""
+    text = safe(value, limit)
+    return text.encode("ascii", "replace").decode() if ascii else text
+
+
+def _fields(payload: object, before: str = "") -> Iterator[tuple[str, object]]:
+    """The fields of a payload by their dotted names, as conditions name them; without the text."""
+    if not isinstance(payload, Mapping):
+        yield before, payload
+        return
+    for key, value in payload.items():
+        if before or key != "text":
+            yield from _fields(value, f"{before}.{key}" if before else str(key))

@@ -1,0 +1,93 @@
+"""An answer as text: for a reader, as JSON Lines, or as a run that trec_eval reads. Pure."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from interlock.engine.errors import UsageError
+from interlock.engine.intake.questions import Question
+from interlock.engine.record.safe import safe
+from interlock.engine.search.hits import Answer, Hit, RankedHit
+
+TREC = (".trec", ".run")
+"""How the names of files end that trec_eval reads."""
+
+
+def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
+    """Write an answer for a reader: under the question each chunk with its score; `explained` with that of each
+    stage, and with calibrated weights. Nothing where no chunk was found."""
+    reranked = bool(answer.hits) and isinstance(answer.hits[0], RankedHit)
+    if answer.hits:
+        parts = [f"{share:.2g} {name}" for name, share in answer.shares.items()]
+        yield safe(answer.text + (f"  ({' + '.join(parts)}, each from 0 to 1)" if parts and not reranked else ""))
+    if explained and answer.calibrated:
+        parts = [f"{name} {weight:.2g}" for name, weight in answer.calibrated.items()]
+        yield safe(f"weights calibrated by `interlock eval`: {', '.join(parts)}")
+    for place, hit in enumerate(answer.hits, 1):
+        was = f"(was {hit.before}.)  " if isinstance(hit, RankedHit) else ""
+        source = safe(hit.payload.get("source"))
+        gone = "  [left the corpus]" if hit.stale else ""
+        yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){gone}"
+        if explained:
+            by = [f"{name} {each.rank}. {each.score:.3f}" for name, each in hit.stages.items()]
+            by += [f"rerank {hit.rerank_score:.3f}"] if isinstance(hit, RankedHit) else []
+            yield f"     {safe(', '.join(by))}"
+        yield f"     {safe(' '.join(str(hit.payload.get('text')).split()), 160)}"
+
+
+def hit_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
+    """Write each chunk of an answer as a line of JSON, `explained` with rank and score of each stage."""
+    return (json.dumps({**_plain(hit, explained=explained), **_calibrated(answer)}) for hit in answer.hits)
+
+
+def stages_took(answer: Answer) -> str:
+    """Tell how many milliseconds each stage took."""
+    return safe(", ".join(f"{stage} {1000 * took:.1f} ms" for stage, took in answer.seconds.items()))
+
+
+def writer(file: Path | None, ids: str, *, explained: bool) -> Callable[[Question, Answer], str]:
+    """Choose by the name of the file how an answer is written: a run of trec_eval, or JSON Lines as on stdout. `ids`
+    are those of "chunk" or "point". Raises UsageError for another name."""
+    if file is None or file.suffix == ".jsonl":
+        return partial(_json_line, explained=explained)
+    if file.suffix in TREC:
+        return partial(_trec, ids=ids)
+    raise UsageError(f"--out {file}: name it .jsonl, or {' or '.join(TREC)} for trec_eval")
+
+
+def _json_line(question: Question, answer: Answer, *, explained: bool) -> str:
+    hits = [_plain(hit, explained=explained) for hit in answer.hits]
+    said = {"query_id": question.id, "query": question.text, "hits": hits, **_calibrated(answer)}
+    if explained:
+        said["seconds"] = {stage: round(took, 6) for stage, took in answer.seconds.items()}
+    return json.dumps(said) + "\n"
+
+
+def _calibrated(answer: Answer) -> dict[str, object]:
+    return {"calibrated_weights": answer.calibrated} if answer.calibrated else {}
+
+
+def _trec(question: Question, answer: Answer, *, ids: str) -> str:
+    lines, seen = [], set[str]()
+    for rank, hit in enumerate(answer.hits, 1):
+        name = hit.id if ids == "point" else str(hit.payload.get("chunk_id"))
+        if name in seen:
+            raise UsageError(f"two chunks have the id {name!r:.60}, of which trec_eval takes one: use --ids point")
+        seen.add(name)
+        if len(name.split()) != 1 or len(question.id.split()) != 1:
+            raise UsageError(
+                f"trec_eval takes no ids with blanks, as in {question.id!r:.60} and {name!r:.60}: use --ids point, or "
+                "write a .jsonl"
+            )
+        lines.append(f"{question.id} Q0 {name} {rank} {hit.score!r} interlock\n")
+    return "".join(lines)
+
+
+def _plain(hit: Hit, *, explained: bool) -> dict[str, object]:
+    scores: dict[str, object] = {"score": hit.score}
+    if isinstance(hit, RankedHit):
+        scores |= {"before": hit.before, "first_score": hit.first_score, "rerank_score": hit.rerank_score}
+    if explained:
+        scores["stages"] = {name: {"rank": each.rank, "score": each.score} for name, each in hit.stages.items()}
+    return {"id": hit.id, **scores, **({"stale": True} if hit.stale else {}), "payload": hit.payload}

@@ -1,0 +1,45 @@
+"""What a command writes while it works: text for stdout or a file, and on stderr how far it is."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
+from interlock.engine.record.safe import safe
+
+PAUSE, BLINK = 10.0, 0.2
+"""Seconds between two words on progress, and between two on a terminal."""
+Progress = Callable[[str, int, int], object]
+"""Hears a model, how much of its work is done, and of how much."""
+
+
+@contextmanager
+def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
+    """Take text for stdout, or for a file that is there whole or not at all."""
+    if file is None:
+        yield sys.stdout.write
+        return
+    with atomic.replacing(file) as partial, partial.open("w", encoding="utf-8") as handle:
+        yield handle.write
+
+
+@contextmanager
+def progress(unit: str = "") -> Iterator[Progress]:
+    """Tell stderr how much a model has done: in one line on a terminal, which its last word ends; elsewhere now and
+    then, and nothing of what is done sooner."""
+    live, last, open_line = sys.stderr.isatty(), time.monotonic(), False
+
+    def told(model: str, done: int, total: int) -> None:
+        nonlocal last, open_line
+        ends = live and done >= total
+        if ends or time.monotonic() - last > (BLINK if live else PAUSE):
+            last, open_line = time.monotonic(), live and not ends
+            line = f"interlock: {safe(model)}: {done:,} of {several(total, unit) if unit else f'{total:,}'}"
+            print(line, end="\r" if open_line else "\n", file=sys.stderr, flush=True)
+
+    yield told
+    if open_line:
+        print(file=sys.stderr)

@@ -1,0 +1,240 @@
+"""The vectors that a run delivered of one collection, to be judged without embedding anything again."""
+
+import shlex
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.evaluation.material import SideCost
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import ModelSpec, name_of_output
+from interlock.engine.outlet.csr import of_column
+from interlock.engine.outlet.files import matrix_of
+from interlock.engine.outlet.form import FUSED
+from interlock.engine.outlet.fusion import Fusion, unit_rows
+from interlock.engine.outlet.gap import remaining
+from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.vectors import Vectors
+from interlock.engine.record import journal
+from interlock.engine.record.artefacts import check_written
+from interlock.engine.record.facts import Artefact, RosterEntry
+from interlock.engine.record.fold import fold_all
+from interlock.engine.record.rundir import JOURNAL, RunDirectory
+from interlock.engine.record.state import RunState
+from interlock.engine.record.summary import CollectionSummary, Summary, summarise
+
+COLUMNS = ("id", "chunk_id", "text")
+TABLE = "points.parquet"
+
+
+@dataclass(frozen=True)
+class DeliveredCollection:
+    """The chunks of a collection that have a vector of every model, with these vectors [n, dim], and weights of terms
+    by name; `parked` counts the chunks that lack one."""
+
+    run: str
+    name: str
+    fusion: str
+    ids: Sequence[str]
+    texts: Sequence[str]
+    roster: Sequence[RosterEntry]
+    dense: Mapping[str, Vectors]
+    sparse: Mapping[str, SparseRows]
+    costs: Mapping[str, SideCost]
+    parked: int
+    bm25: str
+    """The language of its BM25; empty where it was delivered without."""
+    store: Path | None
+    """Where the run wrote it as a collection of a store, if it did."""
+    smaller: str
+    """What made the vectors of its store smaller than these, in the words of a command line; empty for nothing."""
+    missing: Sequence[str] = ()
+    """The models of the run that it was delivered without."""
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory is that of a run."""
+    return (directory / JOURNAL).is_file()
+
+
+def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
+    """Read what the run in `directory` delivered of the collection `wanted` (None: its only one).
+
+    A chunk is known by its own id, or by its point's where two chunks share one. Raises UsageError for a collection
+    that is not there or whose files lack texts or a model's vectors, InterlockError for a file that is damaged.
+    """
+    try:
+        state = fold_all(RunState(), journal.read(directory / JOURNAL))
+    except OSError as error:
+        raise InterlockError(f"cannot read {directory / JOURNAL}: {error.strerror}; {remedy(error)}") from error
+    if state.started is None:
+        raise UsageError(f"{directory / JOURNAL} has no entry yet: wait until the run has started")
+    summary = summarise(state)
+    found = {each.name: each for each in summary.collections}
+    if wanted is None and len(found) != 1:
+        raise UsageError(f"run {directory.name} has {len(found)} collections: choose one with --collection")
+    name = wanted if wanted is not None else next(iter(found))
+    if name not in found:
+        raise UsageError(f"run {directory.name} has no collection {name!r}: choose one of {', '.join(found)}")
+    exports = {Path(each.path).name: each for each in found[name].exports}
+    files = _Files(directory, RunDirectory(directory).exports(name), exports)
+    missing = {each.model for each in found[name].missing}
+    roster = remaining(state.roster, found[name].missing)
+    dense = [entry for entry in roster if "dense" in entry.gives]
+    vectors = {entry.model: files.vectors(entry, dense, summary) for entry in dense}
+    weighing = {name_of_output(entry.model, "sparse", entry.kind): entry for entry in roster if "sparse" in entry.gives}
+    terms = {key: files.terms(key) for key in weighing}
+    ids, chunk_ids, texts = files.columns()
+    there = np.ones(len(ids), np.bool_)
+    for matrix in vectors.values():
+        there &= np.isfinite(matrix).all(axis=1)
+    for rows in terms.values():
+        there &= ~rows.parked
+    kept = np.flatnonzero(there)
+    known = chunk_ids if len(set(chunk_ids)) == len(chunk_ids) else ids
+    return DeliveredCollection(
+        directory.name,
+        name,
+        summary.fusion,
+        [known[row] for row in kept],
+        [texts[row] for row in kept],
+        roster,
+        {model: np.ascontiguousarray(matrix[kept], np.float32) for model, matrix in vectors.items()},
+        {key: rows.taken(kept) for key, rows in terms.items()},
+        {entry.model: _cost(found[name], entry.model) for entry in roster},
+        len(ids) - len(kept),
+        str(_value(summary, "bm25_language")) if _value(summary, "bm25") else "",
+        Path(str(written)) / found[name].qdrant_collection if (written := _value(summary, "qdrant")) else None,
+        _smaller(summary),
+        sorted(missing),
+    )
+
+
+def _value(summary: Summary, setting: str) -> object:
+    found = summary.configuration.get(setting)
+    return found.value if found else None
+
+
+def _smaller(summary: Summary) -> str:
+    given = {f"--{name}": _value(summary, name) for name in ("project", "quantise")}
+    return " ".join(f"{flag} {value}" for flag, value in given.items() if value not in (None, 0, "none"))
+
+
+def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Policy) -> tuple[ModelSpec, ModelCard]:
+    """Find the very model that a run computed with, for the CPU. Raises UsageError where this machine has another."""
+    known = registry.get(entry.model) or ModelSpec(entry.model, (entry.source,))
+    spec = replace(
+        known,
+        sources=tuple(dict.fromkeys((entry.source, *known.sources))),
+        revision=entry.commit or known.revision,
+        kind=entry.kind,
+        max_tokens=entry.max_tokens,
+        document_prompt=entry.document_prompt,
+        query_prompt=entry.query_prompt,
+        dtype={"cpu": "bfloat16" if entry.dtype == "bfloat16" else "float32"},
+        outputs=tuple(output for output in entry.outputs if output != "tokens"),
+    )
+    snapshot = resolve(spec, policy, lambda _: None)
+    if snapshot.fingerprint != entry.fingerprint:
+        raise UsageError(
+            f"the run was computed with another {entry.model} (fingerprint {entry.fingerprint[:12]}, this machine has "
+            f"{snapshot.fingerprint[:12]}): install that one, or run again"
+        )
+    return spec, read_card(spec, snapshot, "cpu")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of one collection, with what the run recorded of each: arrays, and what these lack from the table."""
+
+    run: Path
+    directory: Path
+    written: Mapping[str, Artefact]
+
+    def vectors(self, entry: RosterEntry, roster: Sequence[RosterEntry], summary: Summary) -> Vectors:
+        """A dense model's own vectors [n, dim] of those of `roster`, a parked row of which is NaN."""
+        model = entry.model
+        for name in (f"{model}.npy", *([f"{FUSED}.npy"] if len(roster) == 1 else [])):
+            if name in self.written:
+                return self._array(name)
+        columns = {field.name: field.type for field in self._table.schema_arrow} if TABLE in self.written else {}
+        if model in columns:
+            return self._column(model, entry.dim)
+        whole = sum(each.dim for each in roster)
+        concat = len(roster) == 1 or summary.fusion == Fusion.CONCAT
+        if not concat or _value(summary, "project") or FUSED not in columns:
+            raise self._lacking(f"vectors of {model} by themselves")
+        first = sum(each.dim for each in roster[: roster.index(entry)])  # in `concat` a block is a model's own, scaled
+        return unit_rows(self._column(FUSED, whole)[:, first : first + entry.dim].astype(np.float64))
+
+    def terms(self, name: str) -> SparseRows:
+        if f"{name}.npz" not in self.written:
+            if TABLE not in self.written:
+                raise self._lacking(f"terms of {name}")
+            with self._reading(TABLE):
+                return of_column(self._table.read([name])[name])
+        with self._reading(f"{name}.npz") as path, np.load(path, allow_pickle=False) as found:
+            parked = np.zeros(len(found["indptr"]) - 1, np.bool_)
+            parked[found["parked"]] = True
+            return SparseRows(found["indptr"].astype(np.int64), found["indices"], found["data"], parked)
+
+    def columns(self) -> tuple[list[str], ...]:
+        if TABLE not in self.written:
+            raise self._lacking("texts")
+        with self._reading(TABLE):
+            table = self._table.read(list(COLUMNS))
+            return tuple(table[name].to_pylist() for name in COLUMNS)
+
+    def _array(self, name: str) -> Vectors:
+        with self._reading(name) as path:
+            found: Vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+            return found
+
+    def _column(self, name: str, width: int) -> Vectors:
+        with self._reading(TABLE):
+            return matrix_of(self._table.read([name])[name], width)
+
+    @cached_property
+    def _table(self) -> Any:
+        import pyarrow.parquet as pq
+
+        with self._reading(TABLE) as path:
+            return pq.ParquetFile(path, memory_map=True)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Path]:
+        """The path of a file that is as it was delivered, or an InterlockError; that too for what is not read."""
+        import pyarrow as pa
+
+        path = self.directory / name
+        check_written(path, self.written[name])
+        try:
+            yield path
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
+            raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
+
+    def _lacking(self, what: str) -> UsageError:
+        chunks = str(RunDirectory(self.run).inputs().get("chunks", "CHUNKS"))
+        words = ["run", chunks, "--out", str(self.run.parent), "--run-id", self.run.name]
+        return UsageError(
+            f"{self.directory} has no {what}: `interlock {shlex.join(words)} --resume --export npy,parquet` (and "
+            "--config, if it had one) writes them, and computes nothing again"
+        )
+
+
+def _cost(collection: CollectionSummary, model: str) -> SideCost:
+    """What the journal tells of a model's pass; nothing where rows were reused, whose time is that of another run."""
+    passes = [each for each in collection.passes if each.model == model]
+    if not passes or any(each.seconds is None or each.rows_reused for each in passes):
+        return SideCost()
+    on = {each.device or "" for each in passes}
+    device = "CPU" if on == {"cpu"} else "GPU" if not any("cpu" in name for name in on) else "device"
+    return SideCost(sum(each.seconds or 0.0 for each in passes), None, device)

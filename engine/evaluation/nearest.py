@@ -1,0 +1,78 @@
+"""The nearest texts of each query by brute force: every score is computed, and nothing is approximated. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from interlock.engine.intake.ragged import owners_of
+from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.vectors import Vectors
+
+Rows = npt.NDArray[np.int64]
+CHUNK = 16_384
+"""Rows of texts whose scores are computed at once."""
+QUERIES = 1024
+"""Queries whose scores are computed at once."""
+
+
+def nearest(documents: npt.NDArray[np.generic], queries: Vectors, depth: int) -> tuple[Rows, Vectors]:
+    """Find the `depth` rows of `documents` [n, d], of any number, with the largest dot products with each of `queries`
+    [q, d]: rows and scores [q, depth], best first; of equals the first row first."""
+    depth = min(depth, len(documents))
+    parts = [_best(documents, queries[first : first + QUERIES], depth) for first in range(0, len(queries), QUERIES)]
+    if not parts:
+        return np.empty((0, depth), np.int64), np.empty((0, depth), np.float32)
+    rows, scores = zip(*parts, strict=True)
+    return np.concatenate(rows), np.concatenate(scores)
+
+
+def _best(documents: npt.NDArray[np.generic], queries: Vectors, depth: int) -> tuple[Rows, Vectors]:
+    rows = np.empty((len(queries), 0), np.int64)
+    scores = np.empty((len(queries), 0), np.float32)
+    for first in range(0, len(documents), CHUNK):
+        chunk = np.asarray(documents[first : first + CHUNK], np.float32)
+        new = np.broadcast_to(np.arange(first, first + len(chunk)), (len(queries), len(chunk)))
+        rows, scores = np.hstack([rows, new]), np.hstack([scores, queries @ chunk.T])
+        if rows.shape[1] > depth:
+            kept = np.sort(np.argpartition(-scores, depth - 1, axis=1)[:, :depth], axis=1)
+            rows, scores = np.take_along_axis(rows, kept, 1), np.take_along_axis(scores, kept, 1)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+
+
+class Postings:
+    """Texts by their terms: what a sparse query is compared with."""
+
+    def __init__(self, documents: SparseRows) -> None:
+        order = np.argsort(documents.indices, kind="stable")
+        self._texts = owners_of(documents.counts)[order]
+        self._values = documents.values[order]
+        self._terms, self._starts = np.unique(documents.indices[order], return_index=True)
+        self._ends = np.append(self._starts[1:], len(order))
+        self._count = len(documents)
+
+    def frequencies(self) -> tuple[npt.NDArray[np.signedinteger], Rows]:
+        """Say which terms there are, ascending, and how many texts have each."""
+        return self._terms, (self._ends - self._starts).astype(np.int64)
+
+    def nearest(self, queries: SparseRows, depth: int) -> list[tuple[Rows, Vectors]]:
+        """Find up to `depth` texts for each query that share a term with it: rows and scores, best first."""
+        return [self._found(queries, at, depth) for at in range(len(queries))]
+
+    def _found(self, queries: SparseRows, at: int, depth: int) -> tuple[Rows, Vectors]:
+        own = slice(queries.starts[at], queries.starts[at + 1])
+        scores = np.zeros(self._count, np.float32)
+        places = np.searchsorted(self._terms, queries.indices[own])
+        for term, place, weight in zip(queries.indices[own], places, queries.values[own], strict=True):
+            if place < len(self._terms) and self._terms[place] == term:
+                span = slice(self._starts[place], self._ends[place])
+                scores[self._texts[span]] += weight * self._values[span]
+        there = np.flatnonzero(scores > 0)
+        best = there[np.argsort(-scores[there], kind="stable")[:depth]]
+        return best, scores[best]
+
+
+def named(ids: Sequence[str], rows: Rows, scores: Vectors) -> dict[str, float]:
+    """Write the hits of one query [k] by the ids of the texts, best first."""
+    return dict(zip([ids[row] for row in rows], scores.tolist(), strict=True))

@@ -1,0 +1,207 @@
+"""Bundles: a directory with snapshots of models and a manifest of every file, for machines that reach no hub.
+
+A bundle is looked into before any cache, and nothing is ever written there: it may lie on a disk that cannot be
+written. Every file of a model is compared with the manifest before it is used.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+from msgspec import Struct
+
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.models.digests import remembered_sha256
+from interlock.engine.models.registry import Head, ModelSpec
+from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete
+from interlock.engine.record import atomic
+from interlock.engine.record.units import human_bytes
+
+MANIFEST, VARIABLE = "models.json", "INTERLOCK_MODELS"
+BLOCK = 4 << 20
+HUB, PACKAGE = "hf:", "pkg:"
+Told = Callable[[str, int, int], object]
+"""Hears of each file that was copied: its place in the bundle, and the bytes done of how many."""
+
+
+class BundledFile(Struct, frozen=True):
+    """A file of a model: its place in the model's directory, its size in bytes and its SHA-256."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class BundledModel(Struct, frozen=True, kw_only=True):
+    """A model in a bundle, in the directory of its key: the sources that it may stand for, and the one it came from."""
+
+    key: str
+    source: str
+    sources: list[str]
+    repository: str | None
+    revision: str
+    commit: str | None
+    files: list[BundledFile]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def serves(self, spec: ModelSpec) -> bool:
+        """Whether this is the model that a row of the registry means: of one of its sources, and of its commit where it
+        asks for one. Directories of other machines are known by the model's name alone."""
+        if COMMIT.fullmatch(spec.revision) and self.commit != spec.revision:
+            return False
+        named = {source for source in spec.sources if source.startswith((HUB, PACKAGE))}
+        return bool(named.intersection(self.sources)) if named else spec.key == self.key and not self.repository
+
+
+class Bundle(Struct, frozen=True):
+    """What `models.json` says."""
+
+    schema_version: str
+    models: list[BundledModel]
+
+
+def bundle_directory() -> Path | None:
+    """Find the bundle to look into first: INTERLOCK_MODELS, which `--models` sets."""
+    text = os.environ.get(VARIABLE, "")
+    return Path(text).expanduser() if text else None
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """Read the manifest of a bundle. Raises UsageError for a directory that is none."""
+    file = directory / MANIFEST
+    try:
+        bundle = msgspec.json.decode(atomic.content(file), type=Bundle)
+        for model in bundle.models:
+            for each in (model.key, *(each.path for each in model.files)):
+                _check_inside(each)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} has no {MANIFEST}: name a directory that `interlock models bundle` wrote"
+        ) from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): copy the bundle anew") from error
+    return bundle
+
+
+def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
+    """Find a model in the bundle of this process, and the source that it came from; None where there is no bundle or
+    it has no such model.
+
+    Raises UnavailableError naming the first file that is missing or not the one of the manifest; without `whole`
+    nothing is hashed.
+    """
+    directory = bundle_directory()
+    if directory is None:
+        return None
+    model = next((each for each in read_bundle(directory).models if each.serves(spec)), None)
+    if model is None:
+        return None
+    path = directory / model.key
+    for file in model.files:
+        _check(path / file.path, file, spec, whole=whole)
+    return (complete(path.resolve(), model.commit, spec) if whole else Copy(path, model.commit)), model.source
+
+
+def _check(path: Path, file: BundledFile, spec: ModelSpec, *, whole: bool) -> None:
+    try:
+        found = path.stat().st_size
+        same = found == file.bytes and (not whole or remembered_sha256(path) == file.sha256)
+    except OSError as error:
+        raise UnavailableError(
+            f"model {spec.key}: {path} of the bundle cannot be read ({error.strerror}): copy the bundle anew"
+        ) from error
+    if not same:
+        raise UnavailableError(
+            f"model {spec.key}: {path} is not the file that the bundle was made with: copy the bundle anew"
+        )
+
+
+def files_of(path: Path, heads: Mapping[Head, Path]) -> dict[str, Path]:
+    """List the files of a model's snapshot that loading may read, by their place in a bundle."""
+    found = {file for pattern in PATTERNS for file in path.rglob(pattern) if file.is_file()}
+    own = {file.relative_to(path).as_posix(): file for file in sorted(found)}
+    return own | {f"{head}.safetensors": file for head, file in heads.items()}
+
+
+def write_bundle(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], told: Told) -> Bundle:
+    """Copy snapshots of models, each with the source that it came from, into a bundle, beside those that are there; its
+    manifest is written last. A file that is there already is not copied again.
+
+    Raises InterlockError where the disk refuses, or has too little room.
+    """
+    before = read_bundle(directory).models if (directory / MANIFEST).exists() else []
+    wanted = {spec.key: files_of(copy.path, copy.heads) for spec, copy, _ in models}
+    total, done = sum(file.stat().st_size for files in wanted.values() for file in files.values()), 0
+    _check_room(directory, total)
+    made = []
+    for spec, copy, source in models:
+        files = []
+        for name, file in wanted[spec.key].items():
+            target, size = directory / spec.key / name, file.stat().st_size
+            digest = _same(file, target) or _copied(file, target)
+            files.append(BundledFile(name, size, digest))
+            done += size
+            told(f"{spec.key}/{name}", done, total)
+        repository = source.removeprefix(HUB) if source.startswith(HUB) else None
+        named = [each for each in (source, *spec.sources) if each.startswith((HUB, PACKAGE))]
+        sources, shown = list(dict.fromkeys(named)), source if named else spec.key  # no directory of this machine
+        made.append(
+            BundledModel(
+                key=spec.key,
+                source=shown,
+                sources=sources,
+                repository=repository,
+                revision=spec.revision,
+                commit=copy.commit,
+                files=files,
+            )
+        )
+    keys = {model.key for model in made}
+    bundle = Bundle("1", sorted([*made, *(old for old in before if old.key not in keys)], key=lambda each: each.key))
+    atomic.write_bytes(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
+    return bundle
+
+
+def _check_room(directory: Path, total: int) -> None:
+    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    with atomic.explaining(there):
+        free = shutil.disk_usage(there).free
+    have = sum(size for size in _sizes(directory))
+    if total > free + have:
+        raise UsageError(
+            f"{directory} has {human_bytes(free)} free, but the bundle takes {human_bytes(total)}: choose another place"
+        )
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    yield from (file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def _same(file: Path, target: Path) -> str:
+    """The SHA-256 of both, where they are the same already; else empty."""
+    if not target.is_file() or target.is_symlink() or target.stat().st_size != file.stat().st_size:
+        return ""
+    digest = remembered_sha256(file)
+    return digest if atomic.sha256_of(target) == digest else ""
+
+
+def _copied(file: Path, target: Path) -> str:
+    """Copy a file; the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    with atomic.replacing(target) as partial, atomic.opened(file) as old, partial.open("wb") as new:
+        while block := old.read(BLOCK):
+            digest.update(block)
+            new.write(block)
+    return digest.hexdigest()
+
+
+def _check_inside(name: str) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name!r} leads out of the bundle")

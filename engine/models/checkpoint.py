@@ -1,0 +1,186 @@
+"""What `config.json` and the tensors of a checkpoint say of a BERT-family encoder: read by plain names, and checked.
+
+Each architecture has names of its own for the same settings and tensors; here they are one table. A setting or tensor
+that the packed network cannot use is a ValueError that names it.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Config = Mapping[str, object]
+_FORMER_NORM = {"weight": ".gamma", "bias": ".beta"}  # what a norm's tensors were called in TensorFlow's checkpoints
+_ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+_OWN = {"intermediate_size": "hidden_dim", "hidden_act": "activation"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What an architecture calls its tensors."""
+
+    layers: str
+    """What comes before the number of a layer."""
+    attention: tuple[str, ...]
+    """Queries, keys, values, output and norm, within a layer."""
+    feed_forward: tuple[str, str, str]
+    """Up, down and norm, within a layer."""
+    head: tuple[str, str, str, str]
+    """Of the masked-LM head, where the model has one: its first map, norm, decoder, and what a tied decoder adds."""
+    scorer: tuple[str, str, str] = ("classifier.dense", "tanh", "classifier.out_proj")
+    """Of the head of a cross-encoder, where the model has one: its first map, what follows it, and its last map."""
+
+
+_LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+_BERT = Names(
+    "encoder.layer.",
+    ("attention.self.query", "attention.self.key", "attention.self.value",
+     "attention.output.dense", "attention.output.LayerNorm"),
+    ("intermediate.dense", "output.dense", "output.LayerNorm"),
+    ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
+     "cls.predictions.bias"),
+    ("pooler.dense", "tanh", "classifier"),
+)  # fmt: skip
+_ROBERTA = Names(_BERT.layers, _BERT.attention, _BERT.feed_forward, _LM_HEAD)
+_MPNET = Names(
+    _BERT.layers,
+    ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm"),
+    _BERT.feed_forward,
+    _LM_HEAD,
+)
+_DISTILBERT = Names(
+    "transformer.layer.",
+    ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
+    ("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    ("pre_classifier", "relu", "classifier"),
+)
+NAMES = {"bert": _BERT, "distilbert": _DISTILBERT, "mpnet": _MPNET, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA}
+PACKED_TYPES = frozenset(NAMES)
+_OUTSIDE = (
+    "cls.",
+    "lm_head.",
+    "vocab_",
+    "classifier.",
+    "pre_classifier.",
+)  # heads stand beside the encoder, and have no prefix
+
+
+def usual(config: Config) -> Config:
+    """Return a parsed `config.json` with the settings that DistilBERT names otherwise under BERT's names too."""
+    if config.get("model_type") != "distilbert":
+        return config
+    known, own = ({name: config[theirs] for name, theirs in table.items() if theirs in config}
+                  for table in (_ALIASES, _OWN))  # fmt: skip
+    return {**known, **config, **own}  # as transformers reads it, which takes only the first three by either name
+
+
+def packable(config: Config) -> bool:
+    """Tell whether the packed network computes exactly what a `config.json` describes."""
+    try:
+        Shape(config)
+    except ValueError:
+        return False
+    return True
+
+
+class Shape:
+    """What `config.json` says, checked."""
+
+    def __init__(self, config: Config) -> None:
+        config = usual(config)
+        self.kind = _one_of(config, "model_type", PACKED_TYPES)
+        self.names = NAMES[self.kind]
+        _one_of({"position_embedding_type": "absolute", **config}, "position_embedding_type", {"absolute"})
+        self.activation = _one_of(config, "hidden_act", {"gelu", "relu"})
+        self.head_activation = "gelu" if self.names.head == _LM_HEAD else self.activation
+        if config.get("is_decoder"):
+            raise ValueError("config.json: is_decoder is not supported by the packed encoder")
+        self.width, self.inner = _count(config, "hidden_size"), _count(config, "intermediate_size")
+        self.heads, self.depth = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
+        self.words, self.positions = _count(config, "vocab_size"), _count(config, "max_position_embeddings")
+        epsilon = 1e-12 if self.kind == "distilbert" else config.get("layer_norm_eps", 1e-12)
+        self.epsilon = float(str(epsilon))
+        self.types = _count({"type_vocab_size": 2, **config}, "type_vocab_size")
+        # RoBERTa's kin give the pad token no position and begin after its id; BERT and DistilBERT count every token
+        fixed = {"bert": -1, "distilbert": -1, "mpnet": 1}
+        self.padding = fixed[self.kind] if self.kind in fixed else _count(config, "pad_token_id")
+        self.tied = config.get("tie_word_embeddings", True) is not False
+        if self.heads < 1 or self.width % self.heads:
+            raise ValueError(f"config.json: hidden_size {self.width} is not a multiple of {self.heads} heads")
+        self.head = self.width // self.heads
+
+
+def _count(config: Config, key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise ValueError(f"config.json: {key}: expected a whole number, got {value!r}")
+    return value
+
+
+def _one_of(config: Config, key: str, known: Container[str]) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"config.json: {key} {value!r} is not supported by the packed encoder")
+    return value
+
+
+class Weights:
+    """The tensors of a checkpoint by their plain names; each is checked as it is taken."""
+
+    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        anchor = "embeddings.word_embeddings.weight"
+        self._prefix = next((name.removesuffix(anchor) for name in state if name.endswith(anchor)), "")
+        self._state, self._dtype = state, dtype
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        """Return a tensor in the encoder's precision. Raises ValueError where it is missing or has another shape."""
+        full = name if name.startswith(_OUTSIDE) else self._prefix + name
+        tensor = self._state.get(full)
+        if tensor is None and (former := _FORMER_NORM.get(name.rpartition("LayerNorm.")[2])):
+            tensor = self._state.get(full.rpartition(".")[0] + former)
+        if tensor is None:
+            raise ValueError(f"the checkpoint lacks the tensor {full}")
+        if tensor.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
+        return frozen(tensor.to(self._dtype))
+
+    def decoder(self, shape: Shape) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return weight and bias of a masked-LM head; where they are tied and the checkpoint has no others, the
+        embedding's and that of the head."""
+        _, _, decoder, tied_bias = shape.names.head
+        weight, bias = f"{decoder}.weight", f"{decoder}.bias"
+        if shape.tied and weight not in self._state:
+            weight = "embeddings.word_embeddings.weight"
+        if shape.tied and bias not in self._state:
+            bias = tied_bias
+        return self.take(weight, shape.words, shape.width), self.take(bias, shape.words)
+
+    def places(self, shape: Shape) -> nn.Parameter:
+        """Return a table whose row n is for the n-th counted token and row 0 for an uncounted one; token type 0 is
+        added in."""
+        table = self.take("embeddings.position_embeddings.weight", shape.positions, shape.width).data
+        if shape.kind not in ("mpnet", "distilbert"):
+            table = table + self.take("embeddings.token_type_embeddings.weight", shape.types, shape.width)[0]
+        return frozen(F.pad(table, (0, 0, 1, 0)) if shape.padding < 0 else table[shape.padding :])
+
+    def types(self, shape: Shape) -> nn.Parameter | None:
+        """Return a table of what each token type adds to type 0; None where the architecture has one type."""
+        if shape.types < 2 or shape.kind in ("mpnet", "distilbert"):
+            return None
+        table = self.take("embeddings.token_type_embeddings.weight", shape.types, shape.width).data
+        return frozen(table - table[0])
+
+
+class Blank(Weights):
+    """Any tensor, uninitialised."""
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        return frozen(torch.empty(shape, dtype=self._dtype))
+
+
+def frozen(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter that takes no gradients."""
+    return nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,119 @@
+"""What a run is tied to, as `run.json` keeps it, and how that differs from what it is to be continued with.
+
+A difference is told with the setting that it comes of and both values; of a file, by its name.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import fields
+
+from interlock.engine.record.compare import differences
+from interlock.engine.record.facts import RosterEntry
+
+_USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
+    "heads": {}
+}
+_SETTINGS = {
+    "dim": "--dim",
+    "long": "--long",
+    "overlap": "--long-overlap",
+    "tokens": "--token-vectors",
+    "tokens.pooling": "--token-pooling",
+    "tokens.precision": "--token-precision",
+}
+"""Where what a model is kept with is called otherwise than the setting that decides it."""
+
+
+class _Member(msgspec.Struct):
+    model: str
+    dim: int
+    fingerprint: str
+    dtype: str
+    max_tokens: int
+    document_prompt: str
+
+
+class _Inputs(msgspec.Struct):
+    """What `run.json` holds at least."""
+
+    chunks: str
+    fusion: str
+    threads: int
+    roster: list[_Member]
+    files: dict[str, object]
+
+
+def check(inputs: object) -> None:
+    """Raise msgspec.ValidationError for what `run.json` never holds."""
+    msgspec.convert(inputs, _Inputs)
+
+
+def as_input(entry: RosterEntry) -> dict[str, object]:
+    """Return an entry as `run.json` keeps it: where the files came from is no part of what they are, and what is as
+    usual goes unsaid, as older versions left it."""
+    said = msgspec.to_builtins(entry)
+    return {
+        name: value
+        for name, value in said.items()
+        if name not in ("source", "commit") and (name not in _USUAL or getattr(entry, name) != _USUAL[name])
+    }
+
+
+def filled(begun: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both with what only one of them knows of a model that is missing in the other."""
+    if len(begun["roster"]) != len(now["roster"]):
+        return begun, now
+    pairs = [_known(was, is_now) for was, is_now in zip(begun["roster"], now["roster"], strict=True)]
+    return {**begun, "roster": [was for was, _ in pairs]}, {**now, "roster": [is_now for _, is_now in pairs]}
+
+
+def _known(was: dict[str, Any], is_now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if any(was.get(name) != is_now.get(name) for name in ("model", "weight", "kind")):
+        return was, is_now
+    if is_now.get("missing"):
+        return was, was
+    return (is_now, is_now) if was.get("missing") else (was, is_now)
+
+
+def changes(begun: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between two inputs, both as JSON has them; the same files elsewhere are the same input.
+
+    Of rosters of other models only the names and weights, since everything else differs with them.
+    """
+    was, is_now = (
+        ", ".join(f"{each['model']}={each.get('weight', 1):.3g}" for each in of["roster"]) for of in (begun, now)
+    )
+    if was != is_now:
+        yield f"roster was {was}, is now {is_now}"
+    else:
+        for stored, wanted in zip(begun["roster"], now["roster"], strict=True):
+            yield from _changes_of(stored, wanted)
+    yield from differences(_beside_roster(begun), _beside_roster(now))
+
+
+def _changes_of(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """What differs of one model."""
+    one, other = _with_usual(stored), _with_usual(wanted)
+    if one["long"] != other["long"]:  # then one of them has no overlap
+        del one["overlap"], other["overlap"]
+    for phrase in differences(one, other):
+        name, said = phrase.split(" ", 1)
+        yield f"{_SETTINGS.get(name, name)} of {stored['model']} {said}"
+
+
+def _with_usual(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with what goes unsaid."""
+    whole = {**json.loads(msgspec.json.encode(_USUAL)), **entry}
+    return whole | {
+        "outputs": whole["outputs"] or [whole["kind"]],
+        "long": "cut" if whole["overlap"] is None else "split",
+    }
+
+
+def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything but the models, and but where the chunks lie."""
+    settings = {"fusion": "--fusion", "threads": "--threads"}
+    return {settings.get(key, key): value for key, value in inputs.items() if key not in ("chunks", "roster")}

@@ -1,0 +1,34 @@
+"""Where the paths of a run lie after its directory was moved or copied: beside it, as they did before.
+
+A run records the whole path of its store and of models that are directories. Pure but for looking whether a path is
+there.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def moved(value: Any, before: Path, now: Path) -> Any:
+    """Return a recorded setting with the paths in it as they are beside a run that lay at `before` and lies at `now`.
+
+    What is there, seen from the run, is taken; where nothing is, the recorded path stays if it can still be meant.
+    """
+    if before == now:
+        return value
+    if isinstance(value, list | tuple):
+        return [moved(each, before, now) for each in value]
+    return str(_moved(Path(value), before, now)) if isinstance(value, str) and value.startswith("/") else value
+
+
+def _moved(path: Path, before: Path, now: Path) -> Path:
+    if os.path.commonpath([path, before]) == "/":
+        return path
+    beside = Path(os.path.normpath(now / os.path.relpath(path, before)))
+    return beside if beside.exists() or not path.parent.exists() else path
+
+
+def same_files(files: list[str], root: Path) -> bool:
+    """Whether the chunk files of a run, `collection/file` each, are in `root` by their names."""
+    own = [root.resolve().parent, root]  # a root that is a collection itself is named after itself
+    return bool(files) and any(all((place / file).is_file() for file in files) for place in own)

@@ -1,0 +1,142 @@
+"""Conditions on payloads, as an operator writes them (`metadata.lang=en`), for the store's engine to apply."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlock.engine.errors import UsageError
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.record.compare import few
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import qdrant_edge as edge
+
+LOOKED = 64
+"""Points whose payloads say which keys there are, where a condition names one that no point has."""
+EXACT = 2**53 - 1
+"""The largest number that the engine's ranges tell from its neighbours."""
+_CONDITION = re.compile(
+    r"\s*(?P<key>(?:\"[^\"]*\"|[^=<>!\"])+?)\s*(?P<sign>!=|>=|<=|=|>|<)\s*(?P<value>[^=<>].*?)\s*", re.DOTALL
+)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_PART = re.compile(r'"([^"]*)"|([^.\[\]"]+)')
+_RANGES = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the value at `key` of a payload has to be: `sign` one of = != >= <= > <."""
+
+    key: str
+    sign: str
+    value: str
+
+
+def read_condition(text: str) -> Condition:
+    """Read `KEY=VALUE`, or another sign in place of it. Raises UsageError for what is none, for a key that no payload
+    can have, and for a bound that is no number."""
+    found = _CONDITION.fullmatch(text)
+    if not found or not found["value"]:
+        raise UsageError(f"--filter {text!r:.100}: give KEY=VALUE, with one of = != >= <= > <")
+    condition = Condition(found["key"], found["sign"], found["value"])
+    _check_key(condition.key)
+    if condition.sign in _RANGES:
+        number = _number(condition.value)
+        if number is None or abs(number) > EXACT:
+            raise UsageError(
+                f"--filter {text!r:.100}: {condition.sign} compares numbers up to {EXACT:,}: give one, or use = or !="
+            )
+    return condition
+
+
+def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | None":
+    """Make the engine's filter for a store: all conditions hold; of those that ask one key to be equal, one does."""
+    import qdrant_edge as edge
+
+    if not conditions:
+        return None
+    equal: dict[str, list[Condition]] = {}
+    for each in conditions:
+        if each.sign == "=":
+            equal.setdefault(each.key, []).append(each)
+    must: list[edge.FieldCondition | edge.Filter] = [
+        edge.Filter(should=[match for each in several for match in _matches(each, store)]) for several in equal.values()
+    ]
+    must += [
+        edge.FieldCondition(each.key, range=edge.RangeFloat(**{_RANGES[each.sign]: float(each.value)}))
+        for each in conditions
+        if each.sign in _RANGES
+    ]
+    must_not = [match for each in conditions if each.sign == "!=" for match in _matches(each, store)]
+    return edge.Filter(must=[*must], must_not=[*must_not])
+
+
+def check_keys(store: Store, conditions: Sequence[Condition]) -> None:
+    """Raise UsageError, naming keys that there are, for a condition on one that no point of the store has."""
+    import qdrant_edge as edge
+
+    for each in conditions:
+        there = edge.Filter(must_not=[edge.IsEmptyCondition(each.key)])
+        if store.count() and not store.count(there):
+            keys = sorted({key for payload in store.some_payloads(LOOKED) for key in _keys(payload)})
+            raise UsageError(f"--filter: no chunk has {each.key!r}: use a key that there is ({few(keys)})")
+
+
+def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | edge.HasIdCondition]":
+    """The value as the text that it is, and as the number or truth that it may stand for."""
+    import qdrant_edge as edge
+
+    key, value = condition.key, condition.value
+    found: list[edge.FieldCondition | edge.HasIdCondition] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
+    if value in ("true", "false"):  # the engine's binding makes a number of a truth, which matches none
+        found.append(edge.HasIdCondition(_true_or_false(store, key, wanted=value == "true")))
+    number = _number(value)
+    if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
+        found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
+    if number is not None and abs(number) <= EXACT:
+        found.append(edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number)))
+    return found
+
+
+def _true_or_false(store: Store, key: str, *, wanted: bool) -> "set[int | UUID | str]":
+    """The points whose value at `key`, or one of several, is this truth."""
+    first, *parts = [quoted or plain for quoted, plain in _PART.findall(key)]
+    return {point for point, payload in store.parts(first) if any(each is wanted for each in _values(payload, parts))}
+
+
+def _values(value: object, parts: Sequence[str]) -> Iterator[object]:
+    """What is at a path, in each of a list."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _values(each, parts)
+    elif not parts:
+        yield value
+    elif isinstance(value, dict) and parts[0] in value:
+        yield from _values(value[parts[0]], parts[1:])
+
+
+def _check_key(key: str) -> None:
+    import qdrant_edge as edge
+
+    try:
+        edge.IsEmptyCondition(key)
+    except ValueError as error:
+        raise UsageError(
+            f"--filter: {key!r:.100} is not the path of a key ({error}): put dots between keys, and quotes around one "
+            'with other signs, as in metadata."own key"'
+        ) from None
+
+
+def _keys(payload: object, before: str = "") -> list[str]:
+    """The keys of a payload that have a value of their own, dotted."""
+    if not isinstance(payload, dict):
+        return [before]
+    parts = [(str(key) if re.fullmatch(r"[\w-]+", str(key)) else f'"{key}"', value) for key, value in payload.items()]
+    return [name for part, value in parts for name in _keys(value, f"{before}.{part}" if before else part)]
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) and abs(float(text)) != float("inf") else None

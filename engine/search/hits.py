@@ -1,0 +1,69 @@
+"""What a search gives: chunks with their scores, in what places, and by which stage. Imports nothing heavy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from interlock.engine.outlet.points import STALE
+
+
+@dataclass(frozen=True)
+class StageScore:
+    """Where one stage has a chunk: its `rank` from 1, and its score there."""
+
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A found chunk. `score` is that of the stage which found it: a (weighted mean of) cosines, or a sum over terms;
+    where several did, what `combine` makes of theirs. `stages` has each by name."""
+
+    id: str
+    score: float
+    payload: Mapping[str, object]
+    stages: Mapping[str, StageScore] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def stale(self) -> bool:
+        """Whether its chunk has left the corpus, as the last whole delivery found."""
+        return STALE in self.payload
+
+
+@dataclass(frozen=True)
+class LateHit(Hit):
+    """A found chunk with its score of late interaction; None where its row was parked and it has no token vectors."""
+
+    late: float | None
+
+
+@dataclass(frozen=True)
+class RankedHit(Hit):
+    """A candidate in its new place: `score` is blended, `before` its place in the first stage, from 1."""
+
+    before: int
+    first_score: float
+    rerank_score: float
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """The candidates, best first: `RankedHit`s, or where `failure` says why not, in the order of the first stage."""
+
+    hits: Sequence[Hit]
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found for one question, best first.
+
+    `shares` say how much each list counts where several were combined, `seconds` how long each stage took, by its name.
+    `calibrated` are the weights of the dense models where they are those that an evaluation gave the store.
+    """
+
+    text: str
+    hits: Sequence[Hit]
+    shares: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    calibrated: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,153 @@
+"""Reranking: a query's candidates, or pairs by themselves, scored by the first model of an order that can do it.
+
+A model that is not to be had, does not fit or gives no scores is passed over with an event that says why, and the next
+one is tried. Where none is left the candidates keep the order of the first stage.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.precision import OLDEST
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import fewest_processors, lowest_capability
+from interlock.engine.models.scoring import activation_of, read_scorer
+from interlock.engine.passes.pairs import Pair, Scores
+from interlock.engine.passes.scorer import PairPlan, Progress, Scorer
+from interlock.engine.passes.seat import Seat
+from interlock.engine.record.events import Emit, RerankerPassedOver
+from interlock.engine.search.blend import DEPTH, SHARE, reranked
+from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, Reordering
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How many candidates are scored, and how much their new scores count beside the old ones."""
+
+    share: float = SHARE
+    depth: int = DEPTH
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"--rerank-share: expected a number from 0 to 1, got {self.share!r:.100}")
+        if type(self.depth) is not int or self.depth < 1:
+            raise UsageError(f"--rerank-depth: expected a whole number of at least 1, got {self.depth!r:.100}")
+
+
+class Rerankers:
+    """Models in the order in which they are tried; the first that can be had stays loaded until this is closed."""
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        policy: Policy,
+        devices: Sequence[Device],
+        host: Device,
+        lessor: Lessor,
+        emit: Emit,
+        *,
+        cpu_fallback: bool = True,
+    ) -> None:
+        """`lessor` lends `devices`, of which GPUs are preferred, and `host`, the CPU."""
+        self._left = list(specs)
+        self._policy, self._emit = policy, emit
+        self._devices, self._host, self._lessor = devices, host, lessor
+        self._cpu_fallback = cpu_fallback
+        self._scorer: Scorer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close("done" if kind is None else f"ended by {kind.__name__}")
+
+    @property
+    def model(self) -> str:
+        """The key of the model that is asked now; empty where none is left."""
+        return self._left[0].key if self._left else ""
+
+    def plan(self, pairs: Sequence[Pair]) -> PairPlan:
+        """Plan pairs for the first model that can be had. Raises what the last one raised where none can."""
+        return self._first(lambda scorer: scorer.plan(pairs))
+
+    def score(self, pairs: Sequence[Pair], progress: Progress = lambda _: None) -> Scores:
+        """Score pairs [n] by the first model that gives scores. Raises what the last one raised where none does."""
+        return self._first(lambda scorer: scorer.score(pairs, progress))
+
+    def give_up(self, reason: str) -> None:
+        """Tell that none of them gives scores, and that the order of the first stage stands."""
+        self._close(reason)
+        self._emit(RerankerPassedOver(model=self.model, reason=reason))
+
+    def _first(self, ask: Callable[[Scorer], T]) -> T:
+        while True:
+            try:
+                if not self._left:
+                    raise UnavailableError("no reranker is left: every one that was named was passed over")
+                return ask(self._opened())
+            except UsageError:
+                raise
+            except InterlockError as error:
+                self._close(_short(error))
+                if len(self._left) < 2:
+                    raise
+                failed = self._left.pop(0)
+                self._emit(RerankerPassedOver(model=failed.key, reason=_short(error), next=self._left[0].key))
+
+    def _opened(self) -> Scorer:
+        if self._scorer is None:
+            spec, devices = self._left[0], [*self._devices, self._host]
+            lowest, fewest = lowest_capability(devices) or OLDEST, fewest_processors(devices)
+            snapshot = resolve(spec, self._policy, self._emit)
+            card = read_scorer(spec, snapshot, devices[0].kind, lowest, fewest)
+            activation, fallback = activation_of(spec, snapshot.path, card.config), self._cpu_fallback
+            seat = Seat(card, activation, self._devices, self._host, self._lessor, self._emit, cpu_fallback=fallback)
+            self._scorer = Scorer(seat, self._emit)
+        return self._scorer
+
+    def _close(self, cause: str) -> None:
+        if self._scorer:
+            self._scorer.close(cause)
+            self._scorer = None
+
+
+def reordered(answers: Sequence[Answer], rerankers: Rerankers, blend: Blend) -> list[Reordering]:
+    """Score the candidates of questions, best first, and blend. Whatever goes wrong, or an interrupt, leaves them in
+    their order."""
+    try:
+        texts = [[hit.payload.get("text") for hit in answer.hits] for answer in answers]
+        if not all(isinstance(text, str) for own in texts for text in own):
+            raise UnavailableError("a chunk of the store has no text to rerank by: deliver again")
+        pairs = [(answer.text, str(text)) for answer, own in zip(answers, texts, strict=True) for text in own]
+        scores = iter([float(score) for score in rerankers.score(pairs)] if pairs else [])
+    except (InterlockError, KeyboardInterrupt) as error:
+        rerankers.give_up(_short(error))
+        return [Reordering(answer.hits, error) for answer in answers]
+    return [Reordering(_blended(each.hits, [next(scores) for _ in each.hits], blend.share)) for each in answers]
+
+
+def late_reordered(hits: Sequence[LateHit], blend: Blend) -> Reordering:
+    """Blend the candidates' scores with those of late interaction; one without any counts as the last of them."""
+    lowest = min((hit.late for hit in hits if hit.late is not None), default=0.0)
+    return Reordering(_blended(hits, [lowest if hit.late is None else hit.late for hit in hits], blend.share))
+
+
+def _blended(hits: Sequence[Hit], scores: Sequence[float], share: float) -> list[RankedHit]:
+    places = reranked([hit.score for hit in hits], scores, share)
+    return [
+        RankedHit(hit.id, each.blended, hit.payload, each.before + 1, each.first, each.rerank, stages=hit.stages)
+        for each in places
+        for hit in [hits[each.before]]
+    ]
+
+
+def _short(error: BaseException) -> str:
+    """Why, in one line."""
+    return str(error).partition("\n")[0] or "interrupted"

@@ -1,0 +1,155 @@
+"""The models that questions to a store go through: the very ones that it was written with, wherever they lie now."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, name_of_output
+from interlock.engine.models.term_table import TermTable, table_of
+from interlock.engine.outlet.manifest import KnownModel, Manifest
+
+BESIDE: tuple[Output, ...] = ("sparse", "tokens")
+WEIGHED: Mapping[Head, str] = {"sparse_linear": "weights of terms", "colbert_linear": "token vectors"}
+WITHOUT: Mapping[Head, str] = {"sparse_linear": "--hybrid off", "colbert_linear": "drop --rerank"}
+
+
+@dataclass(frozen=True)
+class StoreModel:
+    """A model as the store's vectors were made; `weighs_only` where terms are all that it is asked for."""
+
+    card: ModelCard
+    member: KnownModel
+    weighs_only: bool
+
+    @cached_property
+    def table(self) -> TermTable | None:
+        """What weighs the terms of a question where no network has to."""
+        return table_of(self.card) if self.weighs_only else None
+
+
+class StoreModels:
+    """Finds the models of one store, each once."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        registry: Mapping[str, ModelSpec],
+        policy: Policy,
+        device_kind: str,
+        given: Mapping[str, Mapping[str, object]] = {},
+    ) -> None:
+        """The registry adds where the models may lie; rows that a caller has `given` for them are the only place, and
+        must not say something else than the store. Raises UsageError where they do."""
+        for member in (*manifest.models, *manifest.sparse):
+            _check_row(member, given.get(member.model, {}))
+        places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}
+        self._manifest, self._sources = manifest, {**manifest.run.sources, **places}
+        self._registry, self._policy, self._kind = registry, policy, device_kind
+        self._found: dict[tuple[str, tuple[str, ...]], StoreModel] = {}
+
+    def serving(self, names: Collection[str]) -> list[StoreModel]:
+        """Return the models whose vectors of these names a question is compared with, in the order of the manifest.
+
+        Raises UsageError where a model here is not the one that the store was written with, UnavailableError for one
+        that is not there.
+        """
+        manifest, heads = self._manifest, {each.model: each.head for each in self._manifest.tokens}
+        models = []
+        for member in manifest.models:
+            beside = {name_of_output(member.model, "sparse"), name_of_output(member.model, "tokens")}
+            if wanted := {member.model, *beside} & {*names}:
+                models.append(self._model(member, "dense", wanted, heads.get(member.model, "")))
+        served = {name_of_output(member.model, "sparse") for member in manifest.models}
+        for term in manifest.sparse:
+            if term.model in names and term.model not in served:
+                models.append(self._model(term, "sparse", {term.model}))
+        return models
+
+    def _model(self, member: KnownModel, kind: Kind, names: set[str], colbert: str = "") -> StoreModel:
+        key = member.model, tuple(sorted(names))
+        if key not in self._found:
+            beside: list[Output] = [each for each in BESIDE if name_of_output(member.model, each) in names]
+            spec = self._spec(member, kind, ("dense", *beside) if beside else ())
+            snapshot, terms = self._snapshot(member, spec), name_of_output(member.model, "sparse", kind)
+            if terms in names:
+                stored = next((each.head for each in self._manifest.sparse if each.model == terms), "")
+                _check_head(member, "sparse_linear", stored, snapshot)
+            if "tokens" in beside:
+                _check_head(member, "colbert_linear", colbert, snapshot)
+            self._found[key] = StoreModel(read_card(spec, snapshot, self._kind), member, weighs_only=kind == "sparse")
+        return self._found[key]
+
+    def _spec(self, member: KnownModel, kind: Kind, outputs: tuple[Output, ...]) -> ModelSpec:
+        known = self._registry.get(member.model)
+        return ModelSpec(
+            member.model,
+            tuple(dict.fromkeys((self._sources[member.model], *(known.sources if known else ())))),
+            kind=kind,
+            revision=self._manifest.run.commits[member.model] or (known.revision if known else "main"),
+            max_tokens=member.max_tokens,
+            pickle_sha256=known.pickle_sha256 if known else None,
+            allow_pickle=bool(known and known.allow_pickle),
+            document_prompt=member.document_prompt,
+            query_prompt=member.query_prompt,
+            # a CPU is 100 times slower in halves
+            dtype={self._kind: "float32" if member.dtype == "float16" else member.dtype},
+            head_sha256=known.head_sha256 if known else {},
+            outputs=outputs,
+            token_precision="float16",  # noqa: S106  # no password: what the store compares in
+        )
+
+    def _snapshot(self, member: KnownModel, spec: ModelSpec) -> ModelSnapshot:
+        """The store's own model: what lies here before what has to be fetched, another one with its key never."""
+        others: list[ModelSnapshot] = []
+        known = self._registry.get(spec.key)
+        alone = [replace(spec, sources=(source,)) for source in spec.sources]  # at the store's commit ...
+        if known and known.revision != spec.revision:  # ... and as the registry has it
+            alone += [replace(one, revision=known.revision) for one in alone if one.sources[0] in known.sources]
+        here = [one for one in alone if cached(one)]
+        for one in here:
+            snapshot = resolve(one, self._policy, lambda _: None)
+            if snapshot.fingerprint == member.fingerprint:  # which decides; a commit or a place may differ
+                return snapshot
+            others.append(snapshot)
+        held = {source for one in here for source in one.sources}
+        # What lies here is another model, so asking for it again would never fetch the right one.
+        absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
+        try:
+            fetched = resolve(absent, self._policy, lambda _: None)
+        except UnavailableError:
+            if not others:
+                raise
+            raise _another(member, others) from None
+        if fetched.fingerprint != member.fingerprint:
+            raise _another(member, [*others, fetched])
+        return fetched
+
+
+def _check_row(member: KnownModel, row: Mapping[str, object]) -> None:
+    """Raise UsageError for a row that would have a model encode otherwise than the store's texts were."""
+    for name in ("max_tokens", "document_prompt", "query_prompt"):
+        if row.get(name) is not None and row[name] != getattr(member, name):
+            raise UsageError(
+                f"[models.{member.model}] {name} is {row[name]!r:.100}, but the store was written with "
+                f"{getattr(member, name)!r:.100}: drop it from the row, or deliver again"
+            )
+
+
+def _check_head(member: KnownModel, head: Head, stored: str, snapshot: ModelSnapshot) -> None:
+    if (here := snapshot.head_digests.get(head, "")) != stored:
+        raise UsageError(
+            f"the store's {WEIGHED[head]} are those of another {head} of {member.model} (SHA-256 "
+            f"{stored[:12] or 'none'}, here {here[:12] or 'none'}): install that one, search without them "
+            f"({WITHOUT[head]}), or deliver again"
+        )
+
+
+def _another(member: KnownModel, others: Sequence[ModelSnapshot]) -> UsageError:
+    here = ", ".join(f"{other.fingerprint[:12]} from {other.source}" for other in others)
+    return UsageError(
+        f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, this "
+        f"machine has {here}): install that one, or deliver again"
+    )

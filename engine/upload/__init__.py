@@ -1,0 +1,1 @@
+"""Uploads: what a run delivered, as points of a Qdrant server."""

@@ -1,0 +1,113 @@
+"""Where a Qdrant server is and the key that it asks for: neither a password in a URL nor a key in the clear.
+
+A URL ends up in journals and reports, so it holds no secret; a key is read from the environment or from a file, and
+shows itself to nobody who prints it.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from interlock.engine.errors import UsageError
+from interlock.engine.record import atomic
+
+VARIABLE = "QDRANT_API_KEY"
+PORT = 6333
+"""Where a server listens if its URL names no port."""
+_LIKE_A_URL = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?")
+_KEY = re.compile(r"[\x21-\x7e]{1,4096}")
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a text means a server, rather than a directory: it has a scheme, or a port behind a name."""
+    return "://" in text or _LIKE_A_URL.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server by its URL, as it is told and kept: scheme, host, port and the path that its API is below."""
+
+    url: str
+    loopback: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read a URL. Raises UsageError for what is none, and for one that holds a user, a password or a query."""
+        try:
+            parts = urlsplit(text)
+            host, port = parts.hostname, parts.port or PORT
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
+            raise UsageError(
+                f"--qdrant: {_masked(text)} is not the URL of a server: name one such as http://localhost:6333"
+            )
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise UsageError(
+                f"--qdrant: {_masked(text)} holds more than an address: drop user, password and query, and put a key "
+                f"into {VARIABLE}"
+            )
+        name = f"[{host}]" if ":" in host else host
+        return cls(f"{parts.scheme}://{name}:{port}{parts.path.rstrip('/')}", _is_loopback(host))
+
+    @property
+    def secure(self) -> bool:
+        """Whether a key may be sent there: it is encrypted, or does not leave the machine."""
+        return self.loopback or self.url.startswith("https://")
+
+
+class ApiKey:
+    """A key; printed it is `***`."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def reveal(self) -> str:
+        """Return the key itself, for the request alone."""
+        return self._secret
+
+    def hidden_in(self, text: str) -> str:
+        """Return a text without the key."""
+        return text.replace(self._secret, "***")
+
+
+def read_key(address: Address, file: Path | None, environment: Mapping[str, str] = os.environ) -> ApiKey | None:
+    """Read the key from `file`, else from the environment; None where there is none.
+
+    Raises UsageError for a file that cannot be read or holds no key, and where it would be sent in the clear.
+    """
+    if file:
+        try:
+            text = atomic.content(file).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not a text"
+            raise UsageError(f"--api-key-file: cannot read {file} ({reason}): fix that, or set {VARIABLE}") from None
+    else:
+        text = environment.get(VARIABLE, "").strip()
+    if not text and not file:
+        return None
+    where = f"--api-key-file {file}" if file else VARIABLE
+    if not _KEY.fullmatch(text):
+        raise UsageError(f"{where} holds no key: set it to one line of letters, digits and signs")
+    if not address.secure:
+        raise UsageError(f"{where}: the key would be readable on the way to {address.url}: use https, or drop the key")
+    return ApiKey(text)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _masked(text: str) -> str:
+    """A URL without what stands before its host or behind its path."""
+    return repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", text)))[:200]

@@ -1,0 +1,65 @@
+"""What an upload is asked for, what it would send, and what it came to. Plain data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from interlock.engine.upload.layout import Quantisation, VectorType
+
+
+@dataclass(frozen=True)
+class UploadOptions:
+    """How a collection is to be on the server; `settle` is how many seconds its indexes may take."""
+
+    alias: str = ""
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    vector_type: VectorType = "float32"
+    quantisation: Quantisation = "none"
+    settle: float = 3600.0
+
+
+@dataclass(frozen=True)
+class UploadHearing:
+    """Who is told how many rows of how many are there, and in words what else is worth knowing."""
+
+    progress: Callable[[int, int], object] = lambda done, rows: None
+    told: Callable[[str], object] = lambda text: None
+
+
+class UploadPlan(Struct, frozen=True, kw_only=True):
+    """What an upload would send, and how its collection would be made."""
+
+    collection: str
+    alias: str
+    points: int
+    requests: int
+    bytes: int
+    configuration: dict[str, Any]
+
+
+class UploadReport(Struct, frozen=True, kw_only=True):
+    """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
+    collection holds, of which `stale` are of earlier uploads; `sent` are those that this process sent."""
+
+    schema_version: str = "1"
+    url: str
+    server_version: str
+    collection: str
+    alias: str
+    previous: str
+    run_id: str
+    fingerprint: str
+    rows: int
+    points: int
+    stale: int
+    compared: int
+    worst_cosine: float | None
+    sent: int
+    requests: int
+    retries: int
+    bytes: int
+    seconds: float
+    finished_at: str
+    configuration: dict[str, Any]

@@ -1,0 +1,294 @@
+"""The way of a collection into a Qdrant server: prepare, send, count, compare, index, and only then switch the alias.
+
+Each point goes in once, with all its vectors, in one upsert that is waited for. What is acknowledged is journaled, so
+the same command goes on after any interruption, and says again that all is well where nothing is left to do. Nothing on
+the server is ever deleted: not a collection, not a point, not what an alias meant before.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.record import atomic
+from interlock.engine.record.compare import few
+from interlock.engine.record.counting import several
+from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, UpsertBody, bodies
+from interlock.engine.upload.checking import Compared, compare
+from interlock.engine.upload.exported import ExportedCollection
+from interlock.engine.upload.layout import INDEXED, UNINDEXED, CollectionLayout, check_named
+from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
+from interlock.engine.upload.sent import UploadBinding, UploadJournal
+from interlock.engine.upload.server import QdrantServer, TooLarge
+
+SAMPLE = 100
+"""Points that are read back whole."""
+IDS = 10_000
+"""Points that are counted by their ids at a time."""
+POLLS = (0.2, 5.0)
+"""Seconds between two looks at a collection that builds its indexes: the first pause, and the longest."""
+
+
+def layout_of(collection: ExportedCollection, options: UploadOptions) -> CollectionLayout:
+    """Return how a collection is to be on a server."""
+    return CollectionLayout(
+        collection.dims,
+        collection.sparse,
+        collection.token_widths,
+        collection.manifest,
+        options.vector_type,
+        options.quantisation,
+        options.indexes,
+    )
+
+
+def target_of(collection: ExportedCollection, options: UploadOptions) -> str:
+    """Name the collection that is written to: with an alias one for each generation of what is uploaded.
+
+    Raises UsageError for a name that no server takes.
+    """
+    if not options.alias:
+        return collection.qdrant_collection
+    check_named(options.alias)
+    kept = [collection.fingerprint, options.vector_type, options.quantisation]
+    target = f"{options.alias}-{hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:8]}"
+    check_named(target)
+    return target
+
+
+def planned(collection: ExportedCollection, options: UploadOptions) -> UploadPlan:
+    """Count what an upload would send, to the byte, without asking any server."""
+    requests = size = 0
+    for body in bodies(collection.points()):
+        requests, size = requests + 1, size + body.size
+    return UploadPlan(
+        collection=target_of(collection, options),
+        alias=options.alias,
+        points=collection.rows,
+        requests=requests,
+        bytes=size,
+        configuration=layout_of(collection, options).request,
+    )
+
+
+class CollectionUpload:
+    """One collection on its way; `go` may be called once."""
+
+    def __init__(
+        self,
+        collection: ExportedCollection,
+        server: QdrantServer,
+        options: UploadOptions,
+        directory: Path,
+        hearing: UploadHearing,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`directory` is where uploads have journals and reports; `clock` and `sleep` are for the wait for indexes."""
+        self._collection, self._server, self._options = collection, server, options
+        self._hearing, self._clock, self._sleep = hearing, clock, sleep
+        self._layout, self.target = layout_of(collection, options), target_of(collection, options)
+        place = hashlib.sha256(server.address.url.encode()).hexdigest()[:8]
+        self._stem = directory / f"{self.target}-{place}"
+        self._limit, self._sent, self._requests, self._bytes = MOST_BYTES, 0, 0, 0
+
+    def go(self) -> UploadReport:
+        """Upload the collection and return what it came to, once that is verified.
+
+        Raises UsageError for a server or a collection that does not fit, UnavailableError where the server does not
+        answer for too long, InterlockError where what is there is not what was sent.
+        """
+        began = self._clock()
+        version = self._server.version()
+        previous = self._previous()
+        binding = UploadBinding(
+            self._server.address.url, self.target, self._collection.fingerprint, self._collection.rows
+        )
+        with UploadJournal(self._stem.with_name(f"{self._stem.name}.jsonl"), binding) as journal:
+            limits = self._prepare(journal)
+            self._send(journal, limits)
+            if self._missing(limits) and journal.rows > self._sent:
+                self._hearing.told(f"{self.target} has lost points since they were acknowledged: all are sent again")
+                journal.restart()
+                self._send(journal, limits)
+            points, compared = self._verify(limits)
+            self._index()
+            if self._options.alias and previous != self.target:
+                self._server.point_alias(self._options.alias, self.target, anew=bool(previous))
+        report = UploadReport(
+            url=self._server.address.url,
+            server_version=version,
+            collection=self.target,
+            alias=self._options.alias,
+            previous=previous if previous != self.target else "",
+            run_id=self._collection.run_id,
+            fingerprint=self._collection.fingerprint,
+            rows=self._collection.rows,
+            points=points,
+            stale=points - self._collection.rows,
+            compared=compared.points,
+            worst_cosine=compared.worst_cosine,
+            sent=self._sent,
+            requests=self._requests,
+            retries=self._server.retries,
+            bytes=self._bytes,
+            seconds=round(self._clock() - began, 3),
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            configuration=self._layout.request,
+        )
+        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        atomic.write_bytes(self._stem.with_name(f"{self._stem.name}.json"), text + b"\n")
+        return report
+
+    def _previous(self) -> str:
+        """What the alias means so far. Raises UsageError where a collection has its name, or it that of the target."""
+        aliases, alias = self._server.aliases(), self._options.alias
+        if self.target in aliases:
+            raise UsageError(
+                f"{self.target} is an alias of {aliases[self.target]} on {self._server.address.url}: pass "
+                f"--alias {self.target} to upload beside it and switch"
+            )
+        if alias and alias in self._server.collections():
+            raise UsageError(
+                f"{alias} is a collection on {self._server.address.url}, so it cannot be an alias: choose another "
+                "--alias"
+            )
+        return aliases.get(alias, "") if alias else ""
+
+    def _prepare(self, journal: UploadJournal) -> Mapping[str, Any]:
+        """Make the collection, or see that it is the one that it should be; the limits that it sets."""
+        there = self._server.describe(self.target)
+        if there is None:
+            journal.restart()
+            try:
+                self._server.create(self.target, self._layout.request)
+            except InterlockError:  # an attempt whose answer was lost may have made it
+                there = self._server.describe(self.target)
+                if there is None:
+                    raise
+        there = there or self._described()
+        if odd := self._layout.differences(there):
+            raise UsageError(
+                f"{self.target} on {self._server.address.url} is another collection ({few(odd)}): pass --alias NAME to "
+                "upload beside it, or delete it there"
+            )
+        limits = {**(there["config"].get("strict_mode_config") or {})}
+        limits = limits if limits.get("enabled") else {}
+        if (most := limits.get("max_points_count")) and most < self._collection.rows:
+            raise UsageError(
+                f"{self.target} takes {several(most, 'point')} in strict mode, and {self._collection.rows:,} are to be "
+                "uploaded: raise its max_points_count"
+            )
+        for key, kind in self._layout.indexes.items():
+            if key not in (there.get("payload_schema") or {}):
+                self._server.index(self.target, key, kind)
+        if journal.rows and self._server.count(self.target) < journal.rows:
+            self._hearing.told(f"{self.target} has fewer points than it acknowledged: all are sent again")
+            journal.restart()
+        return limits
+
+    def _described(self) -> dict[str, Any]:
+        there = self._server.describe(self.target)
+        if there is None:
+            raise InterlockError(
+                f"{self.target} is gone from {self._server.address.url}: check for another writer, then repeat the "
+                "command"
+            )
+        return there
+
+    def _send(self, journal: UploadJournal, limits: Mapping[str, Any]) -> None:
+        """Send what is not acknowledged, and note what is."""
+        most = min(MOST_POINTS, limits.get("upsert_max_batchsize") or MOST_POINTS)
+        rows = self._collection.rows
+        self._hearing.progress(journal.rows, rows)
+        if journal.rows == rows:
+            return
+        for body in bodies(self._collection.points(journal.rows), most, lambda: self._limit):
+            for part in self._accepted(body):
+                journal.acknowledge(journal.rows + len(part.points))
+                self._sent += len(part.points)
+                self._hearing.progress(journal.rows, rows)
+
+    def _accepted(self, body: UpsertBody) -> Iterator[UpsertBody]:
+        """Send a body, in pieces where it is too large for the server; each piece that is there now."""
+        try:
+            self._server.upsert(self.target, body.json)
+        except TooLarge:
+            first, second = body.halves()
+            if not first.points:
+                raise
+            self._limit = min(self._limit, body.size // 2)
+            yield from self._accepted(first)
+            yield from self._accepted(second)
+            return
+        self._requests, self._bytes = self._requests + 1, self._bytes + body.size
+        yield body
+
+    def _missing(self, limits: Mapping[str, Any]) -> int:
+        """How many of the run's rows the collection has not, by their ids."""
+        most = min(IDS, limits.get("condition_max_size") or IDS)
+        found = 0
+        for ids in self._collection.ids():
+            parts = (ids[start : start + most] for start in range(0, len(ids), most))
+            found += sum(self._server.count(self.target, part) for part in parts)
+        return self._collection.rows - found
+
+    def _verify(self, limits: Mapping[str, Any]) -> tuple[int, Compared]:
+        """See that every row is there, and a sample as it was exported; all points there, and what was seen."""
+        where = f"{self.target} on {self._server.address.url}"
+        if missing := self._missing(limits):
+            raise InterlockError(
+                f"{where} lacks {several(missing, 'point')} of {self._collection.rows:,} that it acknowledged: check "
+                "for another writer, then repeat the command"
+            )
+        seen, worst = 0, list[float]()
+        for window in _in_tens(self._collection.sampled(SAMPLE)):
+            compared = compare(window, self._server.retrieve(self.target, [point.id for point in window]))
+            if compared.fault:
+                raise InterlockError(
+                    f"{where} differs from the run ({compared.fault}): check for another writer, then pass --alias "
+                    "NAME to upload beside it, or delete it there"
+                )
+            seen += compared.points
+            worst += [compared.worst_cosine] if compared.worst_cosine is not None else []
+        return self._server.count(self.target), Compared(seen, min(worst, default=None), "")
+
+    def _index(self) -> None:
+        """Have the indexes built that were put off, and wait until they are."""
+        there = self._described()
+        if (there["config"].get("hnsw_config") or {}).get("m") == UNINDEXED["m"]:
+            self._server.change(self.target, {"hnsw_config": INDEXED})
+            there = self._described()
+        began, pause = self._clock(), POLLS[0]
+        while (status := there.get("status")) != "green":
+            where = f"{self.target} on {self._server.address.url}"
+            if status == "red":
+                raise InterlockError(
+                    f"{where} failed to build its indexes ({there.get('optimizer_status')}): fix that on the server, "
+                    "then repeat the command"
+                )
+            if self._clock() - began > self._options.settle:
+                raise UnavailableError(
+                    f"{where} has all its points, and its indexes are not built after {self._options.settle:g} s "
+                    f"({status}): wait on with the same command, or raise --settle"
+                )
+            self._sleep(pause)
+            pause = min(POLLS[1], 2 * pause)
+            there = self._described()
+
+
+def _in_tens(points: Iterator[Any]) -> Iterator[list[Any]]:
+    window: list[Any] = []
+    for point in points:
+        window.append(point)
+        if len(window) == 10:
+            yield window
+            window = []
+    if window:
+        yield window

@@ -1,0 +1,51 @@
+"""Uploads from notebooks and scripts: what a run exported, as points of a Qdrant server."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from interlock.console.uploading import PATIENCE, SETTLE, AskedUpload, uploaded
+from interlock.engine.record.safe import safe
+from interlock.recorded import AnyPath, RecordedRun, open_run
+from interlock.wording import in_python, path_of, telling
+
+if TYPE_CHECKING:
+    from interlock.engine.upload.report import UploadReport
+
+
+def upload(
+    run: RecordedRun | AnyPath,
+    url: str,
+    *,
+    collection: str | None = None,
+    alias: str = "",
+    indexes: Mapping[str, str] | None = None,
+    quantisation: Literal["none", "int8", "binary"] = "none",
+    vector_type: Literal["float32", "float16"] = "float32",
+    api_key_file: AnyPath | None = None,
+    patience: float = PATIENCE,
+    settle: float = SETTLE,
+) -> "list[UploadReport]":
+    """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
+
+    `indexes` are keys of the payload with their types (`{"metadata.lang": "keyword"}`). The key comes from
+    QDRANT_API_KEY or from `api_key_file`. Progress goes to stderr. After an interruption the same call continues.
+
+    Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
+    answer for `patience` seconds, InterlockError where what is there is not what was sent.
+    """
+    asked = AskedUpload(
+        open_run(run).path,
+        url,
+        collection,
+        alias,
+        [f"{key}:{kind}" for key, kind in (indexes or {}).items()],
+        vector_type,
+        quantisation,
+        None if api_key_file is None else path_of(api_key_file, "api_key_file"),
+        patience,
+        settle,
+        lambda text: sys.stderr.write(f"interlock: {safe(in_python(text), 1000)}\n"),
+    )
+    with telling():
+        return list(uploaded(asked))

@@ -1,0 +1,591 @@
+"""`interlock eval`: measures against arithmetic by hand, intervals on known data, words that claim no more."""
+
+import json
+import math
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import interlock as product
+from interlock.engine.config import load
+from interlock.engine.errors import UsageError
+from interlock.engine.evaluation.agreement import agreement
+from interlock.engine.evaluation.delivered import read_delivered
+from interlock.engine.evaluation.gathering import bm25_side, parted
+from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
+from interlock.engine.evaluation.material import DenseSide, Material, SideCost, SparseSide
+from interlock.engine.evaluation.measures import Difference, differences, measured
+from interlock.engine.evaluation.nearest import CHUNK, Postings, nearest
+from interlock.engine.evaluation.storing import in_bits, in_bytes, projected, whole
+from interlock.engine.evaluation.verdict import bill, few_queries, signed, verdict
+from interlock.engine.evaluation.weighing import chosen, grid, propose
+from interlock.engine.intake.judged import read_judged
+from interlock.engine.outlet.fusion import Fusion, fuse
+from interlock.engine.passes.sparse import SparseRows
+from tests.builders import cache_of_all, corpus, interlock, sentences, tiny_scorer, tiny_sparse, toml
+
+TEXTS = sentences(40, words=10)
+SURE, UNSURE = Difference(0.02, 0.01, 0.03, 200), Difference(0.01, -0.03, 0.05, 20)
+
+
+def ranked(*ids):
+    return {id: float(-place) for place, id in enumerate(ids)}
+
+
+def random_units(rows, width, seed):
+    vectors = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+# Measures
+
+
+def test_the_measures_are_those_of_arithmetic_by_hand():
+    found = measured([ranked("x", "a", "b")], [{"a": 2, "b": 1, "c": 1, "x": 0}])
+    gained, best = 2 / math.log2(3) + 1 / math.log2(4), 2 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert found["nDCG@10"][0] == pytest.approx(gained / best)
+    assert found["R@100"][0] == pytest.approx(2 / 3)
+    assert found["RR@10"][0] == pytest.approx(1 / 2)
+
+
+def test_the_measures_are_those_of_an_independent_formula():
+    generator = np.random.default_rng(3)
+    ids = [f"d{at:03}" for at in range(200)]
+    lists = [ranked(*generator.permutation(ids)[:100]) for _ in range(25)]
+    grades = [{id: int(generator.integers(0, 4)) for id in generator.choice(ids, 12, replace=False)} for _ in lists]
+    found = measured(lists, grades)
+    for at, (hits, own) in enumerate(zip(lists, grades, strict=True)):
+        gains = [own.get(id, 0) for id in list(hits)[:10]]
+        ideal = sorted(own.values(), reverse=True)[:10]
+        dcg, best = (sum(gain / math.log2(place + 2) for place, gain in enumerate(each)) for each in (gains, ideal))
+        answers = {id for id, grade in own.items() if grade > 0}
+        assert found["nDCG@10"][at] == pytest.approx(dcg / best)
+        assert found["R@100"][at] == pytest.approx(len(answers & set(hits)) / len(answers))
+        assert found["RR@10"][at] == pytest.approx(next((1 / at for at, gain in enumerate(gains, 1) if gain), 0))
+
+
+def test_equal_scores_keep_their_order_and_a_query_without_hits_counts_as_nothing_found():
+    found = measured([{"b": 1.0, "a": 1.0}, {}], [{"b": 1}, {"b": 1}])
+    assert found["RR@10"].tolist() == [1.0, 0.0]  # trec_eval itself would put a before b
+
+
+def test_an_interval_is_that_of_the_normal_distribution_where_queries_are_many():
+    values = np.random.default_rng(1).normal(0.05, 0.4, 600)
+    (found,) = differences([values], seed=0)
+    error = 1.96 * values.std() / math.sqrt(len(values))
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - error, abs=error / 15)
+    assert found.high == pytest.approx(values.mean() + error, abs=error / 15)
+
+
+def test_an_interval_of_the_same_difference_everywhere_has_no_width():
+    same, none = differences([np.full(7, 0.25), np.zeros(7)], seed=5)
+    assert (same.low, same.mean, same.high, same.significant) == (0.25, 0.25, 0.25, True)
+    assert not none.significant
+
+
+# Words
+
+
+def test_the_verdict_says_more_less_or_the_same_only_where_the_interval_carries_it():
+    said = {
+        "more": verdict("concat", "a", SURE),
+        "less": verdict("concat", "a", Difference(-0.02, -0.03, -0.01, 200)),
+        "same": verdict("concat", "a", Difference(0.001, -0.004, 0.006, 200)),
+        "cannot tell": verdict("concat", "a", UNSURE),
+    }
+    assert [name for name, text in said.items() if name in text] == list(said)
+    assert "between +.010 and +.030" in said["more"]
+    assert said["cannot tell"].startswith("cannot tell with 20 judged queries")
+    assert said["cannot tell"].endswith("lies between -.030 and +.050")
+
+
+def test_a_handful_of_queries_that_agree_is_no_significant_difference():
+    five, six = differences([np.full(5, 0.1)], 0)[0], differences([np.full(6, 0.1)], 0)[0]
+    assert (five.significant, six.significant) == (False, True)
+    assert verdict("concat", "a", five).startswith("cannot tell with 5 judged queries")
+    assert verdict("concat", "a", differences([np.zeros(29)], 0)[0]).startswith("cannot tell")
+    assert "find the same" in verdict("concat", "a", differences([np.zeros(30)], 0)[0])
+
+
+def test_few_queries_are_told_and_enough_are_not():
+    assert "only 29 judged queries" in few_queries(29)
+    assert few_queries(30) == ""
+
+
+def test_the_bill_is_that_of_all_models_and_of_the_best_alone():
+    said = bill("a", {"a": SideCost(60, 4.0), "b": SideCost(3540, 90.0)})
+    assert "1:00:00 of CPU time, a alone 1:00" in said and "94 ms" in said and "alone 4" in said
+    assert bill("a", {"a": SideCost(60), "b": SideCost()}) == ""
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0123, "+.012"), (-0.0004, "0"), (-1.0, "-1.000"), (0.1, "+.100")])
+def test_a_difference_is_written_with_its_sign(value, text):
+    assert signed(value) == text
+
+
+# Search
+
+
+def test_the_nearest_are_those_of_the_whole_matrix_also_across_chunks(monkeypatch):
+    monkeypatch.setattr("interlock.engine.evaluation.nearest.CHUNK", 7)
+    documents, queries = random_units(50, 8, 0), random_units(5, 8, 1)
+    rows, scores = nearest(documents, queries, 10)
+    whole_matrix = queries @ documents.T
+    expected = np.argsort(-whole_matrix, axis=1, kind="stable")[:, :10]
+    assert rows.tolist() == expected.tolist()
+    np.testing.assert_allclose(scores, np.take_along_axis(whole_matrix, expected, 1), rtol=1e-6)
+    assert CHUNK > 7
+
+
+def test_a_sparse_search_finds_what_shares_a_term_and_nothing_else():
+    documents = np.array([[1, 0, 2], [0, 3, 0], [0, 0, 0], [2, 1, 0]], np.float32)
+    queries = np.array([[1, 0, 2], [0, 0, 0]], np.float32)
+    (first, none) = Postings(SparseRows.from_dense(documents)).nearest(SparseRows.from_dense(queries), 3)
+    assert (first[0].tolist(), first[1].tolist()) == ([0, 3], [5.0, 2.0])
+    assert none[0].tolist() == []
+
+
+def test_bm25_has_the_idf_of_the_store():
+    side = bm25_side(["red apple", "red pear", "green pear pie"], ["red red pie zebra"], "none")
+    own = side.queries
+    counts = {int(index): int((side.documents.indices == index).sum()) for index in own.indices}
+    assert sorted(counts.values()) == [1, 2]
+    for index, weight in zip(own.indices, own.values, strict=True):
+        many = counts[int(index)]
+        assert weight == pytest.approx(math.log(1 + (3 - many + 0.5) / (many + 0.5)))
+
+
+def test_a_projection_to_the_whole_width_changes_no_score_and_a_smaller_one_little_where_vectors_are_alike():
+    documents, queries = random_units(200, 16, 0), random_units(5, 16, 1)
+    (form,) = projected(documents, queries, [16])
+    np.testing.assert_allclose(form.queries @ form.documents.T, queries @ documents.T, atol=1e-5)
+    flat = np.concatenate([documents[:, :4], 0.01 * documents[:, 4:]], axis=1)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    _, small = projected(flat, queries, [8, 4])
+    (alone,) = projected(flat, queries, [4])
+    assert np.array_equal(small.documents, alone.documents)
+    assert (small.documents.shape, small.bytes) == ((200, 4), 16)
+    np.testing.assert_allclose(small.documents @ small.documents.T, flat @ flat.T, atol=0.01)
+
+
+def test_bytes_cover_the_whole_range_and_bits_its_signs():
+    documents, queries = random_units(50, 8, 0), random_units(3, 8, 1)
+    form = in_bytes(whole(documents, queries))
+    assert (np.abs(form.documents.astype(int)).max(), form.bytes) == (127, 8)
+    step = np.abs(documents).max() / 127
+    np.testing.assert_allclose(form.documents * step, documents, atol=step / 2 + 1e-6)
+    bits = in_bits(documents, queries)
+    assert bits.bytes == 1
+    assert np.array_equal(bits.documents > 0, documents > 0) and np.array_equal(bits.queries, queries)
+
+
+# Weights
+
+
+def test_the_grid_has_every_share_in_tenths():
+    assert len(grid(2)) == 11 and len(grid(3)) == 66
+    assert all(sum(share) == pytest.approx(1) for share in grid(3))
+
+
+def test_weights_follow_what_is_best_on_every_fold():
+    queries = np.arange(30)
+    proposal = propose(2, lambda share: 1 - np.abs(share[0] - 0.3) + 0 * queries, seed=0)
+    assert proposal.weights == (0.3, 0.7)
+    assert proposal.expected == pytest.approx(1.0)
+
+
+def test_weights_that_make_no_difference_stay_equal():
+    assert propose(2, lambda share: np.zeros(30), seed=0).weights == (0.5, 0.5)
+
+
+# Judging
+
+
+@pytest.fixture
+def material():
+    """A first model that finds every answer, a second that finds none, and sparse lists that find half of them."""
+    documents, second = random_units(60, 16, 0), random_units(60, 24, 1)
+    queries = np.arange(40)
+    ids = [f"d{at}" for at in range(60)]
+    terms = np.eye(60, dtype=np.float32)
+    asked = np.where(queries[:, None] % 2 == 0, terms[queries], 0).astype(np.float32)
+    return Material(
+        ids=ids,
+        texts=ids,
+        queries=[f"q{at}" for at in queries],
+        grades=[{f"d{at}": 1} for at in queries],
+        tested=queries,
+        trained=queries[::2],
+        dense=[
+            DenseSide("good", 1.0, documents, documents[queries], SideCost(10, 1.0), (8,)),
+            DenseSide("bad", 1.0, second, random_units(40, 24, 2), SideCost(20, 2.0)),
+        ],
+        sparse=[SparseSide("words", SparseRows.from_dense(terms), SparseRows.from_dense(asked), SideCost(0, 0.0))],
+        halved=True,
+    )
+
+
+def test_the_best_member_is_the_one_that_finds_and_the_proposed_weights_are_its_own(material):
+    judge = Judge(material, Fusion.CONCAT, 0)
+    assert judge.best == "good"
+    lines = {line.name: line for line in judge.lines([*judge.models(), *judge.fusions()])}
+    assert lines["good"].values["nDCG@10"] == 1 and lines["good"].difference is None
+    assert lines["concat"].against == "good" and lines["concat"].difference.high <= 0
+    assert lines["good, 8"].against == "good" and lines["good, 8"].bytes == 32
+    assert lines["concat"].bytes == 4 * 40 and lines["concat"].ms >= 3
+    found = chosen(material, judge.best, 0)
+    assert found.weights["good"] > 0.5 and found.held_out == 20 and found.value == 1
+
+
+@pytest.mark.parametrize("name", ["RRF", "concat", "mean", "int8"])
+def test_a_model_with_the_name_of_a_way_is_refused(material, name):
+    sides = [replace(side, model=name) if place == 0 else side for place, side in enumerate(material.dense)]
+    with pytest.raises(UsageError, match=f"'{name}' has the name of a way to search"):
+        Judge(replace(material, dense=sides), Fusion.CONCAT, 0)
+
+
+def test_fused_lists_are_those_of_the_delivered_fusion(material):
+    judge = Judge(material, Fusion.NAMED, 0)
+    documents = fuse(Fusion.CONCAT, [side.documents for side in material.dense], [1, 1])
+    queries = fuse(Fusion.CONCAT, [side.queries for side in material.dense], [1, 1])
+    for found, scores in zip(judge.base.found, queries @ documents.T, strict=True):
+        assert list(found) == [f"d{at}" for at in np.argsort(-scores, kind="stable")]
+
+
+def test_calibration_gives_the_model_of_compressed_cosines_more(material):
+    flat = np.concatenate([np.full((60, 1), 3.0), material.dense[0].documents], axis=1).astype(np.float32)
+    side = DenseSide("flat", 1.0, flat / np.linalg.norm(flat, axis=1, keepdims=True), material.dense[1].queries)
+    judge = Judge(material, Fusion.CONCAT, 0)
+    assert judge.spread(side.documents) < 0.2 * judge.spread(material.dense[0].documents)
+    first, second = judge.calibrated((1.0, 1.0))
+    spreads = [judge.spread(side.documents) for side in material.dense]
+    assert first / second == pytest.approx(spreads[1] / spreads[0])
+
+
+def test_hybrid_lists_are_compared_with_the_dense_search_and_one_is_that_of_a_search_by_itself(material):
+    judge = Judge(material, Fusion.CONCAT, 0)
+    ways = judge.hybrids()
+    assert [way.name for way in ways] == [f"words, {rule}" for rule in ("0.1", "0.2", "0.3", "RRF", "DBSF")]
+    assert judge.hybrid.name == "words, 0.2"
+    lines = {line.name: line for line in judge.lines(ways)}
+    assert all(line.against == "concat" for line in lines.values())
+    assert lines["words, 0.3"].difference.mean >= lines["words, 0.1"].difference.mean >= 0
+
+
+def test_storage_is_compared_with_the_whole_vectors_and_rescoring_mends_bits(material):
+    judge = Judge(material, Fusion.CONCAT, 0)
+    lines = {line.name: line for line in judge.lines(judge.storage())}
+    assert lines["int8"].bytes == 40 and lines["binary"].bytes == 5
+    rescored = lines["binary, 40 rescored"]
+    assert (rescored.bytes, rescored.rescored_bytes, lines["binary"].rescored_bytes) == (5, 40, 0)
+    assert abs(lines["int8"].difference.mean) < 0.05
+    assert lines["binary"].values["nDCG@10"] < lines["binary, 40 rescored"].values["nDCG@10"]
+
+
+def test_a_reranker_that_knows_the_answers_puts_them_first_within_its_depth(material):
+    judge = Judge(material, Fusion.CONCAT, 0)
+
+    def rescore(first):
+        assert max(map(len, first)) == 30
+        return Rescored([{id: float(id == f"d{at}") for id in hits} for at, hits in enumerate(first)], 7.0, 100.0)
+
+    dense, hybrid = judge.lines(judge.reranked(Reranking("knower", rescore, 1.0, 30)))
+    reached = np.mean([f"d{at}" in list(hits)[:30] for at, hits in enumerate(judge.base.found)])
+    assert dense.values["RR@10"] == pytest.approx(reached) and dense.against == "concat"
+    assert hybrid.against == "words, 0.2" and hybrid.bytes > 100 and hybrid.ms > 7
+
+
+# Files
+
+
+def judged(place, **other):
+    """A judged collection in which each text is its own question."""
+    files = {
+        "corpus.jsonl": [json.dumps({"_id": f"d{at}", "title": "", "text": text}) for at, text in enumerate(TEXTS)],
+        "queries.jsonl": [json.dumps({"_id": f"q{at}", "text": text}) for at, text in enumerate(TEXTS)],
+        "qrels/test.tsv": ["query-id\tcorpus-id\tscore", *(f"q{at}\td{at}\t1" for at in range(40))],
+        **{name.replace("__", "/"): lines for name, lines in other.items()},
+    }
+    (place / "qrels").mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        (place / name).write_text("\n".join(lines) + "\n")
+    return place
+
+
+def test_texts_without_a_word_are_left_out_and_told(tmp_path):
+    lines = ['{"_id": "d0", "title": "A", "text": "b"}', '{"_id": "d1", "text": " "}']
+    found = read_judged(
+        judged(tmp_path, **{"corpus.jsonl": lines, "qrels/test.tsv": ["q0\td0\t1", "q0\td1\t1", "q1\td0\t0"]})
+    )
+    assert found.texts == {"d0": "A b"}
+    assert found.left_out == [f"{tmp_path / 'corpus.jsonl'}:2"]
+    assert set(found.splits["test"]) == {"q0"}
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("corpus.jsonl", '{"_id": "d1", "te', "corpus.jsonl:2: expected"),
+        ("corpus.jsonl", '{"_id": "d0", "text": "twice"}', "corpus.jsonl:2: _id 'd0' was there before"),
+        ("queries.jsonl", '{"_id": "q1", "text": " "}', "queries.jsonl:2: query 'q1' is empty"),
+        ("qrels/test.tsv", "q0\td99\t1", "test.tsv:2: text 'd99' is not in the corpus"),
+        ("qrels/test.tsv", "q99\td1\t1", "test.tsv:2: query 'q99' is not among the queries"),
+        ("qrels/test.tsv", "q0 d1 1", "test.tsv:2: expected query-id"),
+        ("qrels/test.tsv", "q0\td0\t1", "test.tsv:2: text 'd0' is judged twice"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, file, line, said):
+    first = {"corpus.jsonl": '{"_id": "d0", "text": "a"}', "queries.jsonl": '{"_id": "q0", "text": "a"}'}
+    with pytest.raises(UsageError) as raised:
+        read_judged(judged(tmp_path, **{file: [first.get(file, "q0\td0\t1"), line]}))
+    assert said in str(raised.value)
+
+
+def test_judgements_that_answer_nothing_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="no query has a text with a score above 0"):
+        read_judged(judged(tmp_path, **{"qrels/test.tsv": ["q0\td0\t0"]}))
+
+
+def test_a_split_to_train_by_is_used_and_else_a_half(tmp_path):
+    halves = parted(read_judged(judged(tmp_path / "a")), None, 0)
+    assert (len(halves.tested), len(halves.trained), halves.halved) == (40, 20, True)
+    train = [f"q{at}\td{at}\t1" for at in range(30)]
+    test = [f"q{at}\td{at}\t1" for at in range(30, 40)]
+    found = parted(read_judged(judged(tmp_path / "b", **{"qrels/test.tsv": test, "qrels/train.tsv": train})), 6, 0)
+    assert (len(found.tested), len(found.trained), found.halved) == (6, 6, False)
+    assert not set(found.tested) & set(found.trained)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_a, tiny_b):
+    place = tmp_path_factory.mktemp("eval")
+    judged(place / "set")
+    laws = cache_of_all() / "laws"  # which take seconds to trace, in a cache that has nothing else yet
+    laws.mkdir(parents=True, exist_ok=True)
+    (place / "cache").mkdir()
+    (place / "cache" / "laws").symlink_to(laws)
+    words = tiny_sparse(place / "words", seed=4)
+    scorer = tiny_scorer(place / "scorer", seed=4)
+    toml(place / "interlock.toml", {
+        "a": {"source": str(tiny_a)},
+        "b": {"source": str(tiny_b)},
+        "words": {"source": str(words), "kind": "sparse"},
+        "scorer": {"source": str(scorer), "kind": "scores"},
+    })  # fmt: skip
+    return place
+
+
+def run(place, *flags, check=0):
+    base = ("eval", place / "set", "--config", place / "interlock.toml", "--roster", "a,b", "--sparse", "words")
+    return interlock(*base, *flags, env={"INTERLOCK_CACHE": str(place / "cache")}, cwd=place, check=check)
+
+
+def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place):
+    plan = run(place, "--plan").stdout
+    assert [line.split()[:3] for line in plan.splitlines()[2:]] == [[name, "40", "40"] for name in ("a", "b", "words")]
+    first = run(place, "--json", "eval.json", "--picture", "eval.svg")
+    assert "a: 40 texts to encode" in first.stderr
+    assert max(map(len, first.stdout.splitlines())) <= 80
+    assert re.search(r"binary, 40 rescored .* \d+\+\d+$", first.stdout, re.MULTILINE)
+    found = json.loads((place / "eval.json").read_text())
+    assert (found["schema_version"], found["texts"], found["queries"], found["training"]) == ("1", 40, 40, 20)
+    groups = [way["group"] for way in found["ways"]]
+    assert list(dict.fromkeys(groups)) == ["models", "fusions", "storage", "sparse", "hybrid"]
+    assert found["verdict"] and found["verdict"][1:] in " ".join(first.stdout.split())
+    assert max(way["measures"]["nDCG@10"] for way in found["ways"] if way["group"] == "models") > 0.9
+    ET.parse(place / "eval.svg")
+    kept = {file: file.stat().st_mtime_ns for file in (place / "cache" / "judged").rglob("*.npz")}
+    again = run(place, "--json", "again.json")
+    assert "to encode" not in again.stderr
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    once, twice = (json.loads((place / name).read_text())["ways"] for name in ("eval.json", "again.json"))
+    assert [way["measures"] for way in once] == [way["measures"] for way in twice]
+
+
+def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
+    flags = ("--roster", f"{tiny_a},{tiny_b}", "--calibrate", "own.toml", "--json", "own.json")
+    said = interlock("eval", place / "set", *flags, cwd=place).stdout
+    assert said.endswith("next: interlock run CHUNKS --config own.toml\n")
+    chosen = json.loads((place / "own.json").read_text())["weights"]["weights"]
+    places = {"tiny-a": str(tiny_a), "tiny-b": str(tiny_b)}
+    roster = load({}, {}, place / "own.toml").settings.roster
+    assert dict(roster) == {places[name]: part for name, part in chosen.items() if part}
+    assert "set roster in" in run(place, "--calibrate", "own.toml", check=2).stderr
+
+
+def test_python_gives_the_same_figures(place, tiny_a, tiny_b):
+    found = product.evaluate(place / "set", product.Settings(roster=[tiny_a, tiny_b]), limit=7, seed=1)
+    assert (found.queries, found.seed, list(found.models)) == (7, 1, ["tiny-a", "tiny-b"])
+    with pytest.raises(UsageError, match=r"corpus\.jsonl"):
+        product.evaluate(place / "nothing")
+
+
+@pytest.mark.parametrize("reranker", ["b", "scorer"])
+def test_rerankers_are_judged_behind_the_search(place, reranker):
+    run(place, "--rerank", reranker, "--limit", "5", "--json", "reranked.json")
+    found = json.loads((place / "reranked.json").read_text())
+    named = {"b": "b maxsim", "scorer": "scorer"}[reranker]
+    assert [(way["name"], way["against"]) for way in found["ways"] if way["group"] == "rerank"] == [
+        (f"{named} after concat", "concat"),
+        (f"{named} after bm25 + words, 0.2", "bm25 + words, 0.2"),
+    ]
+    assert found["queries"] == 5 and "only 5 judged queries" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--limit", "0"), "--limit: expected"),
+        (("--seed", "-1"), "--seed: expected"),
+        (("--json", "no/such/file.json"), "does not exist"),
+        (("--rerank", "tiny-c"), "tiny-c"),
+    ],
+)
+def test_what_cannot_be_used_ends_with_2(place, flags, said):
+    ended = run(place, *flags, check=2)
+    assert said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_roster_of_one_has_storage_and_hybrids_and_no_verdict(place):
+    run(place, "--roster", "a", "--sparse", "", "--no-bm25", "--json", "one.json")
+    found = json.loads((place / "one.json").read_text())
+    assert {way["group"] for way in found["ways"]} == {"models", "storage"}
+    assert (found["verdict"], found["weights"], found["best_member"]) == ("", None, "a")
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def delivered(place):
+    """A run over the judged texts, each chunk with the id of its text, and one that repeats another's text."""
+    records = [{"text": text, "metadata": {"chunk_id": f"d{at}"}} for at, text in enumerate([*TEXTS, TEXTS[0]])]
+    corpus(place / "chunks", {"Docs": {"a_chunks.json": records}})
+    flags = ("--config", place / "interlock.toml", "--roster", "a=1,b=3", "--sparse", "words", "--run-id", "done")
+    interlock("run", place / "chunks", *flags, "--out", place / "runs", "--no-ui")
+    return place / "runs" / "done"
+
+
+def judge_run(place, run, *flags, check=0):
+    base = ("eval", run, "--config", place / "interlock.toml", "--json", "run.json")
+    return interlock(*base, *flags, env={"INTERLOCK_CACHE": str(place / "cache")}, cwd=place, check=check)
+
+
+def test_a_run_is_judged_by_its_own_vectors_and_says_what_encoding_says(place, delivered):
+    files = ("--queries", place / "set" / "queries.jsonl", "--qrels", place / "set" / "qrels" / "test.tsv")
+    ended = judge_run(place, delivered, *files)
+    assert "to encode" not in ended.stderr
+    found = json.loads((place / "run.json").read_text())
+    assert (found["data"], found["texts"], found["models"]["b"]["weight"]) == ("done, Docs", 41, 0.75)
+    assert found["models"]["a"]["seconds"] > 0 and found["models"]["a"]["device"] == "CPU"
+    run(place, "--json", "set.json")
+    ours, theirs = (
+        {way["name"]: way["measures"]["RR@10"] for way in json.loads((place / name).read_text())["ways"]}
+        for name in ("run.json", "set.json")
+    )
+    assert ours["words"] == pytest.approx(theirs["words"], abs=0.02)
+    assert ours["b"] == pytest.approx(theirs["b"], abs=0.02)
+
+
+def delivered_again(place, run, *flags):
+    """The vectors of the run `done`, delivered by another one."""
+    given = (
+        "--config",
+        place / "interlock.toml",
+        "--reuse",
+        place / "runs" / "done",
+        "--run-id",
+        run,
+        "--no-ui",
+        *flags,
+    )
+    interlock("run", place / "chunks", "--out", place / "runs", *given)
+    return place / "runs" / run
+
+
+BOTH = ("--roster", "a=1,b=3", "--sparse", "words")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("fused", (*BOTH, "--export", "parquet")),
+        ("members", (*BOTH, "--export", "parquet", "--keep", "members")),
+        ("alone", ("--roster", "b", "--export", "parquet", "--quantise", "int8")),
+    ],
+)
+def test_a_run_without_arrays_is_judged_by_its_table(place, delivered, name, flags):
+    found, arrays = read_delivered(delivered_again(place, name, *flags), None), delivered / "exports" / "Docs"
+    assert found.ids == read_delivered(delivered, None).ids
+    assert list(found.dense) == (["b"] if name == "alone" else ["a", "b"])
+    for model, vectors in found.dense.items():
+        np.testing.assert_allclose(vectors, np.load(arrays / f"{model}.npy"), atol=1e-6)
+    for model, terms in found.sparse.items():
+        with np.load(arrays / f"{model}.npz") as npz:
+            assert np.array_equal(terms.indices, npz["indices"]) and np.array_equal(terms.values, npz["data"])
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "lacks"),
+    [
+        ("mean", ("--export", "parquet", "--fusion", "mean"), "vectors of a by themselves"),
+        ("textless", ("--export", "npy"), "texts"),
+    ],
+)
+def test_files_that_cannot_be_judged_are_refused_with_the_command_that_writes_them(
+    place, delivered, name, flags, lacks
+):
+    run = delivered_again(place, name, *BOTH, *flags)
+    with pytest.raises(UsageError, match=f"Docs has no {lacks}: `interlock run .*`") as raised:
+        read_delivered(run, None)
+    words = shlex.split(str(raised.value).split("`")[1])
+    interlock(*words[1:], "--no-ui", "--config", place / "interlock.toml")
+    found = read_delivered(run, None)
+    for model, vectors in found.dense.items():
+        assert np.array_equal(vectors, np.load(delivered / "exports" / "Docs" / f"{model}.npy"))
+
+
+def test_a_run_that_nobody_judged_tells_how_its_models_differ(place, delivered):
+    said = judge_run(place, delivered).stdout
+    found = json.loads((place / "run.json").read_text())
+    (pair,) = found["pairs"]
+    assert 0 <= pair["overlap"] < 1 and -1 <= pair["correlation"] < 1
+    overlaps = {each["weights"]["a"]: each["overlap"] for each in found["weights"]}
+    assert len(overlaps) == 11 and max(overlaps, key=overlaps.get) in (0.2, 0.3)
+    assert "not which is right" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--queries", "set/queries.jsonl"), "pass both"),
+        (("--collection", "Other"), "has no collection 'Other': choose one of Docs"),
+        (("--picture", "a.svg"), "need judgements"),
+    ],
+)
+def test_a_run_that_cannot_be_judged_so_ends_with_2(place, delivered, flags, said):
+    assert said in judge_run(place, delivered, *flags, check=2).stderr
+
+
+def test_models_that_have_nothing_in_common_share_none_and_no_text_is_its_own_neighbour():
+    rows, columns = np.divmod(np.arange(121), 11)  # a model has those of a row near each other, one those of a column
+    models = {"row": np.eye(11, dtype=np.float32)[rows], "column": np.eye(11, dtype=np.float32)[columns]}
+    assert agreement("x", models, [1, 1], None, 0).pairs[0].overlap == 0
+
+
+def test_models_that_agree_share_all_their_nearest():
+    vectors = random_units(50, 8, 0)
+    found = agreement("x", {"a": vectors, "b": vectors.copy()}, [1, 1], 20, 0)
+    assert (found.asked, found.pairs[0].overlap) == (20, 1.0)
+    assert found.pairs[0].correlation == pytest.approx(1)
+    assert [each.overlap for each in found.weights] == [1.0] * 11
+    apart = agreement("x", {"a": vectors, "b": random_units(50, 8, 9)}, [1, 1], None, 0)
+    assert apart.asked == 50 and apart.pairs[0].overlap < 0.5 and abs(apart.pairs[0].correlation) < 0.2

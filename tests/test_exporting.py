@@ -1,0 +1,230 @@
+"""A finished run is delivered once more from its own vectors, exactly or with a loss that is told, and over nothing."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import qdrant_edge as edge
+
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.exporting import ExportRequest, export
+from interlock.engine.outlet import published
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.events import ArtefactWritten
+from interlock.engine.run import Run
+from tests.builders import ROOT, corpus, sentences
+
+TEXTS = [*sentences(40), "said twice", "said twice"]
+METADATA = {"page": 3, "big": 2**70, "float": 1e-7, "nested": {"a b": [None, "line\u2028two"]}}
+NOTHING = load({}, {}, None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_a, tiny_b):
+    """A run whose models are no longer there."""
+    place = tmp_path_factory.mktemp("export")
+    models = [shutil.copytree(model, place / model.name) for model in (tiny_a, tiny_b)]
+    chunks = corpus(place / "in", {"Docs": {"b.jsonl": TEXTS}, "More": {"c.jsonl": sentences(5, start=38)}})
+    first = [{"text": "with metadata", "metadata": METADATA, "other": [1]}]
+    (chunks / "Docs" / "a_chunks.json").write_text(json.dumps(first, indent=2))
+    flags = {"roster": f"{models[0]}=0.3,{models[1]}=0.7", "out": str(place / "runs"), "run_id": "r", "export": "npy"}
+    assert Run(chunks, load(flags, {}, None), Controls()).go() == ExitCode.COMPLETED
+    for model in models:
+        shutil.rmtree(model)
+    return place / "runs" / "r"
+
+
+@pytest.fixture(scope="module")
+def vectors(run):
+    """What each chunk of Docs has: its text's row in the passes, and the fused one as the README says it is made."""
+    texts = ["with metadata", *TEXTS]
+    rows = [list(dict.fromkeys(texts)).index(text) for text in texts]
+    one, other = (np.load(next(run.glob(f"passes/{number}_*/vectors.npy")))[rows] for number in (0, 1))
+    fused = np.hstack([np.sqrt(0.3) * one, np.sqrt(0.7) * other]).astype(np.float32)
+    return {"tiny-a": one, "tiny-b": other, "fused": fused}
+
+
+def exported(run, to, formats="npy", now=None, **asked):
+    """The files written, by name; what is told of loss."""
+    told = []
+    given = load({"export": formats, **(now or {})}, {}, None)
+    losses = export(run, given, ExportRequest(to=to, **asked), told.append)
+    names = [each.path for each in told if isinstance(each, ArtefactWritten)]
+    return {name.partition("/")[2]: to / name for name in names if name.startswith("Docs/")}, losses
+
+
+def test_files_are_exported_as_the_passes_have_them_without_any_model(run, vectors, tmp_path):
+    files, losses = exported(run, tmp_path / "out")
+    assert losses == {"Docs": [], "More": []}
+    assert sorted(files) == ["fused.npy", "tiny-a.npy", "tiny-b.npy"]
+    for name in ("tiny-a", "tiny-b"):
+        np.testing.assert_array_equal(np.load(files[f"{name}.npy"]), vectors[name])
+    np.testing.assert_allclose(np.load(files["fused.npy"]), vectors["fused"], atol=1e-7)
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_lines_of_json_give_back_every_bit_and_every_field(run, vectors, tmp_path):
+    files, _ = exported(run, tmp_path / "out", "npy,jsonl", {"keep": "both"}, collection="Docs")
+    lines = [json.loads(line) for line in files["points.jsonl"].open(encoding="utf-8")]
+    assert [line["payload"]["text"] for line in lines] == ["with metadata", *TEXTS]
+    metadata, record = lines[0]["payload"]["metadata"], lines[0]["payload"]["record"]
+    assert (metadata, record) == (METADATA, {"other": [1]})
+    for name, wanted in {**vectors, "fused": np.load(files["fused.npy"])}.items():
+        found = np.array([line["vectors"][name] for line in lines])
+        np.testing.assert_array_equal(found, wanted.astype(np.float64))
+    assert len({line["id"] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("float16", np.float16), ("int8", np.int8)])
+def test_narrower_numbers_lose_what_is_told_of_them(run, vectors, tmp_path, precision, kind):
+    files, losses = exported(run, tmp_path / "out", "npy,parquet", precision=precision, collection="Docs")
+    table = pq.read_table(files["points.parquet"])
+    for loss in losses["Docs"]:
+        exact = vectors[loss.name].astype(np.float64)
+        numbers = np.load(files[f"{loss.name}.{precision}.npy"])
+        assert numbers.dtype == kind
+        scale = np.load(files[f"{loss.name}.int8-scale.npy"]).item() if precision == "int8" else 1
+        found = numbers.astype(np.float64) * scale
+        cosines = (exact * found).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(found, axis=1)
+        assert (loss.least_cosine, loss.mean_cosine) == pytest.approx((cosines.min(), cosines.mean()), abs=1e-7)
+        assert loss.sampled == len(exact)
+        assert loss.neighbours == pytest.approx(kept(exact, found), abs=0.006)  # ties may fall either way
+        if loss.name == "fused":
+            assert float((table.schema.field("fused").metadata or {}).get(b"scale", 1)) == pytest.approx(scale)
+            np.testing.assert_array_equal(np.array(table["fused"].to_pylist(), kind), numbers)
+    told = json.loads((tmp_path / "out" / "Docs" / "export.json").read_text())
+    assert (told["vectors"], told["losses"][0]["neighbours"]) == (precision, losses["Docs"][0].neighbours)
+
+
+def kept(exact, found):
+    """Of each row's ten nearest others by `found`, the share that is as near by `exact` as its ten nearest are."""
+    before, after = (products - 9 * np.eye(len(exact)) for products in (exact @ exact.T, found @ found.T))
+    last = np.sort(before, axis=1)[:, -10, None] - 1e-6
+    nearest = np.argsort(-after, axis=1)[:, :10]
+    return (np.take_along_axis(before, nearest, axis=1) >= last).mean()
+
+
+def test_a_file_that_no_export_wrote_is_never_written_over(run, tmp_path):
+    out = tmp_path / "out"
+    (out / "Docs").mkdir(parents=True)
+    (out / "Docs" / "fused.npy").write_bytes(b"mine")
+    (out / "Docs" / "notes.txt").write_bytes(b"mine too")
+    with pytest.raises(UsageError, match=r"fused\.npy was not written by an export"):
+        exported(run, out)
+    assert (out / "Docs" / "fused.npy").read_bytes() == b"mine"
+    (out / "Docs" / "fused.npy").unlink()
+    files, _ = exported(run, out)
+    again, _ = exported(run, out, "npy,jsonl")  # its own, and one more
+    assert again.keys() == files.keys() | {"points.jsonl"}
+    assert (out / "Docs" / "notes.txt").read_bytes() == b"mine too"
+    whole = files["tiny-a.npy"].read_bytes()
+    files["tiny-a.npy"].write_bytes(whole + b"1")
+    with pytest.raises(UsageError, match=r"tiny-a\.npy was not written by an export, or changed since"):
+        exported(run, out)
+    (tmp_path / "elsewhere.npy").write_bytes(whole)  # the very bytes, and still not to be written through
+    files["tiny-a.npy"].unlink()
+    files["tiny-a.npy"].symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(UsageError, match="was not written by an export"):
+        exported(run, out)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from interlock.console.main import main
+replace, done = Path.replace, []
+def replacing(self, target):
+    if self.parent.parent.name == ".staging" != target.parent.parent.name:
+        done.append(self)
+        if len(done) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return replace(self, target)
+Path.replace = replacing
+main(sys.argv[1:])
+"""
+
+
+def test_killed_between_two_files_it_has_whole_ones_alone_and_is_repeated(run, tmp_path):
+    out = tmp_path / "out"
+    before, _ = exported(run, out)  # the same names, with other contents
+    arguments = ["export", str(run), "--to", str(out), "--export", "npy,jsonl", "--project", "4"]
+    told = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, env=os.environ, capture_output=True)
+    assert told.returncode == -signal.SIGKILL, told.stderr
+    assert [np.load(path).shape[0] for path in before.values()] == [43, 43, 43]
+    after, _ = exported(run, out, "npy,jsonl", {"project": "4"})
+    assert np.load(after["fused.npy"]).shape == (43, 4)
+    record = json.loads((out / "Docs" / "export.json").read_text())
+    assert sorted(record["files"]) == sorted(
+        path.name for path in (out / "Docs").iterdir() if path.name != "export.json"
+    )
+    assert all(len(known) == 1 for known in record["files"].values())
+
+
+def copied(run, place):
+    return shutil.copytree(run, place / "runs" / "r")
+
+
+def test_what_is_no_longer_as_the_run_left_it_is_not_delivered(run, tmp_path):
+    out, request = tmp_path / "out", ExportRequest(to=tmp_path / "out")
+
+    def refused(directory, message, asked=request):
+        with pytest.raises(UsageError, match=message):
+            export(directory, NOTHING, asked, print)
+        assert not list(out.rglob("*.npy"))
+
+    damaged = copied(run, tmp_path / "damaged")
+    with next(damaged.glob("passes/0_*/vectors.npy")).open("rb+") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\0")
+    refused(damaged, "vectors of tiny-a .* damaged or missing: resume run r")
+
+    unfinished = copied(run, tmp_path / "unfinished")
+    lines = (unfinished / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    last = max(place for place, line in enumerate(lines) if b'"event":"batch_committed"' in line)
+    (unfinished / "journal.jsonl").write_bytes(b"".join(lines[:last]))
+    refused(unfinished, "run r has no tiny-b of .* yet: resume it first")
+
+    chunks = shutil.copytree(json.loads((run / "run.json").read_text())["chunks"], tmp_path / "in")
+    with (chunks / "Docs" / "b.jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    refused(run, "are not those of run r .*b.jsonl", ExportRequest(to=out, chunks=chunks))
+    refused(tmp_path, "is not a run")
+    refused(run, "inside", ExportRequest(to=chunks / "out", chunks=chunks))
+    refused(run, "--to, or one of a store", ExportRequest())
+    refused(run, "has no collection 'Nope': choose one of Docs; More", ExportRequest(to=out, collection="Nope"))
+    with (run / "journal.jsonl").open("rb") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        refused(run, "is in use")
+    with pytest.raises(UsageError, match="JSON has no narrower numbers"):
+        exported(run, out, "jsonl", precision="int8")
+
+
+def test_a_store_is_written_after_the_fact_and_the_run_is_left_as_it_was(run, vectors, call, tmp_path):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, out, _ = call("export", run, "--to-store", tmp_path / "store", "--keep", "both", "--collection", "Docs")
+    assert (code, "docs verified: 43 points" in out) == (0, True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    shard = edge.EdgeShard.load(str(tmp_path / "store" / "docs"))
+    records, _ = shard.scroll(edge.ScrollRequest(limit=100, with_payload=True, with_vector=True))
+    shard.close()
+    row = {text: number for number, text in enumerate(["with metadata", *TEXTS])}
+    for each in records:
+        for name, wanted in vectors.items():
+            np.testing.assert_allclose(each.vector[name], wanted[row[each.payload["text"]]], atol=1e-6)
+        assert each.vector["bm25"].indices
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["docs"]
+
+
+def test_a_record_that_is_damaged_is_refused(tmp_path):
+    (tmp_path / published.RECORD).write_text("{")
+    with pytest.raises(UsageError, match="choose another --to"):
+        published.read_record(Path(tmp_path))

@@ -1,0 +1,107 @@
+"""`--quantise int8`: eight bits a number, in files by one scale over the full range, in a store by the engine's own."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import interlock
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode
+from interlock.engine.outlet.int8 import decode, encode, scale_of
+from interlock.engine.outlet.qdrant import Store
+from interlock.engine.passes.controls import Controls
+from interlock.engine.record.events import StoreVerified, Warned
+from interlock.engine.run import Run
+from tests.builders import corpus, events_of, sentences
+
+OFFLINE = interlock.Settings(offline=True)
+
+
+def test_codes_are_half_a_step_off_at_most_over_the_full_range_and_parked_rows_stay_so():
+    vectors = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
+    vectors[3] = np.nan
+    vectors[7, 2] = 9.0  # far out, and not cut off
+    scale = scale_of(np.split(vectors, [20]))
+    codes = encode(vectors, scale)
+    assert (codes.dtype, codes[7, 2]) == (np.int8, 127)
+    again = decode(codes, scale)
+    assert np.isnan(again[3]).all() and np.isfinite(np.delete(again, 3, 0)).all()
+    assert np.nanmax(np.abs(again - vectors)) <= scale / 2 * 1.0001
+    assert scale_of([]) == scale_of([vectors[3:4]]) == 1
+
+
+@pytest.fixture
+def run(tmp_path, tiny_a, tiny_b):
+    def go(run_id, store="store", **settings):
+        root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(60)}})
+        given = {"roster": f"{tiny_a}=0.3,{tiny_b}=0.7", "out": str(tmp_path / "runs"), "run_id": run_id}
+        given |= {"qdrant": str(tmp_path / store), "offline": True, "quantise": "int8", **settings}
+        made = Run(root, load(given, {}), Controls())
+        assert made.go() == ExitCode.COMPLETED
+        return made.directory.path
+
+    return go
+
+
+def names_of(run):
+    return {file.name for file in (run / "exports" / "Docs").iterdir()}
+
+
+def test_files_have_codes_in_place_of_the_fused_vectors_and_a_run_reads_them_as_vectors(run):
+    whole, done = run("whole", store="whole", quantise="none"), run("r")
+    assert names_of(done) == names_of(whole) - {"fused.npy"} | {"fused.int8.npy", "fused.int8-scale.npy"}
+    codes = np.load(done / "exports" / "Docs" / "fused.int8.npy", mmap_mode="r")
+    assert (codes.dtype, codes.shape) == (np.int8, (60, 80))
+    before, after = (interlock.open_run(each).vectors("Docs").array for each in (whole, done))
+    assert np.abs(after - before).max() <= np.abs(before).max() / 254 * 1.0001
+    assert not np.array_equal(after, before)
+    in_table = np.asarray(pq.read_table(done / "exports" / "Docs" / "points.parquet")["fused"].to_pylist(), np.float32)
+    np.testing.assert_array_equal(in_table, before)
+
+
+@pytest.mark.parametrize("settings", [{}, {"project": 24}, {"fusion": "named"}])
+def test_a_store_in_eight_bits_is_verified_and_finds_what_it_is_asked_for(run, tmp_path, settings):
+    done = run("r", **settings)
+    seen = events_of(done, StoreVerified)[-1]
+    assert seen.ok and 0.999 < seen.worst_cosine < 1 - 1e-6
+    config = (tmp_path / "store" / "docs" / "edge_config.json").read_text()
+    assert "turbo8" in config.lower()
+    hits = interlock.search(tmp_path / "store", sentences(60)[7], settings=OFFLINE)
+    assert hits[0].payload["text"] == sentences(60)[7]
+    (directory,) = (tmp_path / "store" / "docs" / "segments").iterdir()
+    kept = {each.name for each in directory.glob("vector_storage-*/*")}
+    assert "tq_vectors" in kept and "vectors" not in kept
+
+
+def test_the_same_texts_give_the_same_codes_resumed(run):
+    done = run("r")
+    files = [done / "exports" / "Docs" / name for name in ("fused.int8.npy", "fused.int8-scale.npy")]
+    before = [file.read_bytes() for file in files]
+    run("r", resume=True)
+    assert [file.read_bytes() for file in files] == before
+
+
+@pytest.mark.parametrize(("first", "second"), [("int8", "none"), ("none", "int8")])
+def test_a_store_stays_in_the_numbers_that_it_was_made_with(run, tmp_path, first, second):
+    run("one", quantise=first)
+    two = run("two", quantise=second)
+    (told,) = [each.message for each in events_of(two, Warned) if "stays so" in each.message]
+    assert "--quantise int8" in told and "choose another --qdrant DIR" in told
+    assert events_of(two, StoreVerified)[-1].ok
+    with Store.open_for_read(tmp_path / "store", "docs") as store:
+        assert store.quantise == first
+
+
+def test_vectors_that_differ_more_than_eight_bits_do_are_found_when_a_store_is_read_back(run, monkeypatch):
+    import interlock.engine.outlet.store as delivering
+
+    def spoilt(store, *given):
+        sample = given[1]
+        vectors = next(iter(sample.values()))
+        vectors["fused"] = vectors["fused"] + np.float32(0.02) * np.sign(vectors["fused"][::-1])
+        return verify(store, *given)
+
+    verify = delivering.verify
+    monkeypatch.setattr(delivering, "verify", spoilt)
+    with pytest.raises(AssertionError):
+        run("r")

@@ -1,0 +1,94 @@
+"""The recipes of docs/recipes.md work as they stand there, and find what brute force finds."""
+
+import importlib.util
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.builders import ROOT, corpus, interlock, sentences
+
+TEXTS = [
+    {"text": text, "metadata": {"chunk_id": f"intro-{number}", "lang": "en" if number % 3 else "de"}}
+    for number, text in enumerate(sentences(30))
+]
+_BLOCK = re.compile(r"^## (.+?)$.*?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+RECIPES = dict(_BLOCK.findall((ROOT / "docs" / "recipes.md").read_text()))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_a, tiny_b):
+    """Where the page's own commands have been called."""
+    place = tmp_path_factory.mktemp("recipes")
+    corpus(place / "chunks", {"Handbook": {"a.jsonl": TEXTS}})
+    commands = re.findall(r"^    interlock (.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        roster = ("--roster", f"{tiny_a},{tiny_b}", "--quiet") if command.startswith("run") else ()
+        interlock(*command.split(), *roster, cwd=place)
+    return place
+
+
+@pytest.fixture
+def cook(place, monkeypatch, capfd):
+    """Run the block under a heading; its names, and what it printed."""
+
+    def run(heading, *libraries):
+        missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+        if missing:
+            told = (
+                f"docs/recipes.md, {heading}: not run without {', '.join(missing)} (pip install 'interlock[recipes]')"
+            )
+            warnings.warn(pytest.PytestWarning(told), stacklevel=1)
+            pytest.skip(told)
+        monkeypatch.chdir(place)
+        names: dict[str, object] = {}
+        exec(RECIPES[heading], names)
+        return names, capfd.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def vectors(place):
+    return np.load(place / "vectors" / "Handbook" / "fused.npy")
+
+
+def test_every_block_of_the_page_is_tested():
+    assert {*RECIPES} == {"datasets", "FAISS", "DuckDB", "Without any library"}
+    assert (ROOT / "docs" / "recipes.md").read_text().count("```python") == len(RECIPES)
+
+
+def test_a_table_is_a_dataset(cook, vectors, monkeypatch, tmp_path):
+    if importlib.util.find_spec("datasets"):
+        import datasets
+
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+        datasets.disable_progress_bars()
+    names, out = cook("datasets", "datasets")
+    assert out == "30 intro-0 (80,)\n"
+    np.testing.assert_array_equal(np.stack(list(names["chunks"]["fused"])), vectors)
+
+
+def test_a_faiss_index_finds_what_brute_force_finds(cook, vectors, place):
+    names, _ = cook("FAISS", "faiss")
+    cosines = vectors.astype(np.float64) @ vectors[0]
+    best = np.argsort(-cosines)[:5]
+    np.testing.assert_allclose(names["cosines"][0], cosines[best], atol=1e-6)
+    assert [each["chunk_id"] for each in names["found"]] == [f"intro-{row}" for row in best]
+    assert (place / "handbook.faiss").stat().st_size > vectors.nbytes
+
+
+def test_duckdb_filters_by_metadata_and_orders_by_cosine(cook, vectors):
+    names, _ = cook("DuckDB", "duckdb")
+    cosines = vectors.astype(np.float64) @ vectors[1]
+    best = [row for row in np.argsort(-cosines) if row % 3][:5]
+    assert [found[:2] for found in names["found"]] == [(f"intro-{row}", "en") for row in best]
+    np.testing.assert_allclose([found[2] for found in names["found"]], cosines[best], atol=1e-6)
+
+
+def test_lines_of_json_are_read_by_the_standard_library(cook, vectors):
+    names, out = cook("Without any library")
+    assert [line.split()[1:] for line in out.splitlines()] == [[f"intro-{row}", "80"] for row in range(30)]
+    np.testing.assert_array_equal(names["point"]["vectors"]["fused"], vectors[-1].astype(np.float64))

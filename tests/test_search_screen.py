@@ -1,0 +1,399 @@
+"""The search screen: what is typed is asked in a thread, what was found is shown at any size, and keys ask it anew."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from textual import events
+
+from interlock.console.answering import Answers, SerialDesk
+from interlock.console.apps.search import SearchApp
+from interlock.console.look import Look
+from interlock.console.screens.ask import Find
+from interlock.console.screens.hit import HitScreen
+from interlock.console.screens.search import read_conditions
+from interlock.console.text import answer_rows
+from interlock.console.text.answer_rows import LINES, StoreShown
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, StageScore
+from interlock.widgets.text import plain
+from tests.builders import corpus, interlock, tiny_scorer
+from tests.pty_harness import on_terminal
+from tests.summaries import harmless, lines_of, shows
+from tools.recorded_answer import SHOWN, RecordedDesk, recorded
+
+QUESTION = "make dates"
+HOSTILE = "line\x1b[2J one\u202e\n\n表 wide 表表表 signs " + "x" * 300 + " and the dated end"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("date", "dates", True), ("make", "making", True), ("query", "queries", True), ("string", "strict", False),
+     ("is", "iso", False), ("date", "database", False), ("fuse", "fusion", True),
+     ("be", "bing", False)],
+)  # fmt: skip
+def test_words_are_alike_but_for_an_ending(one, other, same):
+    assert answer_rows.alike(one, other) is answer_rows.alike(other, one) is same
+
+
+def test_words_that_every_question_has_are_marked_only_where_there_are_no_others():
+    assert answer_rows.words_of("How do I make a Date, a date?") == ["make", "date"]
+    assert answer_rows.words_of("who are you") == ["who", "are", "you"]
+    spans = answer_rows.marked("Dates are updated: date.", ["date"])
+    assert [(span.text, span.style) for span in spans] == [
+        ("Dates", "hit"), (" are updated: ", ""), ("date", "hit"), (".", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [8, 40, 78, 198])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_rows_have_the_width_they_are_given_and_nothing_in_them_steers_a_terminal(width, ascii):
+    hits = [Hit("1", 0.5, {"text": HOSTILE, "chunk_id": HOSTILE, "source": HOSTILE, "metadata": {HOSTILE: 1}})]
+    rows = answer_rows.rows(Answer(QUESTION, [*hits, *recorded().hits]), 0, width, ascii=ascii)
+    assert len(rows) == LINES * (1 + len(recorded().hits))
+    lines = plain(rows)
+    assert {cell_len(line) for line in lines} == {width} and all(map(harmless, lines))
+    whole = plain(answer_rows.whole(hits[0], QUESTION, width, ascii=ascii))
+    assert max(map(cell_len, whole)) <= width and all(map(harmless, whole))
+    assert not ascii or all(line.isascii() for line in [*lines, *whole])
+
+
+def test_a_text_is_shown_from_where_the_question_is_met():
+    rows = answer_rows.rows(Answer(QUESTION, [Hit("1", 0.5, {"text": "word " * 200 + "the dated end"})]), 0, 60)
+    assert "dated" in "".join(plain(rows)) and ("dated", "hit") in [tuple(span) for row in rows for span in row]
+
+
+def test_a_chunk_that_left_the_corpus_is_marked_and_counted():
+    here = Hit("1", 0.5, {"text": "text", "chunk_id": "one"})
+    gone = Hit("2", 0.4, {"text": "text", "chunk_id": "two", "stale_since": "r"})
+    lines = plain(answer_rows.rows(Answer("q", [here, gone]), 0, 60))
+    assert [number for number, line in enumerate(lines) if "[left the corpus]" in line] == [LINES]
+    assert answer_rows.found_in(Answer("q", [here, gone])).startswith("2 chunks (1 left the corpus) in ")
+    assert "left" not in answer_rows.found_in(Answer("q", [here]))
+
+
+def test_a_chunk_says_what_each_stage_made_of_it():
+    by = {"stages": {"dense": StageScore(3, 0.63), "bm25": StageScore(1, 19.1)}}
+    ranked = RankedHit("1", 0.9, {}, 4, 0.8, 0.7, **by)
+    assert answer_rows.stages(ranked) == "dense 3. 0.630  bm25 1. 19.100  before 4. 0.800  rerank 0.700"
+    lines = plain(answer_rows.rows(Answer("q", [ranked, replace(ranked, before=11)]), 0, 60))
+    assert (
+        "(was 4.) " in lines[0] and "(was 11.)" in lines[LINES] and len({line.index("0.9") for line in lines[::3]}) == 1
+    )
+    assert answer_rows.stages(LateHit("1", 0.9, {}, None)) == "no token vectors"
+
+
+def test_how_lists_are_combined_is_told_as_it_is_asked():
+    told = {
+        "0.8 dense + 0.2 bm25": Ask(),
+        "0.5 dense + 0.5 bm25": Ask(sparse_share=0.5),
+        "rrf: ranks of dense, bm25": Ask(hybrid=Hybrid.RRF),
+        "dbsf: 0.8 dense + 0.2 bm25": Ask(hybrid=Hybrid.DBSF),
+        "dense alone": Ask(hybrid=Hybrid.OFF),
+        "bm25 alone": Ask(only="bm25"),
+    }
+    assert {answer_rows.rules(ask, SHOWN, reranked=True)[0]: ask for ask in told.values()} == told
+    filtered = Ask(where=read_conditions('a=b "c=two words" d>=3'))
+    assert answer_rows.rules(filtered, SHOWN, reranked=True)[1] == 'only a=b "c=two words" d>=3'
+    reranked = replace(SHOWN, rerank="m")
+    assert [answer_rows.rules(Ask(), reranked, reranked=on)[1] for on in (True, False)] == ["rerank m", "rerank off"]
+
+
+def test_models_are_loaded_that_have_a_weight_or_are_asked_alone():
+    asks = {Ask(): 2, Ask(only="bm25"): 0, Ask(only="all-minilm-l6"): 1}
+    assert {each: len(answer_rows.loaded_for(each, SHOWN)) for each in asks} == asks
+    weighed = Ask(weights={"all-minilm-l6": 0.0, "all-mpnet-base-v2": 1.0})
+    assert answer_rows.loaded_for(weighed, SHOWN) == ["all-mpnet-base-v2"]
+    assert answer_rows.rules(weighed, SHOWN, reranked=False)[1] == "weights all-minilm-l6 0, all-mpnet-base-v2 1"
+    calibrated = replace(SHOWN, calibrated=True)
+    every = [answer_rows.rules(each, calibrated, reranked=False) for each in (Ask(), weighed, Ask(only="bm25"))]
+    assert ["calibrated weights" in told for told in every] == [True, False, False]
+
+
+def test_all_of_a_long_text_is_shown():
+    hit = Hit("1", 0.5, {"text": "\tbegin " + "word " * 2000 + "end", "metadata": {"more": "x" * 9000}})
+    text = "".join(line.strip() + " " for line in plain(answer_rows.whole(hit, QUESTION, 70)))
+    assert text.count("word") == 2000 and text.count("x") == 9000 and "\\t" not in text
+
+
+def test_conditions_are_read_as_on_the_command_line_or_refused():
+    assert [each.value for each in read_conditions('a=b c="two words"')] == ["b", "two words"]
+    for text, why in {"a": "give KEY=VALUE", 'a="b': "set quotes in pairs", "a>b": "compares numbers"}.items():
+        with pytest.raises(UsageError, match=why):
+            read_conditions(text)
+
+
+def screen_of(desk, shown: StoreShown = SHOWN, ask: Ask | None = None, **look: object) -> SearchApp:
+    return SearchApp(desk, shown, ask or Ask(limit=20), Look(**look), driver=None)
+
+
+def text_of(app) -> str:
+    return "\n".join(lines_of(app))
+
+
+async def ask(pilot, question: str, wanted: str = "chunks in") -> None:
+    """Type a question and wait for its answer."""
+    await pilot.press(*question, "enter")
+    await shows(pilot, lambda: f"for {question}" in text_of(pilot.app) and wanted in text_of(pilot.app))
+
+
+@pytest.mark.parametrize(
+    ("size", "look"),
+    [((80, 24), {"ascii": True, "theme": "daylight"}), ((120, 40), {}), ((200, 60), {}), ((40, 10), {})],
+)
+async def test_a_question_is_answered_at_any_size(size, look):
+    desk = RecordedDesk()
+    app = screen_of(desk, **look)
+    async with app.run_test(size=size) as pilot:
+        await shows(pilot, lambda: "nothing asked yet" in text_of(app) and "in memory" in text_of(app))
+        await ask(pilot, QUESTION)
+        lines = lines_of(app)
+        assert [asked[0] for asked in desk.asked] == [QUESTION]
+        assert any("1. 1.000  datetime.date" in line for line in lines)
+        assert any("dense 1. 0.830  bm25 1. 19.132" in line for line in lines)
+        assert ("metadata.line: 980" in text_of(app)) == (size[0] >= 120)
+        assert not look or text_of(app).isascii()
+        await pilot.press("down", "G", "G")
+        await shows(pilot, lambda: "12. " in text_of(app))  # the last one is in sight
+
+
+async def test_a_terminal_that_is_too_small_has_the_line_and_goes_on():
+    app = screen_of(RecordedDesk())
+    async with app.run_test(size=(30, 6)) as pilot:
+        await pilot.press(*QUESTION, "enter")
+        await shows(pilot, lambda: "12 chunks in 58 ms" in text_of(app))
+        await pilot.resize_terminal(80, 24)
+        await shows(pilot, lambda: "datetime.date.fromisoformat" in text_of(app))
+
+
+async def test_keys_ask_the_same_question_in_another_way():
+    desk, shown = RecordedDesk(), replace(SHOWN, rerank="m")
+    app = screen_of(desk, shown, Ask(limit=7, weights={"all-minilm-l6": 1.0}))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ask(pilot, QUESTION)
+        for key in ("h", "h", "h", "h", "w", "h", "w", "w", "w", "r", "r"):
+            await pilot.press(key)
+            if key == "h" and len(desk.asked) == 2:
+                assert "loses much on some collections" in text_of(app)
+            await pilot.pause(0.05)
+    assert {(text, each.limit) for text, each, _ in desk.asked} == {(QUESTION, 7)}
+    ways = [(str(each.hybrid), each.only, bool(each.weights), on) for _, each, on in desk.asked]
+    assert ways == [
+        ("weighted", "", True, True),
+        ("rrf", "", True, True),
+        ("dbsf", "", True, True),
+        ("off", "", True, True),
+        ("weighted", "", True, True),
+        ("weighted", "all-minilm-l6", False, True),
+        ("weighted", "all-mpnet-base-v2", False, True),
+        ("weighted", "bm25", False, True),
+        ("weighted", "", True, True),
+        ("weighted", "", True, False),
+        ("weighted", "", True, True),
+    ]
+
+
+async def test_where_there_is_nothing_to_choose_from_a_key_says_so():
+    app = screen_of(RecordedDesk(), StoreShown("c", 3, {"a": 1.0}))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await ask(pilot, QUESTION)
+        for key, said in {"h": "one list alone (dense)", "r": "begin with --rerank MODEL"}.items():
+            await pilot.press(key)
+            await shows(pilot, lambda said=said: said in text_of(app))
+
+
+async def test_what_is_pasted_beside_the_line_is_the_next_question():
+    app = screen_of(RecordedDesk())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ask(pilot, QUESTION)
+        app.screen._list.post_message(events.Paste("pasted how\nand more"))
+        await shows(pilot, lambda: app.screen.query_one("#question").value == "pasted how")
+
+
+async def test_an_empty_question_asks_nothing_and_says_so():
+    desk = RecordedDesk()
+    app = screen_of(desk)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("space", "enter")
+        await shows(pilot, lambda: "the question is empty" in text_of(app))
+        assert desk.asked == []
+        await pilot.press("x")
+        await shows(pilot, lambda: "the question is empty" not in text_of(app))
+
+
+async def test_a_chunk_is_opened_copied_and_left():
+    app = screen_of(RecordedDesk())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ask(pilot, QUESTION)
+        await pilot.press("down", "enter")
+        await shows(pilot, lambda: isinstance(app.screen, HitScreen) and "metadata.line: 1823" in text_of(app))
+        await pilot.press("c")
+        assert app.clipboard.splitlines()[:2] == ["datetime.datetime.fromisoformat"] * 2
+        await pilot.press("escape", "up", "c")
+        assert app.clipboard.startswith("datetime.date.fromisoformat\n")
+        await pilot.click("#hits", offset=(10, 8))
+        await shows(pilot, lambda: "dense 3. 0.732" in text_of(app))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not app.is_running
+
+
+async def test_what_is_no_key_begins_another_question_and_a_burst_loses_nothing():
+    app = screen_of(RecordedDesk())
+    async with app.run_test(size=(80, 24)) as pilot:
+        line = app.screen.query_one("#question")
+        await ask(pilot, QUESTION)
+        for key in "parse how":
+            app.post_message(events.Key("space" if key == " " else key, key))
+        await shows(pilot, lambda: line.value == "parse how")
+        await pilot.press("escape")
+        for key in "/what":
+            app.post_message(events.Key("slash" if key == "/" else key, key))
+        await shows(pilot, lambda: line.value == "what")
+        await pilot.press("escape", "q")
+        await pilot.pause()
+        assert not app.is_running
+
+
+class Slow(RecordedDesk):
+    """Answers each question only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = {name: threading.Event() for name in ("slow", "second", "third")}
+
+    def answer(self, texts, ask, *, reranked):
+        self.asked.append((texts[0], ask, reranked))
+        assert self.may[texts[0]].wait(20)
+        return Answers([replace(recorded(), text=texts[0])])
+
+
+async def test_a_newer_question_takes_the_place_of_an_older_one_and_the_screen_never_waits():
+    desk = Slow()
+    app = screen_of(desk)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        await pilot.press(*"slow", "enter")
+        await shows(pilot, lambda: "searching..." in text_of(app))
+        for question in ("second", "third"):
+            screen._question.value = ""
+            await pilot.press(*question, "enter")
+        assert screen._question.value == "third" and [text for text, *_ in desk.asked] == ["slow"]
+        desk.may["slow"].set()
+        await shows(pilot, lambda: len(desk.asked) == 2)
+        assert screen._answer is None and screen._question.has_focus  # nothing of what is not wanted any more
+        desk.may["third"].set()
+        await shows(pilot, lambda: "12 chunks for third" in text_of(app))
+        assert [text for text, *_ in desk.asked] == ["slow", "third"]
+
+
+def test_who_leaves_lets_models_and_store_go_but_does_not_wait_for_a_thread():
+    class Answering:
+        closed, began, may = 0, threading.Event(), threading.Event()
+
+        def answer(self, texts, ask, *, reranked):
+            self.began.set()
+            assert self.may.wait(20)
+
+        def close(self):
+            self.closed += 1
+
+    busy = Answering()
+    desk = SerialDesk(busy)
+    thread = threading.Thread(target=desk.answer, args=(["q"], Ask()), kwargs={"reranked": True})
+    thread.start()
+    assert busy.began.wait(20)
+    desk.close()
+    assert busy.closed == 0
+    busy.may.set()
+    thread.join()
+    SerialDesk(idle := Answering()).close()
+    assert idle.closed == 1
+
+
+async def test_what_fails_is_told_on_the_screen_which_goes_on():
+    desk = RecordedDesk(failure=UnavailableError("no model here: fetch it"))
+    app = screen_of(desk)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press(*QUESTION, "enter")
+        await shows(pilot, lambda: "no model here: fetch it" in text_of(app))
+        await pilot.press("enter")
+        await shows(pilot, lambda: "12 chunks for" in text_of(app) and "no model" not in text_of(app))
+        desk.answer = lambda texts, ask, reranked: Answers([replace(recorded(), text="q")], RuntimeError("no memory"))
+        await pilot.press("h")
+        await pilot.press("h")
+        await shows(pilot, lambda: "not reranked: no memory" in text_of(app))
+
+
+async def test_a_filter_that_cannot_be_is_told_while_it_stands_and_then_taken():
+    desk = RecordedDesk()
+
+    def check(ask):
+        if any(each.key == "lang" for each in ask.where):
+            raise UsageError("no chunk has 'lang': use a key that there is")
+
+    desk.check = check
+    app = screen_of(desk)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ask(pilot, QUESTION)
+        await pilot.press("f")
+        for wrong, why in {"lang": "give KEY=VALUE", "lang=en": "no chunk has 'lang'"}.items():
+            app.screen.query_one("Input").value = wrong
+            await pilot.press("enter")
+            await shows(pilot, lambda why=why: why in text_of(app) and isinstance(app.screen, Find))
+        app.screen.query_one("Input").value = "metadata.line>=10"
+        await pilot.press("enter")
+        await shows(pilot, lambda: "only metadata.line>=10" in text_of(app))
+        await pilot.press("f", "escape")
+        assert [len(each.where) for _, each, _ in desk.asked] == [0, 1]
+        await pilot.press("f", "ctrl+u", "enter")
+        await shows(pilot, lambda: "only metadata" not in text_of(app))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    texts = [{"text": f"chapter {number} of alpha", "metadata": {"part": number % 2}} for number in range(6)]
+    chunks = corpus(place / "chunks", {"Docs": {"a_chunks.json": [*texts, {"text": "the zebra crossing"}]}})
+    interlock("run", chunks, "--roster", tiny_a, "--qdrant", place / "store", "--out", place / "runs", "--no-ui")
+    return place / "store"
+
+
+def test_on_a_terminal_a_store_is_searched_and_reranked_until_it_is_left(store, tmp_path):
+    scorer = tiny_scorer(tmp_path / "scorer", seed=3)
+    words = ("search", store, "--rerank", scorer, "--rerank-share", "0", "--offline")
+    with on_terminal(*words, cwd=tmp_path, columns=100, rows=30) as terminal:
+        terminal.wait_for("in memory: ")
+        terminal.press("zebra crossings\r")
+        wanted = "7 chunks for zebra crossings", "the zebra crossing ", "(was 1.)", "rerank 0."
+        terminal.wait_for(lambda screen: all(text in screen.text for text in wanted))
+        terminal.press("r")
+        terminal.wait_for(lambda screen: "rerank off" in screen.text and "(was 1.)" not in screen.text)
+        busy = interlock("search", store, "zebra", cwd=tmp_path, check=ExitCode.USAGE)
+        assert "in use" in busy.stderr
+        terminal.press("q")
+        assert terminal.wait() == 0
+        assert b"\x1b[?1049l" in terminal.output
+    assert "zebra" in interlock("search", store, "zebra", "--limit", 1, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--filter", "lang=en"), "no chunk has 'lang'"),
+        (("--theme", "nobody"), "unknown theme"),
+    ],
+)
+def test_what_can_be_known_is_told_before_the_screen_opens(store, tmp_path, flags, why):
+    with on_terminal("search", store, *flags, cwd=tmp_path, columns=200) as terminal:
+        assert terminal.wait() == ExitCode.USAGE
+        terminal.wait_for(why)
+        assert b"\x1b[?1049h" not in terminal.output
+
+
+def test_without_a_terminal_a_query_is_needed(store, tmp_path):
+    assert "pass a query" in interlock("search", store, cwd=tmp_path, check=ExitCode.USAGE).stderr

@@ -1,0 +1,390 @@
+"""Search by stages finds what brute force over a run's exports and the texts themselves finds."""
+
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import interlock as product
+from interlock.engine.config import load
+from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import ModelSpec, extended
+from interlock.engine.outlet.bm25 import Words
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.passes.outputs import Outputs
+from interlock.engine.run import Run
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.conditions import read_condition
+from interlock.engine.search.searcher import StoreSearcher, vectors_of
+from tests.builders import WORDS, corpus, interlock, toml
+
+TEXTS = 240
+OWN = {"a": 0.7, "b": 0.3}
+
+
+def chunk(row: int) -> dict:
+    words = random.Random(row)
+    text = " ".join(words.choice(WORDS) for _ in range(words.randint(2, 24))) + f" number{row}"
+    metadata = {
+        "chunk_id": f"c{row}",
+        "lang": ("en", "de", "fr")[row % 3],
+        "year": 2000 + row % 20,
+        "seen": row % 4 == 0,
+        "nested": [{"own=key": row % 5 == 0}],
+        "rate": float(row % 6),
+        "snow": 1234567890123456789 + row % 2,
+    }
+    return {"text": text, "metadata": metadata}
+
+
+CHUNKS = [chunk(row) for row in range(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path, tiny_b: Path) -> Path:
+    """Runs of two models with the stores `concat` and `named`, and a configuration file."""
+    place = tmp_path_factory.mktemp("runs")
+    chunks = corpus(place / "chunks", {"Docs": {"a_chunks.json": CHUNKS}})
+    file = toml(place / "interlock.toml", {"a": {"source": str(tiny_a)}, "b": {"source": str(tiny_b)}})
+    for fusion in ("concat", "named"):
+        flags = {"roster": "a=0.7,b=0.3", "out": str(place / "runs"), "qdrant": str(place / fusion), "run_id": fusion}
+        given = load({**flags, "fusion": fusion, "export": "npy"}, {}, file)
+        assert Run(chunks, given, Controls()).go() == ExitCode.COMPLETED
+    return place
+
+
+class ByForce:
+    """What a question should find: cosines of what the run exported, and BM25 by its formula."""
+
+    def __init__(self, place: Path, questions: list[str]) -> None:
+        exports = place / "runs" / "concat" / "exports" / "Docs"
+        registry, lessor = extended(load({}, {}, place / "interlock.toml").models), Lessor([CpuDevice()], 4 << 30)
+        cards = {name: _card(registry[name]) for name in OWN}
+        self.cosines = {
+            name: encode_texts(card, questions, card.query_prompt, lessor).dense @ np.load(exports / f"{name}.npy").T
+            for name, card in cards.items()
+        }
+        # Words are the engine's own (tests/test_bm25.py compares them); weights and sums are written out.
+        counted = Words(language="english").engine(1e6, 0.0, 1.0)
+        asked = Words(language="english").engine(1.2, 0.75, 1.0)
+        documents = [dict(zip(e.indices, e.values, strict=True)) for e in map(counted.embed_document, _texts())]
+        counts = [{word: round(w * 1e6 / (1e6 + 1 - w)) for word, w in each.items()} for each in documents]
+        lengths = [sum(each.values()) for each in counts]
+        mean, rows = sum(lengths) / len(lengths), len(counts)
+        common = Counter(word for each in counts for word in each)
+        rare = {word: math.log(1 + (rows - n + 0.5) / (n + 0.5)) for word, n in common.items()}
+        self.bm25 = np.zeros((len(questions), rows))
+        for place_, question in enumerate(questions):
+            for word in asked.embed_query(question).indices:
+                for row in range(rows):
+                    if n := counts[row].get(word):
+                        self.bm25[place_, row] += rare[word] * n * 2.2 / (n + 1.2 * (0.25 + 0.75 * lengths[row] / mean))
+
+    def dense(self, question: int, weights: dict[str, float]) -> np.ndarray:
+        return sum(w * self.cosines[name][question] for name, w in weights.items()) / sum(weights.values())
+
+    def hybrid(self, question: int, weights: dict[str, float], share: float, allowed: np.ndarray, limit: int):
+        depth, total = max(100, limit), np.zeros(TEXTS)
+        first = self.dense(question, weights)
+        for part, scores, sparse in ((1 - share, first, False), (share, self.bm25[question], True)):
+            there = allowed & (scores > 0) if sparse else allowed
+            ranked = sorted(np.flatnonzero(there), key=lambda row: -scores[row])[:depth]
+            if ranked:
+                low = 0.0 if sparse and len(ranked) < depth else scores[ranked[-1]]
+                high = scores[ranked[0]]
+                for row in ranked:
+                    total[row] += part * ((scores[row] - low) / (high - low) if high > low else 1.0)
+        return total
+
+
+def _texts() -> list[str]:
+    return [each["text"] for each in CHUNKS]
+
+
+def _card(spec: ModelSpec):
+    return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), "cpu")
+
+
+def open_store(place: Path, store: str, **more) -> StoreSearcher:
+    registry = extended(load({}, {}, place / "interlock.toml").models)
+    return StoreSearcher(place / store, None, registry, Policy(offline=True), Lessor([CpuDevice()], 4 << 30), **more)
+
+
+def same(hits, scores: np.ndarray, allowed: np.ndarray, limit: int) -> None:
+    """Hits are the best of the allowed by these scores: each with its score, and none left out that is better."""
+    rows = [int(hit.payload["chunk_id"][1:]) for hit in hits]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[rows], atol=2e-4)
+    assert len(set(rows)) == len(rows) == min(limit, int(allowed.sum()))
+    assert allowed[rows].all()
+    left = allowed.copy()
+    left[rows] = False
+    if rows and left.any():
+        assert scores[left].max() <= scores[rows].min() + 2e-4
+
+
+FILTERS = {
+    (): lambda lang, year: True,
+    ("metadata.lang=en",): lambda lang, year: lang == "en",
+    ("metadata.lang=en", "metadata.lang=de"): lambda lang, year: lang in ("en", "de"),
+    ("metadata.lang!=fr", "metadata.year>=2010"): lambda lang, year: lang != "fr" and year >= 2010,
+    ("metadata.year<2003",): lambda lang, year: year < 2003,
+    ("metadata.year=2007",): lambda lang, year: year == 2007,
+    ("metadata.year=2007", "metadata.lang=xx"): lambda lang, year: False,
+}
+
+
+def compare(place: Path, count: int, seed: int) -> None:
+    """Ask random questions with random filters, limits and weights in either store, and compare with brute force."""
+    chance = random.Random(seed)
+    questions = [" ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 9))) for _ in range(count)]
+    force = ByForce(place, questions)
+    metadata = [(each["metadata"]["lang"], each["metadata"]["year"]) for each in CHUNKS]
+    stores = [chance.choice(("concat", "named")) for _ in questions]
+    for store in ("concat", "named"):
+        with open_store(place, store, kept=True) as searcher:
+            for number, question in [(n, each) for n, each in enumerate(questions) if stores[n] == store]:
+                where, holds = chance.choice(list(FILTERS.items()))
+                allowed = np.array([holds(*each) for each in metadata])
+                limit, weights = (
+                    chance.choice([1, 3, 10, 150, 10**30]),
+                    chance.choice([None, {"a": 1, "b": 2}, {"b": 1}]),
+                )
+                asked, own = {"limit": limit, "where": tuple(map(read_condition, where))}, weights or OWN
+                off = Ask(**asked, weights=weights, hybrid=Hybrid.OFF)
+                ((dense,), (both,)) = (
+                    searcher.search([question], each) for each in (off, Ask(**asked, weights=weights))
+                )
+                same(dense.hits, force.dense(number, own), allowed, limit)
+                scores = force.hybrid(number, own, 0.2, allowed, min(limit, TEXTS))
+                wanted = allowed & (scores > 0) if limit < 100 else allowed
+                same(both.hits, scores, wanted if wanted.sum() >= min(limit, allowed.sum()) else allowed, limit)
+                (only,) = searcher.search([question], Ask(**asked, only="bm25"))
+                same(only.hits, force.bm25[number], allowed & (force.bm25[number] > 0), limit)
+
+
+def test_every_stage_equals_brute_force_with_random_questions_filters_and_limits(place: Path) -> None:
+    compare(place, 80, seed=3)
+
+
+def test_a_hit_says_what_each_stage_made_of_it(place: Path) -> None:
+    question = CHUNKS[17]["text"]
+    with open_store(place, "concat") as searcher:
+        (answer,) = searcher.search([question], Ask(limit=5))
+        dense, words = (
+            searcher.search([question], each)[0] for each in (Ask(100, hybrid=Hybrid.OFF), Ask(100, only="bm25"))
+        )
+    assert answer.hits[0].payload["chunk_id"] == "c17" and answer.hits[0].score == pytest.approx(1)
+    assert answer.shares == pytest.approx({"dense": 0.8, "bm25": 0.2})
+    for name, alone in (("dense", dense), ("bm25", words)):
+        order = {hit.id: (rank, hit.score) for rank, hit in enumerate(alone.hits, 1)}
+        for hit in answer.hits:
+            told = hit.stages.get(name)
+            assert (told is None) == (hit.id not in order)
+            if told:
+                assert (told.rank, told.score) == pytest.approx(order[hit.id])
+    assert {"encoding", "dense", "bm25", "payloads"} <= answer.seconds.keys()
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("metadata.seen=true", lambda row: row % 4 == 0),
+        ("metadata.seen=false", lambda row: row % 4),
+        ("metadata.seen!=true", lambda row: row % 4),
+        ("metadata.seen=1", lambda row: False),
+        ('metadata.nested[]."own=key"=true', lambda row: row % 5 == 0),
+        ("metadata.rate=3", lambda row: row % 6 == 3),
+        ("metadata.rate!=3", lambda row: row % 6 != 3),
+        ("metadata.rate=-0", lambda row: row % 6 == 0),
+        ("metadata.snow=1234567890123456789", lambda row: row % 2 == 0),
+        ("metadata.lang=true", lambda row: False),
+    ],
+)
+def test_a_condition_holds_for_what_it_says_and_for_nothing_else(place: Path, condition: str, holds) -> None:
+    with open_store(place, "concat") as searcher:
+        (answer,) = searcher.search(["text"], Ask(500, only="a", where=(read_condition(condition),)))
+    assert {hit.payload["chunk_id"] for hit in answer.hits} == {f"c{row}" for row in range(TEXTS) if holds(row)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"weights": {"a": -1}}, "expected numbers of 0 or more"),
+        ({"weights": {"a": float("nan")}}, "expected numbers of 0 or more"),
+        ({"weights": {"a": "1"}}, "expected numbers of 0 or more"),
+        ({"weights": {}}, "no model has a weight above 0"),
+        ({"weights": {"a": 0, "b": 0}}, "no model has a weight above 0"),
+    ],
+)
+@pytest.mark.parametrize("store", ["concat", "named"])
+def test_weights_of_no_use_are_refused_in_python_too(place: Path, store: str, asked, why: str) -> None:
+    settings = product.Settings(config=place / "interlock.toml")
+    with pytest.raises(UsageError, match=why):
+        product.search(place / store, "text", settings=settings, **asked)
+
+
+def test_a_question_of_which_a_model_makes_no_vector_is_named(place: Path) -> None:
+    with open_store(place, "concat") as searcher:
+        member = searcher.manifest.models[0]
+    vectors = np.eye(member.dim, dtype=np.float32)[:2]
+    assert vectors_of(member, Outputs(vectors), ["one", "other"]).shape == (2, member.dim)
+    vectors[1, 3] = np.nan
+    with pytest.raises(UsageError, match="a makes no vector of 'other': use --only with another"):
+        vectors_of(member, Outputs(vectors), ["one", "other"])
+
+
+def test_a_closed_searcher_says_so(place: Path) -> None:
+    with open_store(place, "concat") as searcher:
+        pass
+    with pytest.raises(UsageError, match="the store was closed: use another Searcher"):
+        searcher.search(["text"], Ask())
+
+
+@pytest.mark.parametrize("hybrid", [Hybrid.RRF, Hybrid.DBSF])
+def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid) -> None:
+    """Against Qdrant's own fusion of the same two lists."""
+    import qdrant_edge as edge
+
+    question = "text of the number7 words"
+    with open_store(place, "concat") as searcher:
+        hits = searcher.search([question], Ask(limit=200, hybrid=hybrid, sparse_share=0.5))[0].hits
+        questions = [*searcher._questions(*_asked(searcher, question))]
+        (one,) = questions
+        terms = edge.SparseVector(one.terms["bm25"].indices.tolist(), one.terms["bm25"].values.tolist())
+        lists = [(one.vectors["fused"].tolist(), "fused"), (terms, "bm25")]
+        prefetches = [edge.Prefetch(limit=200, query=edge.Query.Nearest(each, using=name)) for each, name in lists]
+        rule = edge.Fusion.Rrf(k=61) if hybrid is Hybrid.RRF else edge.Fusion.Dbsf()
+        request = edge.QueryRequest(limit=200, prefetches=prefetches, query=rule)
+        theirs = {str(point.id): point.score for point in searcher.store._shard.query(request)}
+    assert {hit.id for hit in hits} == theirs.keys()
+    # Qdrant counts places from 0.
+    factor = 1.0 if hybrid is Hybrid.RRF else 2.0  # its lists count 1 each, ours a half
+    np.testing.assert_allclose([hit.score * factor for hit in hits], [theirs[hit.id] for hit in hits], atol=2e-3)
+
+
+def _asked(searcher: StoreSearcher, question: str):
+    from interlock.engine.search.ask import comparison_of
+
+    comparison = comparison_of(searcher.manifest, Ask())
+    outputs = searcher._encoders.encode(searcher._serving(comparison), [question])
+    return comparison, [question], outputs
+
+
+def test_models_stay_under_one_lease_and_all_is_let_go_at_the_end(place: Path) -> None:
+    lessor, registry = Lessor([CpuDevice()], 4 << 30), extended(load({}, {}, place / "interlock.toml").models)
+    with StoreSearcher(place / "concat", None, registry, Policy(offline=True), lessor, kept=True) as searcher:
+        assert searcher.resident == []
+        first = searcher.search(["the first"], Ask())[0]
+        networks = [encoder._attached for _, encoder in searcher._encoders._encoders.values()]
+        assert searcher.resident == ["a", "b"]
+        (lease,) = lessor._open
+        assert lease.holder == "a, b"
+        again = searcher.search(["the first"], Ask())[0]
+        assert [encoder._attached for _, encoder in searcher._encoders._encoders.values()] == networks
+        assert [(hit.id, hit.score) for hit in again.hits] == [(hit.id, hit.score) for hit in first.hits]
+        searcher.search(["word " * 3000], Ask())  # cut to what the models take, and no more than the lease has room for
+        assert len(lessor._open) == 1
+    assert lessor._open == [] and searcher.resident == []
+    with open_store(place, "concat") as another:  # nobody holds the store
+        assert another.search(["the first"], Ask())[0].hits == first.hits
+
+
+def test_in_python_a_searcher_answers_as_a_search_does(place: Path) -> None:
+    settings = product.Settings(config=place / "interlock.toml")
+    questions = [CHUNKS[row]["text"] for row in (3, 50, 99)]
+    asked = {"where": ["metadata.year>=2000"], "weights": {"a": 1.0}, "settings": settings}
+    with product.Searcher(place / "concat", **asked) as searcher:
+        many = [answer.hits for answer in searcher.answers(questions, limit=4)]
+        assert [searcher.search(each, 4) for each in questions] == many
+        assert searcher.resident == ["a"]
+    assert product.search(place / "concat", questions[0], limit=4, **asked) == many[0]
+    with (
+        pytest.raises(UsageError, match="the query is empty"),
+        product.Searcher(place / "concat", settings=settings) as s,
+    ):
+        s.search("  ")
+
+
+def command(place: Path, *flags: object, store: str = "concat", check: int = 0):
+    return interlock("search", place / store, *flags, "--config", place / "interlock.toml", check=check)
+
+
+def test_a_file_of_questions_is_answered_line_by_line(place: Path, tmp_path: Path) -> None:
+    rows = {"q1": 5, "q2": 77}
+    tsv, lines = tmp_path / "q.tsv", tmp_path / "q.jsonl"
+    tsv.write_text("".join(f"{name}\t{CHUNKS[row]['text']}\n" for name, row in rows.items()))
+    lines.write_text("".join(json.dumps({"_id": n, "query": CHUNKS[row]["text"]}) + "\n" for n, row in rows.items()))
+    done = command(place, "--queries", tsv, "--limit", 3, "--out", tmp_path / "a.trec")
+    assert "2 questions answered in" in done.stderr
+    found = [line.split() for line in (tmp_path / "a.trec").read_text().splitlines()]
+    assert [(line[0], line[1], line[3], line[5]) for line in found] == [
+        (name, "Q0", str(rank), "interlock") for name in rows for rank in (1, 2, 3)
+    ]
+    assert [line[2] for line in found if line[3] == "1"] == ["c5", "c77"]
+    answers = [json.loads(line) for line in command(place, "--queries", lines, "--limit", 3).stdout.splitlines()]
+    assert [each["query_id"] for each in answers] == [*rows]
+    assert [hit["payload"]["chunk_id"] for each in answers for hit in each["hits"]] == [line[2] for line in found]
+    alone = command(place, CHUNKS[5]["text"], "--limit", 3, "--json").stdout.splitlines()
+    assert [json.loads(line) for line in alone] == answers[0]["hits"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ((), "pass a query, or a file of them with --queries"),
+        (("a", "--queries", "{}/q.txt"), "pass a query, or a file of them"),
+        (("a", "--out", "{}/a.trec"), "--out is for the answers of --queries"),
+        (("",), "the query is empty"),
+        (("a", "--limit", "0"), "--limit: expected a whole number of at least 1, got 0"),
+        (("a", "--sparse-share", "nan"), "--sparse-share: expected a number from 0 to 1"),
+        (("a", "--only", "c"), "--only c: the store has no such vectors: name one of a, b, bm25"),
+        (("a", "--only", "a", "--weights", "a=1"), "one model has all the weight"),
+        (("a", "--weights", "c=1"), "the store has no vectors of c: name any of a, b"),
+        (("a", "--weights", "a=0,b=0.00"), "--weights: no model has a weight above 0: give one to a model"),
+        (("a", "--weights", "a=1,b=0,a=2"), "--weights: expected not a twice but each model once, got 'a=1,b=0,a=2'"),
+        (("a", "--weights", "a=-1"), "--weights: expected numbers of 0 or more, got {'a': -1.0}: give each model one"),
+        (("a", "--weights", "a=nan"), "--weights: expected numbers of 0 or more"),
+        (("a", "--weights", "a=much"), "--weights: expected a number as the weight of a, got 'a=much'"),
+        (("a", "--weights", ""), "--weights: no model has a weight above 0"),
+        (("a", "--filter", "nothing"), "give KEY=VALUE"),
+        (("a", "--filter", "metadata.year>=old"), ">= compares numbers"),
+        (("a", "--filter", "metadata.year>9007199254740993"), "compares numbers up to 9,007,199,254,740,991"),
+        (("a", "--filter", "metadata.year==2003"), "give KEY=VALUE"),
+        (("a", "--filter", "metadata.year=>2003"), "give KEY=VALUE"),
+        (("a", "--filter", "meta[=x"), "'meta[' is not the path of a key"),
+        (
+            ("a", "--filter", "lang=en"),
+            "no chunk has 'lang': use a key that there is (chunk_id; metadata.chunk_id; metadata.lang",
+        ),
+        (("--queries", "{}/q.csv"), "name it .jsonl, .tsv, .txt"),
+        (("--queries", "{}/none.txt"), "cannot read"),
+        (("--queries", "{}/empty.txt"), "empty.txt is empty: put a question on each line"),
+        (("--queries", "{}/q.txt"), "q.txt:2: the question is empty: remove the line"),
+        (("--queries", "{}/twice.tsv"), "twice.tsv:2: id 'x' is that of line 1 too"),
+        (("--queries", "{}/torn.jsonl"), "torn.jsonl:1: Input data was truncated"),
+        (("--queries", "{}/good.txt", "--out", "{}/a.csv"), "name it .jsonl, or .trec or .run for trec_eval"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(place: Path, tmp_path: Path, flags, why: str) -> None:
+    files = {
+        "q.txt": "a\n \n",
+        "empty.txt": "",
+        "twice.tsv": "x\ta\nx\tb\n",
+        "torn.jsonl": '{"text": "a',
+        "good.txt": "a\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = command(place, *(str(flag).format(tmp_path) for flag in flags), check=ExitCode.USAGE)
+    assert why in done.stderr, done.stderr
+    assert done.stdout == ""
