@@ -79,8 +79,11 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
             wanted = _chosen(corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
                 check_projectable(rows, form, asked.store)
+                if asked.to:
+                    _check_outside(asked.to / rows.collection.name, directory)
                 if asked.store:
                     name = rows.collection.qdrant_collection
+                    _check_outside(asked.store / name, directory)
                     brought = gathered.bm25(rows), settings.chunk_sparse
                     check_store(name, roster, fusion, asked.store, directory.id, *brought, form, emit)
             for rows in wanted:
@@ -109,6 +112,12 @@ def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
             )
+
+
+def _check_outside(place: Path, directory: RunDirectory) -> None:
+    """Raise UsageError where something would be written into the run, through a link too."""
+    if place.resolve().is_relative_to(directory.path.resolve()):
+        raise UsageError(f"{place} is in run {directory.id}, which stays as it is: choose another place")
 
 
 def _check_whole(state: RunState, directory: RunDirectory) -> None:

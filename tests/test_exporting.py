@@ -137,13 +137,53 @@ def test_a_file_that_no_export_wrote_is_never_written_over(run, tmp_path):
         exported(run, out)
 
 
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):
+    theirs, out = tmp_path / "theirs", tmp_path / "out" / "Docs"
+    (theirs / "below").mkdir(parents=True)
+    (out / ".staging").mkdir(parents=True)
+    for file in (theirs / "below" / "a", theirs / "b", out / ".staging" / "c", out / ".film.partial"):
+        file.write_text("mine")
+    before = contents(tmp_path)
+    (out / published.STAGING).symlink_to(theirs)
+    with pytest.raises(UsageError, match="is not a directory that an export made"):
+        exported(run, out.parent)
+    assert contents(tmp_path) == before
+    (out / published.STAGING).unlink()
+    exported(run, out.parent, collection="Docs")
+    assert before.items() <= contents(tmp_path).items()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"tool": "another", "files": {}}', '{"schema_version": "2"}'])
+def test_another_programs_record_is_never_written_over(run, tmp_path, content):
+    (tmp_path / "Docs").mkdir()
+    (tmp_path / "Docs" / published.RECORD).write_text(content)
+    with pytest.raises(UsageError, match="is not what an export wrote"):
+        exported(run, tmp_path)
+    assert [(path.name, path.read_text()) for path in (tmp_path / "Docs").iterdir()] == [(published.RECORD, content)]
+
+
+def test_nothing_is_written_into_the_run_not_through_a_link_either(run, tmp_path):
+    before = contents(run)
+    (tmp_path / "Docs").symlink_to(run / "exports" / "Docs")
+    for asked in (tmp_path, run / "exports", run / "new"):
+        with pytest.raises(UsageError, match="is in run r, which stays as it is"):
+            exported(run, asked, "jsonl")
+    with pytest.raises(UsageError, match="is in run r, which stays as it is"):
+        export(run, NOTHING, ExportRequest(store=run / "store"), print)
+    assert contents(run) == before
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from interlock.console.main import main
 replace, done = Path.replace, []
 def replacing(self, target):
-    if self.parent.parent.name == ".staging" != target.parent.parent.name:
+    if self.parent.parent.name == ".interlock-export" != target.parent.parent.name:
         done.append(self)
         if len(done) == 2:
             os.kill(os.getpid(), signal.SIGKILL)

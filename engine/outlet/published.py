@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,14 +18,15 @@ from interlock.engine.outlet.narrow import Loss, Precision
 from interlock.engine.record import atomic
 
 RECORD = "export.json"
-STAGING = ".staging"
+STAGING = ".interlock-export"
+"""Where files wait for their names: a directory that no other program makes."""
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `export.json` says: the run, the numbers and losses of the latest export, and the files of all of them, each
     with the SHA-256 that it has, or is about to have."""
 
-    schema_version: str = "1"
+    schema_version: Literal["1"]
     run: str = ""
     collection: str = ""
     vectors: Precision = "float32"
@@ -40,12 +42,15 @@ def staging(directory: Path) -> Iterator[Path]:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        atomic.sweep(directory)
-        atomic.remove(directory / STAGING)
+        place = directory / STAGING
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            raise UsageError(f"{place} is not a directory that an export made: choose another --to, or remove it")
+        atomic.sweep(directory, RECORD)
+        atomic.remove(place)
         try:
-            yield directory / STAGING / directory.name
+            yield place / directory.name
         finally:
-            atomic.remove(directory / STAGING)
+            atomic.remove(place)
     finally:
         os.close(handle)
 
@@ -55,9 +60,11 @@ def read_record(directory: Path) -> ExportRecord:
     try:
         return msgspec.json.decode(atomic.content(directory / RECORD), type=ExportRecord)
     except FileNotFoundError:
-        return ExportRecord()
+        return ExportRecord(schema_version="1")
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{directory / RECORD} cannot be read ({error}): choose another --to") from None
+        raise UsageError(
+            f"{directory / RECORD} is not what an export wrote ({error}): choose another --to, or move it"
+        ) from None
 
 
 def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> None:

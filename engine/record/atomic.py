@@ -69,9 +69,10 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def sweep(directory: Path) -> None:
-    """Remove what killed processes left unfinished in `directory`; for whoever holds its lock."""
-    for left in directory.glob(PARTIAL):
+def sweep(directory: Path, name: str = "") -> None:
+    """Remove what killed processes left unfinished in `directory`, or of the file `name` alone where others write there
+    too; for whoever holds its lock."""
+    for left in directory.glob(f".{name}{PARTIAL[1:]}"):
         with suppress(OSError):
             left.unlink()
 
@@ -105,7 +106,10 @@ def take_blocks(path: Path, size: int = 0) -> None:
 
 
 def remove(tree: Path) -> None:
-    """Remove a directory with all that it holds, as far as it can be. One descriptor at a time is enough."""
+    """Remove a directory with all that it holds, as far as it can be, but nothing behind a link. One descriptor at a
+    time is enough."""
+    if tree.is_symlink():
+        return
     for directory, below, files in os.walk(tree, topdown=False):
         for name in (*files, *below):
             path = Path(directory, name)
