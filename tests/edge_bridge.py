@@ -84,6 +84,24 @@ class Collection:
         self.shard.update(edge.UpdateOperation.upsert_points(made))
         self.sent += [point["id"] for point in points]
 
+    def index(self, key: str, kind: str) -> None:
+        field = getattr(edge.PayloadSchemaType, kind.capitalize())
+        self.shard.update(edge.UpdateOperation.create_field_index(key, field))
+
+    def close(self) -> None:
+        self.shard.close()
+
+    def search(self, asked: dict[str, Any]) -> list[tuple[str, float]]:
+        """The hits of a request to `points/query`, with their scores."""
+        stages = [
+            edge.Prefetch(each["limit"], _query(each), filter=_filter(each.get("filter")))
+            for each in asked.get("prefetch", [])
+        ]
+        request = edge.QueryRequest(
+            limit=asked["limit"], query=_query(asked), prefetches=stages, filter=_filter(asked.get("filter"))
+        )
+        return [(str(each.id), each.score) for each in self.shard.query(request)]
+
     def points(self, ids: list[str]) -> list[dict[str, Any]]:
         found = self.shard.retrieve(ids, with_payload=True, with_vector=True)
         return [
@@ -98,8 +116,36 @@ def _plain(vectors: Any) -> dict[str, Any]:
     }
 
 
+def _query(asked: dict[str, Any]) -> Any:
+    """What is looked for: a vector of any kind, or the fusion of what was found before."""
+    match asked["query"]:
+        case {"rrf": rrf}:
+            return edge.Fusion.Rrf(k=rrf["k"])
+        case {"indices": indices, "values": values}:
+            return edge.Query.Nearest(edge.SparseVector(indices, values), using=asked["using"])
+        case vector:
+            return edge.Query.Nearest(vector, using=asked["using"])
+
+
+def _filter(asked: dict[str, Any] | None) -> Any:
+    if asked is None:
+        return None
+    fields = {
+        kind: [
+            edge.FieldCondition(each["key"], match=edge.MatchValue(each["match"]["value"]))
+            if "match" in each
+            else edge.FieldCondition(each["key"], range=edge.RangeFloat(**each["range"]))
+            for each in asked.get(kind, [])
+        ]
+        for kind in ("must", "must_not")
+    }
+    return edge.Filter(**{kind: each for kind, each in fields.items() if each})
+
+
 class EdgeBridge:
     """Collections below `directory`. `before` sees each request first; what it returns is the answer, if anything."""
+
+    kind: type[Collection] = Collection
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._lock = directory, threading.Lock()
@@ -133,7 +179,7 @@ class EdgeBridge:
 
     def close(self) -> None:
         for each in self.collections.values():
-            each.shard.close()
+            each.close()
 
     def _result(self, method: str, path: list[str], body: Any, query: dict[str, list[str]]) -> Any:
         match method, path:
@@ -150,7 +196,7 @@ class EdgeBridge:
                 raise ValueError(f"Wrong input: Collection `{name}` already exists!")
             case "PUT", ["collections", name]:
                 self._made += 1
-                self.collections[name] = Collection(self._directory / str(self._made), body)
+                self.collections[name] = self.kind(self._directory / str(self._made), body)
                 self.collections[name].strict |= self.strict
                 return _done(True)
         collection = self.collections[self.aliases.get(path[1], path[1])]
@@ -161,8 +207,7 @@ class EdgeBridge:
                 collection.hnsw |= body.get("hnsw_config") or {}
                 return _done(True)
             case "PUT", ["index"]:
-                kind = getattr(edge.PayloadSchemaType, body["field_schema"].capitalize())
-                collection.shard.update(edge.UpdateOperation.create_field_index(body["field_name"], kind))
+                collection.index(body["field_name"], body["field_schema"])
                 collection.schema[body["field_name"]] = {"data_type": body["field_schema"], "points": 0}
             case "PUT", ["points"]:
                 if (most := collection.strict.get("upsert_max_batchsize")) and len(body["points"]) > most:
@@ -173,6 +218,8 @@ class EdgeBridge:
                 return _done({"count": collection.count(must[0]["has_id"] if must else None)})
             case "POST", ["points"]:
                 return _done(collection.points(body["ids"]))
+            case "POST", ["points", "query"]:
+                return _done({"points": [{"id": point, "score": score} for point, score in collection.search(body)]})
             case other:
                 raise ValueError(f"the bridge has no {other}")
         return _done({"operation_id": 0, "status": "completed" if query.get("wait") == ["true"] else "acknowledged"})

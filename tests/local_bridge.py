@@ -1,0 +1,68 @@
+"""qdrant-client's local mode behind the paths of a server: another implementation of what a server does with points.
+
+It is written in Python by those who write the server, shares no code with the engine, and is fed the very same
+requests, read by the client's own models of them.
+"""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from qdrant_client import QdrantClient, models
+
+from tests.edge_bridge import Collection, EdgeBridge
+
+
+class LocalCollection(Collection):
+    """A collection in the memory of this process."""
+
+    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+        self.asked, self.schema, self.status = asked, dict[str, Any](), "green"
+        self.hnsw, self.strict = {"m": 16, **(asked.get("hnsw_config") or {})}, dict[str, Any]()
+        self.sent: list[str] = []
+        self._name, self._client = uuid4().hex, QdrantClient(":memory:")
+        made = models.CreateCollection.model_validate(asked)
+        self._client.create_collection(
+            self._name,
+            vectors_config=made.vectors,
+            sparse_vectors_config=made.sparse_vectors,
+            hnsw_config=models.HnswConfigDiff(**made.hnsw_config.model_dump()) if made.hnsw_config else None,
+            metadata=made.metadata,
+        )
+
+    def index(self, key: str, kind: str) -> None:
+        """Local mode looks at every point."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def count(self, among: list[str] | None) -> int:
+        where = None if among is None else models.Filter(must=[models.HasIdCondition(has_id=list(among))])
+        return self._client.count(self._name, where, exact=True).count
+
+    def upsert(self, points: list[dict[str, Any]]) -> None:
+        batch = models.PointsList.model_validate({"points": points})
+        assert self._client.upsert(self._name, batch.points, wait=True).status == models.UpdateStatus.COMPLETED
+        self.sent += [point["id"] for point in points]
+
+    def points(self, ids: list[str]) -> list[dict[str, Any]]:
+        found = self._client.retrieve(self._name, ids, with_payload=True, with_vectors=True)
+        return [each.model_dump(mode="json", include={"id", "payload", "vector"}) for each in found]
+
+    def search(self, asked: dict[str, Any]) -> list[tuple[str, float]]:
+        request = models.QueryRequest.model_validate(asked)
+        found = self._client.query_points(
+            self._name,
+            query=request.query,
+            using=request.using,
+            prefetch=request.prefetch,
+            query_filter=request.filter,
+            limit=request.limit or 10,
+        )
+        return [(str(each.id), each.score) for each in found.points]
+
+
+class LocalBridge(EdgeBridge):
+    """Collections of local mode."""
+
+    kind = LocalCollection
