@@ -31,8 +31,11 @@ class Collection:
         self.hnsw, self.strict = {"m": 16, **(asked.get("hnsw_config") or {})}, dict[str, Any]()
         self.sent: list[str] = []
         """The id of every point that was ever written, as often as it was."""
+        self._make(path)
+
+    def _make(self, path: Path) -> None:
         params = {}
-        for name, one in asked["vectors"].items():
+        for name, one in self.asked["vectors"].items():
             several = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim) if "multivector_config" in one else None
             params[name] = edge.EdgeVectorParams(
                 size=one["size"],
@@ -43,7 +46,7 @@ class Collection:
         modifiers = {"idf": edge.Modifier.Idf}
         terms = {
             name: edge.EdgeSparseVectorParams(modifier=modifiers.get(one.get("modifier")))
-            for name, one in (asked.get("sparse_vectors") or {}).items()
+            for name, one in (self.asked.get("sparse_vectors") or {}).items()
         }
         path.mkdir(parents=True)
         config = edge.EdgeConfig(vectors=params, sparse_vectors=terms, wal_enabled=False)

@@ -16,12 +16,9 @@ from tests.edge_bridge import Collection, EdgeBridge
 class LocalCollection(Collection):
     """A collection in the memory of this process."""
 
-    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        self.asked, self.schema, self.status = asked, dict[str, Any](), "green"
-        self.hnsw, self.strict = {"m": 16, **(asked.get("hnsw_config") or {})}, dict[str, Any]()
-        self.sent: list[str] = []
+    def _make(self, path: Path) -> None:
         self._name, self._client = uuid4().hex, QdrantClient(":memory:")
-        made = models.CreateCollection.model_validate(asked)
+        made = models.CreateCollection.model_validate(self.asked)
         self._client.create_collection(
             self._name,
             vectors_config=made.vectors,
