@@ -28,6 +28,7 @@ class Collection:
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         self.asked, self.schema, self.status = asked, dict[str, Any](), "green"
+        self.metadata = dict(asked.get("metadata") or {})
         self.hnsw, self.strict = {"m": 16, **(asked.get("hnsw_config") or {})}, dict[str, Any]()
         self.sent: list[str] = []
         """The id of every point that was ever written, as often as it was."""
@@ -60,7 +61,7 @@ class Collection:
             "hnsw_config": {"ef_construct": 100, "full_scan_threshold": 10000, **self.hnsw},
             "optimizer_config": {**optimizer, "flush_interval_sec": 5},
             "strict_mode_config": self.strict or None,
-            "metadata": self.asked.get("metadata"),
+            "metadata": self.metadata or None,
         }
         return {
             "status": self.status,
@@ -208,6 +209,9 @@ class EdgeBridge:
                 return _done(collection.info())
             case "PATCH", []:
                 collection.hnsw |= body.get("hnsw_config") or {}
+                collection.metadata |= body.get("metadata") or {}
+                for key in [key for key, value in collection.metadata.items() if value is None]:
+                    del collection.metadata[key]
                 return _done(True)
             case "PUT", ["index"]:
                 collection.index(body["field_name"], body["field_schema"])

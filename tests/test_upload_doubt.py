@@ -8,7 +8,7 @@ import json
 import pytest
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from tests.uploads import Uploads, bridged, embedded
+from tests.uploads import Uploads, answered, bridged, embedded
 
 POINTS = "/collections/docs/points"
 
@@ -24,10 +24,6 @@ def home(tmp_path_factory, tiny_a):
 def upload(home, tmp_path):
     with bridged(tmp_path / "bridge") as bridge:
         yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
-
-
-def answered(result):
-    return 200, {}, json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
 
 
 def always(asked, result):

@@ -27,12 +27,14 @@ ROWS = 90
 URL = "http://localhost:6333"
 
 
-def records(rows: int = ROWS) -> list[dict[str, Any]]:
-    """Chunks with metadata of every kind, some with fields of their own, one twice, one that has no words."""
+def records(rows: int = ROWS, told: object = "") -> list[dict[str, Any]]:
+    """Chunks with metadata of every kind, some with fields of their own, one twice, one that has no words; with `told`
+    in the metadata, if anything."""
     texts = [*sentences(rows - 2), sentences(1)[0], "—"]
     found: list[dict[str, Any]] = []
     for number, text in enumerate(texts):
         metadata = {"chunk_id": f"c{number}", "lang": ["en", "de"][number % 2], "page": number, "share": number / 7}
+        metadata |= {"told": told} if told else {}
         record: dict[str, Any] = {"text": text, "metadata": metadata}
         if number % 3 == 0:
             record["sparse_features"] = {"key": 0.5, f"word{number}": 2.0}
@@ -44,14 +46,14 @@ def records(rows: int = ROWS) -> list[dict[str, Any]]:
     return found
 
 
-def embedded(home: Path, tiny: Path, name: str, rows: int = ROWS, **flags: str) -> Path:
+def embedded(home: Path, tiny: Path, name: str, rows: int = ROWS, told: object = "", **flags: str) -> Path:
     """Embed these chunks with dense, sparse, token and BM25 vectors into files and a store: the run's directory."""
     model = home / "m"
     if not model.exists():
         tiny_m3(model, seed=6)
-    chunks = home / f"in-{rows}" / "Docs" / "a.jsonl"
+    chunks = home / f"in-{rows}{told}" / "Docs" / "a.jsonl"
     chunks.parent.mkdir(parents=True, exist_ok=True)
-    chunks.write_text("".join(json.dumps(record) + "\n" for record in records(rows)))
+    chunks.write_text("".join(json.dumps(record) + "\n" for record in records(rows, told)))
     config = toml(
         home / "interlock.toml",
         {"m": {"source": str(model), "head_sha256": pins_of(model)}, "a": {"source": str(tiny)}},
@@ -69,6 +71,11 @@ def embedded(home: Path, tiny: Path, name: str, rows: int = ROWS, **flags: str) 
     }
     assert Run(chunks.parents[1], load(given, {}, config), Controls()).go() == 0
     return home / "runs" / name
+
+
+def answered(result: object) -> Answer:
+    """How a server says what it found."""
+    return 200, {}, json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ rounding costs less than a millionth."""
 
 Retrieved = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Payload and vectors of each point by id, as JSON."""
+ROUNDED = 1e-15
+"""The share by which a decimal in a payload may be off: Qdrant reads numbers to some units in the last place."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Compared:
 
 
 def compare(wanted: Sequence[Point], found: Retrieved) -> Compared:
-    """Compare points with what was retrieved: payloads by value, dense vectors by cosine, terms and token vectors
-    number by number."""
+    """Compare points with what was retrieved: payloads by value and type, dense vectors by cosine, terms and token
+    vectors number by number."""
     worst: float | None = None
     for point in wanted:
         if point.id not in found:
@@ -38,7 +41,7 @@ def compare(wanted: Sequence[Point], found: Retrieved) -> Compared:
         if names != vectors.keys():
             odd = ", ".join(sorted(names ^ vectors.keys()))
             return Compared(len(wanted), worst, f"point {point.id} has not the vectors that it should have ({odd})")
-        if payload != storable(point.payload):
+        if not same_json(storable(point.payload), payload):
             return Compared(len(wanted), worst, f"point {point.id} has another payload")
         for name, vector in point.vectors.items():
             cosine = _cosine(vector, vectors[name])
@@ -50,6 +53,17 @@ def compare(wanted: Sequence[Point], found: Retrieved) -> Compared:
         if others:
             return Compared(len(wanted), worst, f"vector {others[0]!r} of point {point.id} has other numbers")
     return Compared(len(wanted), worst, "")
+
+
+def same_json(wanted: Any, found: Any) -> bool:
+    """Tell whether two values of JSON are the same, each number of the same type: neither 1.0 nor true is 1."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return wanted.keys() == found.keys() and all(same_json(wanted[key], found[key]) for key in wanted)
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(map(same_json, wanted, found))
+    if isinstance(wanted, float) and isinstance(found, float):
+        return isclose(wanted, found, rel_tol=ROUNDED, abs_tol=0)
+    return type(wanted) is type(found) and bool(wanted == found)
 
 
 def _cosine(wanted: Any, found: object) -> float:

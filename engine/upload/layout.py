@@ -19,6 +19,8 @@ Quantisation = Literal["none", "int8", "binary"]
 IndexType = Literal["keyword", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
 METADATA = "interlock"
 """The key of a collection's metadata under which it is said what its vectors mean."""
+MARK = "interlock_upload"
+"""The key under which the latest upload is named: what was acknowledged to another may have been overwritten."""
 UNINDEXED, INDEXED = {"m": 0}, {"m": 16}
 _QUANTISED: Mapping[str, Mapping[str, object]] = {
     "int8": {"scalar": {"type": "int8", "quantile": 0.99, "always_ram": True}},

@@ -2,11 +2,13 @@
 
 One line a batch, each with a checksum as in the journal of a run. Rows go in order, so the last line says it all. A
 journal of something else, or a damaged one, is begun anew: points have ids that stay, and sending them twice changes
-nothing.
+nothing. Each beginning has a mark of its own, which its collection is given: with another mark there, nothing that was
+acknowledged here is sure to be there still.
 """
 
 import io
 import os
+import secrets
 from pathlib import Path
 from typing import Self
 
@@ -17,12 +19,13 @@ from interlock.engine.record import atomic, journal, occupant
 
 
 class UploadBinding(msgspec.Struct, frozen=True, tag_field="entry", tag="begun"):
-    """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, and its rows."""
+    """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, its rows, and its mark."""
 
     url: str
     collection: str
     fingerprint: str
     rows: int
+    mark: str = ""
 
 
 class _Acknowledged(msgspec.Struct, frozen=True, tag_field="entry", tag="acknowledged"):
@@ -32,11 +35,12 @@ class _Acknowledged(msgspec.Struct, frozen=True, tag_field="entry", tag="acknowl
 
 
 class UploadJournal:
-    """An open journal, locked for this process; a context manager. `rows` is how many are acknowledged."""
+    """An open journal, locked for this process; a context manager. `rows` is how many are acknowledged, `mark` what the
+    collection is marked with while that holds."""
 
     def __init__(self, path: Path, binding: UploadBinding) -> None:
         """Open or create the journal. Raises UsageError where another process has it or a link is in its place."""
-        self.path, self._binding = path, binding
+        self.path, self._binding, self.mark = path, binding, ""
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
@@ -60,11 +64,11 @@ class UploadJournal:
         self.rows = rows
 
     def restart(self) -> None:
-        """Begin anew, with no row acknowledged."""
+        """Begin anew, with another mark and no row acknowledged."""
         with atomic.explaining(self.path):
             self._file.truncate(0)
-        self._append(self._binding)
-        self.rows = 0
+        self.rows, self.mark = 0, secrets.token_hex(8)
+        self._append(msgspec.structs.replace(self._binding, mark=self.mark))
 
     def _append(self, entry: "UploadBinding | _Acknowledged") -> None:
         line = journal.sealed(msgspec.json.encode(entry)[:-1])
@@ -87,8 +91,10 @@ class UploadJournal:
                 entry = msgspec.json.decode(body, type=UploadBinding | _Acknowledged)
             except msgspec.MsgspecError:
                 return None
-            if rows is None and entry != self._binding:
-                return None
+            if rows is None:
+                if not isinstance(entry, UploadBinding) or self._binding != msgspec.structs.replace(entry, mark=""):
+                    return None
+                self.mark = entry.mark
             rows = entry.rows if isinstance(entry, _Acknowledged) else 0
         if b"\n" in content[whole:]:
             return None

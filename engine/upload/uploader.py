@@ -21,7 +21,7 @@ from interlock.engine.record.counting import several
 from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, UpsertBody, bodies
 from interlock.engine.upload.checking import Compared, compare
 from interlock.engine.upload.exported import ExportedCollection
-from interlock.engine.upload.layout import INDEXED, UNINDEXED, CollectionLayout, check_named
+from interlock.engine.upload.layout import INDEXED, MARK, UNINDEXED, CollectionLayout, check_named
 from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
 from interlock.engine.upload.sent import UploadBinding, UploadJournal
 from interlock.engine.upload.server import QdrantServer, TooLarge
@@ -96,6 +96,7 @@ class CollectionUpload:
         self._layout, self.target = layout_of(collection, options), target_of(collection, options)
         place = hashlib.sha256(server.address.url.encode()).hexdigest()[:8]
         self._stem = directory / f"{self.target}-{place}"
+        self._where = f"{self.target} on {server.address.url}"
         self._limit, self._sent, self._requests, self._bytes = MOST_BYTES, 0, 0, 0
 
     def go(self) -> UploadReport:
@@ -113,14 +114,16 @@ class CollectionUpload:
         with UploadJournal(self._stem.with_name(f"{self._stem.name}.jsonl"), binding) as journal:
             limits = self._prepare(journal)
             self._send(journal, limits)
-            if self._missing(limits) and journal.rows > self._sent:
+            if self._lacking(limits) and journal.rows > self._sent:
                 self._hearing.told(f"{self.target} has lost points since they were acknowledged: all are sent again")
-                journal.restart()
+                self._begin(journal)
                 self._send(journal, limits)
-            points, compared = self._verify(limits)
+            compared = self._compare()
             self._index()
-            if self._options.alias and previous != self.target:
-                self._server.point_alias(self._options.alias, self.target, anew=bool(previous))
+            points = self._counted(limits)  # indexes may take hours, and others do not wait for them
+            self._check_mark(journal)
+            if self._options.alias:
+                previous = self._switch(previous)
         report = UploadReport(
             url=self._server.address.url,
             server_version=version,
@@ -165,7 +168,6 @@ class CollectionUpload:
         """Make the collection, or see that it is the one that it should be; the limits that it sets."""
         there = self._server.describe(self.target)
         if there is None:
-            journal.restart()
             try:
                 self._server.create(self.target, self._layout.request)
             except InterlockError:  # an attempt whose answer was lost may have made it
@@ -188,10 +190,39 @@ class CollectionUpload:
         for key, kind in self._layout.indexes.items():
             if key not in (there.get("payload_schema") or {}):
                 self._server.index(self.target, key, kind)
-        if journal.rows and self._server.count(self.target) < journal.rows:
+        if self._mark_of(there).get("upload") != journal.mark:
+            if journal.rows:
+                self._hearing.told(f"another upload has written to {self.target} since: all rows are sent again")
+            self._begin(journal)
+        elif journal.rows and self._server.count(self.target) < journal.rows:
             self._hearing.told(f"{self.target} has fewer points than it acknowledged: all are sent again")
-            journal.restart()
+            self._begin(journal)
         return limits
+
+    def _begin(self, journal: UploadJournal) -> None:
+        """Begin the journal anew, and mark the collection with it before any point goes there."""
+        journal.restart()
+        told = {"run": self._collection.run_id, "fingerprint": self._collection.fingerprint, "upload": journal.mark}
+        self._server.change(self.target, {"metadata": {MARK: told}})
+
+    def _mark_of(self, there: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the latest upload has left in the metadata."""
+        found = (there["config"].get("metadata") or {}).get(MARK)
+        return found if isinstance(found, dict) else {}
+
+    def _check_mark(self, journal: UploadJournal, *, written: bool = False) -> None:
+        """Raise InterlockError where another upload has marked the collection. What was `written` since the last look
+        may have gone over points of the other, so that one loses its mark too."""
+        mark = self._mark_of(self._described())
+        if mark.get("upload") == journal.mark:
+            return
+        if written:
+            self._server.change(self.target, {"metadata": {MARK: None}})
+        who = f" (of run {mark['run']})" if "run" in mark else ""
+        raise InterlockError(
+            f"another upload{who} writes to {self.target} on {self._server.address.url}: wait for its end, then repeat "
+            "the command, or pass --alias NAME to upload beside it"
+        )
 
     def _described(self) -> dict[str, Any]:
         there = self._server.describe(self.target)
@@ -211,6 +242,7 @@ class CollectionUpload:
             return
         for body in bodies(self._collection.points(journal.rows), most, lambda: self._limit):
             for part in self._accepted(body):
+                self._check_mark(journal, written=True)
                 journal.acknowledge(journal.rows + len(part.points))
                 self._sent += len(part.points)
                 self._hearing.progress(journal.rows, rows)
@@ -230,57 +262,91 @@ class CollectionUpload:
         self._requests, self._bytes = self._requests + 1, self._bytes + body.size
         yield body
 
-    def _missing(self, limits: Mapping[str, Any]) -> int:
-        """How many of the run's rows the collection has not, by their ids."""
-        most = min(IDS, limits.get("condition_max_size") or IDS)
-        found = 0
+    def _lacking(self, limits: Mapping[str, Any]) -> int:
+        """How many of the run's rows the collection has not, by their ids. Raises InterlockError for an impossible
+        count."""
+        most, lacking = min(IDS, limits.get("condition_max_size") or IDS), 0
         for ids in self._collection.ids():
-            parts = (ids[start : start + most] for start in range(0, len(ids), most))
-            found += sum(self._server.count(self.target, part) for part in parts)
-        return self._collection.rows - found
+            for part in (ids[start : start + most] for start in range(0, len(ids), most)):
+                found = self._server.count(self.target, part)
+                if found > len(part):
+                    raise InterlockError(
+                        f"{self._where} counts {several(found, 'point')} that have one of {len(part):,} ids: fix "
+                        "that on the server, then repeat the command"
+                    )
+                lacking += len(part) - found
+        return lacking
 
-    def _verify(self, limits: Mapping[str, Any]) -> tuple[int, Compared]:
-        """See that every row is there, and a sample as it was exported; all points there, and what was seen."""
-        where = f"{self.target} on {self._server.address.url}"
-        if missing := self._missing(limits):
+    def _counted(self, limits: Mapping[str, Any]) -> int:
+        """How many points there are, of which all rows are some. Raises InterlockError where they are not."""
+        lacking, rows = self._lacking(limits), self._collection.rows
+        points = self._server.count(self.target)
+        if lacking := max(lacking, rows - points):
             raise InterlockError(
-                f"{where} lacks {several(missing, 'point')} of {self._collection.rows:,} that it acknowledged: check "
-                "for another writer, then repeat the command"
+                f"{self._where} lacks {several(lacking, 'point')} of {rows:,} that it acknowledged: check for another "
+                "writer, then repeat the command"
             )
+        return points
+
+    def _compare(self) -> Compared:
+        """See that a sample is as it was exported."""
         seen, worst = 0, list[float]()
         for window in _in_tens(self._collection.sampled(SAMPLE)):
             compared = compare(window, self._server.retrieve(self.target, [point.id for point in window]))
             if compared.fault:
                 raise InterlockError(
-                    f"{where} differs from the run ({compared.fault}): check for another writer, then pass --alias "
-                    "NAME to upload beside it, or delete it there"
+                    f"{self._where} differs from the run ({compared.fault}): check for another writer, then pass "
+                    "--alias NAME to upload beside it, or delete it there"
                 )
             seen += compared.points
             worst += [compared.worst_cosine] if compared.worst_cosine is not None else []
-        return self._server.count(self.target), Compared(seen, min(worst, default=None), "")
+        return Compared(seen, min(worst, default=None), "")
 
     def _index(self) -> None:
         """Have the indexes built that were put off, and wait until they are."""
         there = self._described()
-        if (there["config"].get("hnsw_config") or {}).get("m") == UNINDEXED["m"]:
+        if _unindexed(there):
             self._server.change(self.target, {"hnsw_config": INDEXED})
             there = self._described()
         began, pause = self._clock(), POLLS[0]
-        while (status := there.get("status")) != "green":
-            where = f"{self.target} on {self._server.address.url}"
+        while there.get("status") != "green" or _unindexed(there):
+            status = there.get("status")
             if status == "red":
                 raise InterlockError(
-                    f"{where} failed to build its indexes ({there.get('optimizer_status')}): fix that on the server, "
-                    "then repeat the command"
+                    f"{self._where} failed to build its indexes ({there.get('optimizer_status')}): fix that on the "
+                    "server, then repeat the command"
                 )
             if self._clock() - began > self._options.settle:
+                state = "m = 0, as it was made" if _unindexed(there) else status
                 raise UnavailableError(
-                    f"{where} has all its points, and its indexes are not built after {self._options.settle:g} s "
-                    f"({status}): wait on with the same command, or raise --settle"
+                    f"{self._where} has all its points, and its indexes are not built after {self._options.settle:g} s "
+                    f"({state}): wait on with the same command, or raise --settle"
                 )
             self._sleep(pause)
             pause = min(POLLS[1], 2 * pause)
             there = self._described()
+
+    def _switch(self, before: str) -> str:
+        """Let the alias mean the collection, and see that it does; what it meant until then. `before` is what it meant
+        when the upload began."""
+        alias = self._options.alias
+        meant = self._server.aliases().get(alias, "")
+        if meant != before:
+            self._hearing.told(
+                f"{alias} was switched from {before or 'nothing'} to {meant or 'nothing'} while this upload went on"
+            )
+        if meant != self.target:
+            self._server.point_alias(alias, self.target, anew=bool(meant))
+            if (now := self._server.aliases().get(alias, "")) != self.target:
+                raise InterlockError(
+                    f"alias {alias} means {now or 'nothing'} on {self._server.address.url}, not {self.target}: check "
+                    "for who else switches it, then repeat the command"
+                )
+        return meant
+
+
+def _unindexed(there: Mapping[str, Any]) -> bool:
+    return bool((there["config"].get("hnsw_config") or {}).get("m") == UNINDEXED["m"])
 
 
 def _in_tens(points: Iterator[Any]) -> Iterator[list[Any]]:

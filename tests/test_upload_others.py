@@ -1,0 +1,227 @@
+"""Others at the same server: who else writes, switches or deletes while an upload goes on, and counts that are wrong.
+
+The engine behind `edge_bridge` says what is there; no upload may say that all is well where it is not.
+"""
+
+import threading
+
+import pytest
+import qdrant_edge as edge
+
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.upload.checking import same_json
+from interlock.engine.upload.layout import MARK
+from tests.uploads import ROWS, Uploads, answered, bridged, embedded
+
+POINTS = "/collections/docs/points"
+COUNT = ("POST", f"{POINTS}/count")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, tiny_a):
+    """Two runs of the same texts, whose vectors mean the same and whose payloads differ."""
+    home = tmp_path_factory.mktemp("others")
+    embedded(home, tiny_a, "one", keep="both")
+    embedded(home, tiny_a, "two", keep="both", told="other")
+    return home
+
+
+@pytest.fixture
+def upload(home, tmp_path):
+    with bridged(tmp_path / "bridge") as bridge:
+        yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
+
+
+@pytest.fixture
+def other(home, upload, tmp_path):
+    """Uploads of the other run from another machine."""
+    return Uploads(upload.bridge, home / "runs" / "two", tmp_path / "elsewhere")
+
+
+def shard(bridge, collection="docs"):
+    return bridge.collections[collection].shard
+
+
+def told(bridge):
+    """What the payloads say that are there."""
+    records, _ = shard(bridge).scroll(edge.ScrollRequest(limit=1000, with_payload=True))
+    return {each.payload["metadata"].get("told") for each in records}
+
+
+def once(request, do, number=1):
+    """Do something when such a request comes for the n-th time."""
+    left = [number]
+
+    def step(method, path, *_):
+        if (method, path) == request:
+            left[0] -= 1
+            return do() if not left[0] else None
+        return None
+
+    return step
+
+
+def asked(do):
+    """The same of the requests of one upload alone."""
+    return lambda request: do(request.method, request.url.path)
+
+
+def test_an_upload_over_which_another_run_was_uploaded_is_sent_again(upload, other):
+    upload()
+    assert other().sent == ROWS
+    assert told(upload.bridge) == {"other"}
+    again = upload()
+    assert (again.sent, again.rows) == (ROWS, ROWS)
+    assert told(upload.bridge) == {None}
+    assert upload.told == ["another upload has written to docs since: all rows are sent again"]
+    assert upload().sent == 0
+
+
+def test_a_journal_is_believed_where_the_collection_has_its_mark_and_nowhere_else(upload, other, home, tmp_path):
+    """The run itself is uploaded over the other one from elsewhere, and that one does not come far."""
+    upload()
+    other()
+    upload.bridge.before = lambda method, path, *_: (500, {}, b"") if (method, path) == ("PUT", POINTS) else None
+    with pytest.raises(UnavailableError):
+        Uploads(upload.bridge, home / "runs" / "one", tmp_path / "third")()
+    upload.bridge.before = lambda *_: None
+    assert upload().sent == ROWS
+    assert told(upload.bridge) == {None}
+
+
+def test_the_mark_leaves_what_else_the_metadata_says(upload):
+    upload()
+    metadata = upload.bridge.collections["docs"].metadata
+    metadata["owner"] = "search"
+    metadata.pop(MARK)
+    assert upload().sent == ROWS
+    assert metadata.keys() == {"interlock", MARK, "owner"}
+    assert metadata[MARK]["run"] == "one"
+
+
+def test_of_two_uploads_at_once_into_one_collection_neither_is_called_done(upload, other, monkeypatch):
+    monkeypatch.setattr("interlock.engine.upload.uploader.MOST_POINTS", 16)
+    midst, go, errors = threading.Event(), threading.Event(), []
+
+    def both(one):
+        with pytest.raises(InterlockError, match=r"another upload.* writes to docs on .*: wait for its end") as failed:
+            one()
+        errors.append(str(failed.value))
+
+    def stand():
+        midst.set()
+        assert go.wait(60)
+
+    thread = threading.Thread(target=both, args=(other,))
+
+    def meet():
+        thread.start()
+        assert midst.wait(60)
+
+    upload.seen, other.seen = asked(once(("PUT", POINTS), meet, 3)), asked(once(("PUT", POINTS), stand, 3))
+    both(upload)
+    go.set()
+    thread.join(60)
+    assert ["(of run two)" in error for error in errors] == [True, False]  # the first one took the mark away
+    assert upload().sent == ROWS
+    assert told(upload.bridge) == {None}
+
+
+def test_an_upload_that_began_at_the_very_end_of_another_is_seen_by_it(upload, other):
+    upload.seen = asked(once(("PATCH", "/collections/docs"), other, 2))  # the first one marks the collection
+    with pytest.raises(InterlockError, match=r"another upload \(of run two\) writes to docs on .*"):
+        upload()
+    assert not list(upload.directory.glob("*.json"))
+
+
+def test_an_alias_that_somebody_switched_meanwhile_is_told_with_what_it_meant_last(upload, other):
+    first = other(alias="live")
+    upload.bridge.collections["theirs"] = upload.bridge.collections[first.collection]
+    upload.seen = asked(once(("POST", f"/collections/{upload_target(upload)}/points/count"), lambda: theirs(upload)))
+    report = upload(alias="live")
+    assert report.previous == "theirs"
+    assert upload.bridge.aliases == {"live": report.collection}
+    assert upload.told == [f"live was switched from {first.collection} to theirs while this upload went on"]
+    upload.bridge.collections.pop("theirs")
+
+
+def upload_target(upload):
+    from interlock.engine.upload.report import UploadOptions
+    from interlock.engine.upload.uploader import target_of
+    from tests.uploads import opened
+
+    return target_of(opened(upload.run), UploadOptions(alias="live"))
+
+
+def theirs(upload):
+    upload.bridge.aliases = {"live": "theirs"}
+
+
+def test_a_switch_that_did_not_last_is_no_success(upload):
+    switch = ("POST", "/collections/aliases")
+
+    def after(method, path):
+        if (method, path) == switch:
+            theirs(upload)
+
+    upload.bridge.after = after
+    with pytest.raises(InterlockError, match=r"alias live means theirs on .*, not live-\w+: check for"):
+        upload(alias="live")
+    upload.bridge.after = lambda *_: None
+    upload.bridge.before = lambda method, path, *_: answered(True) if (method, path) == switch else None
+    upload.bridge.aliases = {}
+    with pytest.raises(InterlockError, match=r"alias live means nothing on .*, not live-\w+"):
+        upload(alias="live")
+    assert not list(upload.directory.glob("*.json"))
+
+
+def test_points_that_go_lost_while_indexes_are_built_are_missed(upload):
+    def lose():
+        lost = [str(each.id) for each in shard(upload.bridge).scroll(edge.ScrollRequest(limit=3))[0]]
+        shard(upload.bridge).update(edge.UpdateOperation.delete_points(lost))
+
+    upload.seen = asked(once(("PATCH", "/collections/docs"), lose, 2))
+    with pytest.raises(InterlockError, match=rf"docs on .* lacks 3 points of {ROWS} that it acknowledged"):
+        upload()
+
+
+def test_a_count_of_more_points_than_ids_is_no_proof_of_any(upload):
+    upload.bridge.before = lambda method, path, body, _: (
+        answered({"count": ROWS + 5}) if (method, path) == COUNT and b"has_id" in body else None
+    )
+    with pytest.raises(InterlockError, match=rf"docs on .* counts {ROWS + 5} points that have one of {ROWS} ids: "):
+        upload()
+
+
+def test_a_count_of_fewer_points_than_were_found_by_id_is_no_proof_either(upload):
+    upload.bridge.before = lambda method, path, body, _: (
+        answered({"count": ROWS - 1}) if (method, path) == COUNT and b"has_id" not in body else None
+    )
+    with pytest.raises(InterlockError, match=rf"docs on .* lacks 1 point of {ROWS} that it acknowledged"):
+        upload()
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [(1, 1.0), (1, True), (0, False), (1.0, 1), ([1, {"a": 2}], [1, {"a": 2.0}]), (None, 0), ([1], [1, 1])],
+)
+def test_a_payload_with_another_type_of_number_is_another_payload(was, becomes):
+    assert same_json({"key": was}, {"key": was})
+    assert not same_json({"key": was}, {"key": becomes})
+
+
+def test_a_decimal_that_the_engine_rounds_is_the_same(upload, home, tiny_a):
+    """It reads numbers to within some units in the last of 17 places."""
+    precise = 248185064035.43118
+    assert upload(embedded(home, tiny_a, "decimals", rows=4, told=precise)).compared == 4
+    assert told(upload.bridge) != {precise}
+    assert not same_json(0.1, 0.1000000000001)
+
+
+def test_a_server_that_keeps_no_index_is_not_done(upload):
+    upload.bridge.before = lambda method, path, body, _: (
+        answered(True) if (method, path) == ("PATCH", "/collections/docs") and b"hnsw" in body else None
+    )
+    with pytest.raises(UnavailableError, match=r"has all its points, and its indexes are not built after 60 s \(m = 0"):
+        upload(settle=60)
+    assert not list(upload.directory.glob("*.json"))
