@@ -1,4 +1,4 @@
-"""Answers questions for a command, a screen or a script: a store, its models on the CPU, and a reranker behind them."""
+"""Answers questions for a command, a screen or a script: a store, its models, and a reranker behind them."""
 
 import threading
 import time
@@ -9,19 +9,23 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from interlock.console.reranking import Hear, blend_of, late_of, rerankers
+from interlock.console.reranking import Hear, blend_of, late_of, lending, rerankers
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.models.registry import extended
 
 if TYPE_CHECKING:
+    from interlock.engine.passes.texts import Told
     from interlock.engine.search.ask import Ask
-    from interlock.engine.search.encoders import Told
     from interlock.engine.search.hits import Answer
     from interlock.engine.search.rerank import Blend
 
 WINDOW = 512
 """Questions that are answered and then reranked together; all of them have been encoded before."""
+
+
+MANY = 64
+"""Questions at once that are worth loading models on GPUs for. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +64,32 @@ class Answering:
         given: Mapping[str, Mapping[str, object]] = {},
         *,
         kept: bool = False,
+        questions: int = 1,
     ) -> None:
         """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
-        question to the next. Raises as `StoreSearcher` and `rerankers` do."""
+        question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any. Raises as
+        `StoreSearcher` and `rerankers` do."""
         from interlock.engine.gpu.cpu import CpuDevice
         from interlock.engine.gpu.lease import Lessor
         from interlock.engine.models.assets import Policy
+        from interlock.engine.passes.texts import TextDevices
         from interlock.engine.search.ask import MAXSIM
         from interlock.engine.search.searcher import StoreSearcher
 
         own = settings.settings
         lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
-        self._rerank, self._late, self._models = rerank, "", None
+        self._rerank, self._models, passes = rerank, None, None
+        self._late = late_of(settings, rerank.names) if rerank else ""
+        scores, many = rerank is not None and not self._late, questions >= MANY
         with ExitStack() as stack:
-            if rerank:
-                self._late = late_of(settings, rerank.names)
-                if not self._late:
-                    self._models = stack.enter_context(rerankers(settings, rerank.names, hear, [MAXSIM]))
+            lent = stack.enter_context(lending(settings, hear)) if scores or many else None
+            if lent and rerank and scores:
+                self._models = stack.enter_context(rerankers(settings, rerank.names, lent, [MAXSIM]))
+            if lent and many and lent.gpus:
+                passes = TextDevices(lent.gpus, lent.host, lent.lessor, lent.emit, own.cpu_fallback)
             self.searcher = stack.enter_context(
-                StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept)
+                StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept, passes=passes)
             )
             self._stack = stack.pop_all()
 

@@ -273,7 +273,10 @@ def _search(command: argparse.ArgumentParser) -> None:
     text = "only chunks whose payload has this value (!=, >=, <=, >, < too), as in metadata.lang=en; may be repeated"
     command.add_argument("--filter", action="append", metavar="KEY=VALUE", help=text)
     group = command.add_argument_group("many queries")
-    text = 'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt'
+    text = (
+        'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt; 64 or more are '
+        "encoded on the GPUs of --devices"
+    )
     group.add_argument("--queries", type=PATH, metavar="FILE", help=text)
     text = "write the answers to this file, whole or not at all: .jsonl, or .trec for trec_eval"
     group.add_argument("--out", type=PATH, metavar="FILE", dest="answers", help=text)

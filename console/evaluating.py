@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,7 +179,7 @@ def _reranking(
     settings: Configuration, names: Sequence[str], judge: "Judge", source: Matter, encoder: "TextEncoder"
 ) -> "Iterator[Reranking]":
     """The reranker that is named: a cross-encoder, or late interaction by a model of the roster."""
-    from interlock.console.reranking import Telemetry, blend_of, late_of, rerankers
+    from interlock.console.reranking import Telemetry, blend_of, late_of, lending, rerankers
     from interlock.engine.evaluation.judging import Reranking, Rescored
     from interlock.engine.search.ask import MAXSIM
 
@@ -201,7 +202,7 @@ def _reranking(
             blend.depth,
         )
         return
-    with rerankers(settings, names, lambda kind: Telemetry(None, kind)) as models:
+    with lending(settings, partial(Telemetry, None)) as lent, rerankers(settings, names, lent) as models:
 
         def rescore(first: "Lists") -> Rescored:
             began = time.process_time()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
+    from interlock.engine.gpu.device import Device
+    from interlock.engine.gpu.lease import Lessor
     from interlock.engine.passes.pairs import Pair
     from interlock.engine.passes.scorer import PairPlan
     from interlock.engine.search.rerank import Blend, Rerankers
@@ -72,33 +75,47 @@ class Telemetry:
             print(f"interlock: {safe(line)}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Lent:
+    """What a command may compute on: the GPUs of the settings that no run holds, and the CPU; who lends them; and who
+    hears of it."""
+
+    gpus: "Sequence[Device]"
+    host: "Device"
+    lessor: "Lessor"
+    emit: Emit
+
+
 @contextmanager
-def rerankers(
-    settings: Configuration, names: Sequence[str], hear: Hear, others: Sequence[str] = ()
-) -> "Iterator[Rerankers]":
-    """Open the models of `--rerank` or `--model` in their order; `hear` gets the kind of the devices, and gives what
-    takes events; `others` are offered where a name means nothing. GPUs that a run holds are left to it."""
+def lending(settings: Configuration, hear: Hear) -> Iterator[Lent]:
+    """Find the devices of the settings; GPUs that a run holds are left to it. `hear` gets the kind of the devices, and
+    gives what takes events."""
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.devices import choose
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.gpu.locks import holder
+
+    own = settings.settings
+    found = choose(own.devices, own.faults)
+    held = {device.name: by for device in found if (by := holder(device))}
+    host = next((device for device in found if device.kind == "cpu"), None) or CpuDevice()
+    gpus = [device for device in found if device is not host and device.name not in held]
+    with hear(found[0].kind) as emit:
+        for name, by in held.items():
+            emit(Warned(message=f"{name} is left to {by}: computing elsewhere"))
+        yield Lent(gpus, host, Lessor([*gpus, host], own.ceiling, own.host_ceiling), emit)
+
+
+def rerankers(settings: Configuration, names: Sequence[str], lent: Lent, others: Sequence[str] = ()) -> "Rerankers":
+    """Open the models of `--rerank` or `--model` in their order; `others` are offered where a name means nothing."""
     from interlock.engine.models import registry
     from interlock.engine.models.assets import Policy
     from interlock.engine.search.rerank import Rerankers
 
     own = settings.settings
     specs = registry.rerankers(registry.extended(settings.models), names, others)
-    found = choose(own.devices, own.faults)
-    held = {device.name: by for device in found if (by := holder(device))}
-    host = next((device for device in found if device.kind == "cpu"), None) or CpuDevice()
-    gpus = [device for device in found if device is not host and device.name not in held]
-    lessor = Lessor([*gpus, host], own.ceiling, own.host_ceiling)
     policy = Policy(offline=own.offline, pickles=own.allow_pickle)
-    with hear(found[0].kind) as emit:
-        for name, by in held.items():
-            emit(Warned(message=f"{name} is left to {by}: reranking goes elsewhere"))
-        with Rerankers(specs, policy, gpus, host, lessor, emit, cpu_fallback=own.cpu_fallback) as opened:
-            yield opened
+    return Rerankers(specs, policy, lent.gpus, lent.host, lent.lessor, lent.emit, cpu_fallback=own.cpu_fallback)
 
 
 def check_telemetry(telemetry: Path | None, others: Mapping[str, Path | None]) -> None:
@@ -157,7 +174,12 @@ def score_file(settings: Configuration, file: Path, names: Sequence[str], out: P
         raise UsageError(f"--out: {out} is a directory: name a file")
     if out and out.exists() and out.samefile(file):
         raise UsageError(f"--out: {out} is the file of pairs, which the scores would replace: name another file")
-    with rerankers(settings, names, hear) as models, writing(out) as write, progress("pair") as told:
+    with (
+        lending(settings, hear) as lent,
+        rerankers(settings, names, lent) as models,
+        writing(out) as write,
+        progress("pair") as told,
+    ):
         done, first = 0, ""
         for lines in _windows(read_pairs(file)):
             pairs = _pairs(lines)
@@ -180,7 +202,7 @@ def score_file(settings: Configuration, file: Path, names: Sequence[str], out: P
 
 def plan_file(settings: Configuration, file: Path, names: Sequence[str], hear: Hear) -> str:
     """Plan the pairs of a file, and say what scoring them would take."""
-    with rerankers(settings, names, hear) as models:
+    with lending(settings, hear) as lent, rerankers(settings, names, lent) as models:
         plans = [models.plan(_pairs(lines)) for lines in _windows(read_pairs(file))]
         return plan_text(models.model, plans)
 

@@ -120,7 +120,7 @@ def _search_file(
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale = ""
     with (
-        Answering(settings, options.store, options.collection, rerank, hear) as answering,
+        Answering(settings, options.store, options.collection, rerank, hear, questions=len(questions)) as answering,
         writing(options.answers) as out,
         progress("question") as tell,
     ):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import interlock as product
+from interlock.console.answering import MANY
 from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
@@ -21,6 +22,8 @@ from interlock.engine.outlet.bm25 import Words
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.passes.outputs import Outputs
+from interlock.engine.record import events as ev
+from interlock.engine.record import journal
 from interlock.engine.run import Run
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
@@ -336,6 +339,31 @@ def test_a_file_of_questions_is_answered_line_by_line(place: Path, tmp_path: Pat
     assert [hit["payload"]["chunk_id"] for each in answers for hit in each["hits"]] == [line[2] for line in found]
     alone = command(place, CHUNKS[5]["text"], "--limit", 3, "--json").stdout.splitlines()
     assert [json.loads(line) for line in alone] == answers[0]["hits"]
+
+
+def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: Path) -> None:
+    """Each model leases every GPU for its pass, climbs the ladder, leaves nothing, and finds what the CPU finds."""
+    questions = tmp_path / "many.txt"
+    questions.write_text("".join(f"{each['text']}\n" for each in CHUNKS[:MANY]))
+    asked = "--queries", questions, "--limit", 5
+    told, faults = tmp_path / "events.jsonl", "oom:1,lose@cuda:1:2"
+    on_gpus = command(place, *asked, "--devices", "sim:2xT4", "--faults", faults, "--telemetry", told)
+    assert "Traceback" not in on_gpus.stderr
+    on_cpu = command(place, *asked, "--devices", "cpu", "--telemetry", tmp_path / "cpu.jsonl")
+    assert not (tmp_path / "cpu.jsonl").exists() or "lease_granted" not in (tmp_path / "cpu.jsonl").read_text()
+    for ours, plain in zip(on_gpus.stdout.splitlines(), on_cpu.stdout.splitlines(), strict=True):
+        found, wanted = (
+            [(hit["id"], round(hit["score"], 5)) for hit in json.loads(each)["hits"]] for each in (ours, plain)
+        )
+        assert dict(found) == pytest.approx(dict(wanted), abs=2e-5)
+    events = [entry.body for entry in journal.read(told)]
+    granted = [each for each in events if isinstance(each, ev.LeaseGranted)]
+    assert [each.model for each in granted] == ["a", "b"]
+    assert {name for each in granted for name in each.budgets} == {"cuda:0", "cuda:1"}
+    receipts = [each for event in events if isinstance(event, ev.LeaseReleased) for each in event.receipts]
+    assert {each.residue_bytes for each in receipts} == {0}
+    assert any(isinstance(each, ev.Mitigated) for each in events)
+    assert sum(each.rows for each in events if isinstance(each, ev.BatchCommitted)) == 2 * MANY
 
 
 @pytest.mark.parametrize(

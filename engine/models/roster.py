@@ -8,7 +8,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.intake.reading import Tokenising
 from interlock.engine.intake.tokens import lowercases
-from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.precision import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec
@@ -23,8 +23,13 @@ WHOLE = sys.maxsize
 def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
     """Resolve every model and read its card for these devices. Raises UnavailableError for the first that cannot be
     had."""
-    lowest, kind = lowest_capability(devices) or OLDEST, devices[0].kind
-    return [read_card(spec, resolve(spec, policy, emit), kind, lowest, fewest_processors(devices)) for spec in specs]
+    return [card_for(spec, resolve(spec, policy, emit), devices) for spec in specs]
+
+
+def card_for(spec: ModelSpec, snapshot: ModelSnapshot, devices: Sequence[Device]) -> ModelCard:
+    """Read the card of a snapshot for these devices. Raises as `read_card` does."""
+    lowest = lowest_capability(devices) or OLDEST
+    return read_card(spec, snapshot, devices[0].kind, lowest, fewest_processors(devices))
 
 
 def lowest_capability(devices: Sequence[Device]) -> Capability | None:

@@ -1,7 +1,7 @@
-"""Questions become vectors, weights of terms and vectors of tokens, by the models of a store, on the CPU.
+"""Questions become vectors, weights of terms and vectors of tokens, by the models of a store.
 
-Either each model in turn, under a lease that ends with its pass; or all of them kept under one lease, so that the next
-question finds them in memory.
+Either each model in turn, under a lease that ends with its pass, on the CPU, or on GPUs as a run computes them; or all
+of them kept on the CPU under one lease, so that the next question finds them in memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,10 @@ from contextlib import ExitStack
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.passes.encoder import HostEncoder, encode_texts
 from interlock.engine.passes.outputs import Outputs
+from interlock.engine.passes.texts import TextDevices, TextPass, Told
 from interlock.engine.passes.weigh import by_table
 from interlock.engine.search.store_models import StoreModel
 
-Told = Callable[[str, int], object]
-"""Hears which model encoded how many questions."""
 ROOM = 512
 """Tokens of a question that a kept lease has room for from the beginning; a longer one takes another lease."""
 
@@ -22,10 +21,11 @@ ROOM = 512
 class QueryEncoders:
     """Encodes questions; a context manager, which lets every model go."""
 
-    def __init__(self, lessor: Lessor, *, kept: bool) -> None:
-        """`kept` holds the models from one question to the next under one lease; else each has its own, and goes."""
+    def __init__(self, lessor: Lessor, *, kept: bool, passes: TextDevices | None = None) -> None:
+        """`lessor` lends the CPU. `kept` holds the models from one question to the next under one lease; else each has
+        its own, and goes, in `passes` where there are GPUs."""
         (self._device,) = lessor.devices
-        self._lessor, self._kept = lessor, kept
+        self._lessor, self._kept, self._passes = lessor, kept, passes
         self._encoders: dict[str, tuple[StoreModel, HostEncoder]] = {}
         self._lease = ExitStack()
         self._room: dict[str, int] = {}
@@ -54,6 +54,10 @@ class QueryEncoders:
         """Compute what each model gives of `texts`, by its key. Raises UnavailableError where one does not fit."""
         found = {model.card.key: _weighed(model, texts) for model in models if model.table}
         networks = [model for model in models if not model.table]
+        if self._passes and networks:
+            asked = [TextPass(model.card, model.member.query_prompt, texts) for model in networks]
+            computed = self._passes.compute(asked, "questions", told)
+            return found | {model.card.key: each for model, each in zip(networks, computed, strict=True)}
         if not self._kept:
             for model in networks:
                 found[model.card.key] = encode_texts(

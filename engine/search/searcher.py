@@ -29,12 +29,13 @@ from interlock.engine.outlet.qdrant import Store
 from interlock.engine.outlet.query_vector import query_vectors
 from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.texts import TextDevices, Told
 from interlock.engine.passes.vectors import Vectors
 from interlock.engine.search import lists
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of
-from interlock.engine.search.encoders import QueryEncoders, Told
+from interlock.engine.search.encoders import QueryEncoders
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 
@@ -81,9 +82,11 @@ class StoreSearcher:
         given: Mapping[str, Mapping[str, object]] = {},
         *,
         kept: bool = False,
+        passes: TextDevices | None = None,
     ) -> None:
         """`collection` is its own name or Qdrant's; None where there is one alone. `registry` and `given` are those of
-        `StoreModels`; `kept` holds the models in memory, under one lease, until this is closed.
+        `StoreModels`; `kept` holds the models in memory, under one lease of the CPU that `lessor` lends, until
+        this is closed; with `passes` all questions of one call are computed on GPUs.
 
         Raises UsageError for a store or collection that is not there, damaged or in use, and as `StoreModels` does.
         """
@@ -91,9 +94,9 @@ class StoreSearcher:
             self.store = stack.enter_context(Store.open_for_read(directory, _named(directory, collection)))
             store = self.store
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
-            kind = lessor.devices[0].kind
-            self._models = StoreModels(self.manifest, registry, policy, kind, given)
-            self._encoders = stack.enter_context(QueryEncoders(lessor, kept=kept))
+            devices = passes.devices if passes else lessor.devices
+            self._models = StoreModels(self.manifest, registry, policy, devices, given)
+            self._encoders = stack.enter_context(QueryEncoders(lessor, kept=kept, passes=passes))
             self._check_projection()
             self._stack, self._closed = stack.pop_all(), False
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
-from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, name_of_output
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, Precision, name_of_output
+from interlock.engine.models.roster import card_for
 from interlock.engine.models.term_table import TermTable, table_of
 from interlock.engine.outlet.manifest import KnownModel, Manifest
 
@@ -38,16 +40,16 @@ class StoreModels:
         manifest: Manifest,
         registry: Mapping[str, ModelSpec],
         policy: Policy,
-        device_kind: str,
+        devices: Sequence[Device],
         given: Mapping[str, Mapping[str, object]] = {},
     ) -> None:
-        """The registry adds where the models may lie; rows that a caller has `given` for them are the only place, and
-        must not say something else than the store. Raises UsageError where they do."""
+        """Cards are for `devices`. The registry adds where the models may lie; rows that a caller has `given` for them
+        are the only place, and must not say something else than the store. Raises UsageError where they do."""
         for member in (*manifest.models, *manifest.sparse):
             _check_row(member, given.get(member.model, {}))
         places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}
         self._manifest, self._sources = manifest, {**manifest.run.sources, **places}
-        self._registry, self._policy, self._kind = registry, policy, device_kind
+        self._registry, self._policy, self._devices = registry, policy, devices
         self._found: dict[tuple[str, tuple[str, ...]], StoreModel] = {}
 
     def serving(self, names: Collection[str]) -> list[StoreModel]:
@@ -79,7 +81,8 @@ class StoreModels:
                 _check_head(member, "sparse_linear", stored, snapshot)
             if "tokens" in beside:
                 _check_head(member, "colbert_linear", colbert, snapshot)
-            self._found[key] = StoreModel(read_card(spec, snapshot, self._kind), member, weighs_only=kind == "sparse")
+            card = card_for(spec, snapshot, self._devices)
+            self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse")
         return self._found[key]
 
     def _spec(self, member: KnownModel, kind: Kind, outputs: tuple[Output, ...]) -> ModelSpec:
@@ -94,12 +97,19 @@ class StoreModels:
             allow_pickle=bool(known and known.allow_pickle),
             document_prompt=member.document_prompt,
             query_prompt=member.query_prompt,
-            # a CPU is 100 times slower in halves
-            dtype={self._kind: "float32" if member.dtype == "float16" else member.dtype},
+            dtype=self._dtype(member, known),
             head_sha256=known.head_sha256 if known else {},
             outputs=outputs,
             token_precision="float16",  # noqa: S106  # no password: what the store compares in
         )
+
+    def _dtype(self, member: KnownModel, known: ModelSpec | None) -> Mapping[str, Precision]:
+        """The precision of a question's vectors where it is not the card's to decide: on a CPU that of the store's,
+        but not float16, which takes it 100 times as long."""
+        kind = self._devices[0].kind
+        if kind == "cuda":
+            return known.dtype if known else {}
+        return {kind: "float32" if member.dtype == "float16" else member.dtype}
 
     def _snapshot(self, member: KnownModel, spec: ModelSpec) -> ModelSnapshot:
         """The store's own model: what lies here before what has to be fetched, another one with its key never."""

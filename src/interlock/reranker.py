@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from interlock.api import DEFAULTS, Settings, configured, warned
-from interlock.console.reranking import rerankers
+from interlock.console.reranking import lending, rerankers
 from interlock.engine.errors import UsageError
 from interlock.engine.intake.tokens import is_text
 from interlock.wording import telling
@@ -20,9 +20,10 @@ class Reranker:
     def __init__(self, model: str | Sequence[str], *, settings: Settings = DEFAULTS) -> None:
         """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
         names = [model] if isinstance(model, str) else list(model)
-        self._stack = ExitStack()
+        configuration, self._stack = configured(settings), ExitStack()
         with telling():
-            self._models = self._stack.enter_context(rerankers(configured(settings), names, warned))
+            lent = self._stack.enter_context(lending(configuration, warned))
+            self._models = self._stack.enter_context(rerankers(configuration, names, lent))
 
     def __enter__(self) -> Self:
         return self
