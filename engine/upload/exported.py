@@ -1,11 +1,13 @@
 """What a run exported of a collection, read as the points that its embedded store would hold.
 
 Everything comes from files of the run: `points.parquet`, the token vectors beside it, and the journal that says what
-they mean. A window of rows is in memory at once, and BM25 is made of the texts as a run makes it.
+they mean. A window of rows is in memory at once, and BM25 is made of the texts as a run makes it. No file is mapped:
+one that is cut short would end the process.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
+from numpy.lib import format as npy
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.intake.chunks import Chunk, parted
@@ -31,13 +34,14 @@ from interlock.engine.outlet.windows import Places, TokenWindow, Window
 from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import journal
 from interlock.engine.record.artefacts import AGAIN, check_written
-from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 TABLE = "points.parquet"
@@ -83,26 +87,39 @@ class ExportedRun:
         return found.value if found else None
 
 
+class _ExportedArray:
+    """An array in a file, of which parts are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _readable(path), path.open("rb") as file:
+            header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+            _, _, self._kind = header(file)
+            self._offset = file.tell()
+
+    def part(self, start: int, end: int) -> Any:
+        """Read what is at `[start:end]`."""
+        offset = self._offset + start * self._kind.itemsize
+        with _readable(self._path):
+            found = np.fromfile(self._path, self._kind, end - start, offset=offset)
+            if len(found) < end - start:
+                raise EOFError("it has no such part")
+        return found
+
+
 class _ExportedTokens:
-    """Token vectors in the two arrays in which they are exported."""
+    """Token vectors in the two arrays in which they are exported; consecutive rows of them are read."""
 
     def __init__(self, starts: Path, vectors: Path, width: int) -> None:
-        self.width = width
-        try:
-            self._starts, self._records = (
-                np.load(each, mmap_mode="r", allow_pickle=False) for each in (starts, vectors)
-            )
-        except (OSError, ValueError, EOFError) as error:
-            raise InterlockError(f"cannot read {vectors} ({error}): {AGAIN}") from error
+        self.width, self._starts, self._records = width, _ExportedArray(starts), _ExportedArray(vectors)
 
     def counts(self, rows: Places) -> Places:
-        counts: Places = self._starts[rows + 1] - self._starts[rows]
+        counts: Places = np.diff(self._starts.part(rows[0], rows[-1] + 2))
         return counts
 
     def take(self, rows: Places) -> TokenRows:
-        """Read consecutive rows."""
-        starts = np.asarray(self._starts[rows[0] : rows[-1] + 2])
-        records = np.asarray(self._records[starts[0] : starts[-1]])
+        starts = self._starts.part(rows[0], rows[-1] + 2)
+        records = self._records.part(starts[0], starts[-1])
         return TokenRows(starts - starts[0], records, np.diff(starts) == 0)
 
 
@@ -112,7 +129,8 @@ class ExportedCollection:
 
     `terms` are the names of the sparse vectors in its table, `late` its token vectors by name, `language` that of its
     BM25, empty without. `fingerprint` is the SHA-256 of what its files hold and of what they mean, `status` what became
-    of it in the run, `uploads` where the run keeps what is known of uploads.
+    of it in the run, `uploads` where the run keeps what is known of uploads. `files` are all that is read, as the run
+    recorded them.
     """
 
     run_id: str
@@ -125,6 +143,7 @@ class ExportedCollection:
     manifest: Mapping[str, object]
     fingerprint: str
     uploads: Path
+    files: Mapping[Path, Artefact]
     table: "pq.ParquetFile"
     late: Mapping[str, _ExportedTokens]
     language: str
@@ -147,11 +166,10 @@ class ExportedCollection:
                     f"the run wrote no {directory / name} ({summary.name} is {summary.status}): add {kind} to --export "
                     f"and --resume it"
                 )
-            check_written(directory / name, written[name])
-        try:
-            table = pq.ParquetFile(directory / TABLE, memory_map=True)
-        except (OSError, pa.ArrowException) as error:
-            raise InterlockError(f"cannot read {directory / TABLE} ({error}): {AGAIN}") from error
+        files = {directory / name: written[name] for name in names}
+        _check(files)
+        with _readable(directory / TABLE):
+            table = pq.ParquetFile(directory / TABLE, memory_map=False)
         vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
         dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
         terms = [each.name for each in vectors if each.name not in dims]
@@ -184,6 +202,7 @@ class ExportedCollection:
             manifest,
             hashlib.sha256(known).hexdigest(),
             run.directory.uploads,
+            files,
             table,
             {
                 each: _ExportedTokens(directory / f"{each}-starts.npy", directory / f"{each}.npy", tokens[each])
@@ -209,7 +228,7 @@ class ExportedCollection:
             return None
         counts = WordCounts(Words(language=self.language))
         for group in range(self.table.num_row_groups):
-            counts.add(self.table.read_row_group(group, columns=["text"])["text"].to_pylist())
+            counts.add(self._read(group, ["text"])["text"].to_pylist())
         return counts.bm25(np.arange(self.rows, dtype=np.int32))
 
     @cached_property
@@ -236,7 +255,16 @@ class ExportedCollection:
     def ids(self) -> Iterator[list[str]]:
         """Yield the ids of all points, a window at a time."""
         for group in range(self.table.num_row_groups):
-            yield self.table.read_row_group(group, columns=["id"])["id"].to_pylist()
+            yield self._read(group, ["id"])["id"].to_pylist()
+
+    def check(self) -> None:
+        """Raise InterlockError unless all files are still those of the run; they are read again where their inode, size
+        or times are others."""
+        _check(self.files)
+
+    def _read(self, group: int, columns: list[str] | None = None) -> "pa.Table":
+        with _readable(next(iter(self.files))):
+            return self.table.read_row_group(group, columns=columns)
 
     def _groups(self) -> Iterator[tuple[int, int]]:
         """The first row of each group of rows, with its number."""
@@ -253,7 +281,7 @@ class ExportedCollection:
                 yield _rows(window, slice(skipped, None)) if skipped > 0 else window
 
     def _window(self, start: int, group: int) -> Window:
-        table = self.table.read_row_group(group)
+        table = self._read(group)
         columns = (table[name].to_pylist() for name in TEXTS)
         chunks = [
             Chunk(text, metadata, chunk_id, source, point, record)
@@ -273,6 +301,22 @@ class ExportedCollection:
             {name: TokenWindow(tokens, rows) for name, tokens in self.late.items()},
             chunks,
         )
+
+
+def _check(files: Mapping[Path, Artefact]) -> None:
+    for path, artefact in files.items():
+        check_written(path, artefact)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what a library says of a file into an InterlockError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, ValueError, EOFError, pa.ArrowException) as error:
+        raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
 
 
 def _told(manifest: Mapping[str, object]) -> dict[str, object]:

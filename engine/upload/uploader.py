@@ -103,8 +103,18 @@ class CollectionUpload:
         """Upload the collection and return what it came to, once that is verified.
 
         Raises UsageError for a server or a collection that does not fit, UnavailableError where the server does not
-        answer for too long, InterlockError where what is there is not what was sent.
+        answer for too long, InterlockError where what is there is not what was sent, or a file was changed meanwhile.
         """
+        try:
+            report = self._uploaded()
+        except Exception:
+            self._collection.check()  # whatever else went wrong, a file that was changed meanwhile is why
+            raise
+        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        atomic.write_bytes(self._stem.with_name(f"{self._stem.name}.json"), text + b"\n")
+        return report
+
+    def _uploaded(self) -> UploadReport:
         began = self._clock()
         version = self._server.version()
         previous = self._previous()
@@ -122,9 +132,10 @@ class CollectionUpload:
             self._index()
             points = self._counted(limits)  # indexes may take hours, and others do not wait for them
             self._check_mark(journal)
+            self._collection.check()
             if self._options.alias:
                 previous = self._switch(previous)
-        report = UploadReport(
+        return UploadReport(
             url=self._server.address.url,
             server_version=version,
             collection=self.target,
@@ -145,9 +156,6 @@ class CollectionUpload:
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
             configuration=self._layout.request,
         )
-        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
-        atomic.write_bytes(self._stem.with_name(f"{self._stem.name}.json"), text + b"\n")
-        return report
 
     def _previous(self) -> str:
         """What the alias means so far. Raises UsageError where a collection has its name, or it that of the target."""
@@ -243,6 +251,7 @@ class CollectionUpload:
         for body in bodies(self._collection.points(journal.rows), most, lambda: self._limit):
             for part in self._accepted(body):
                 self._check_mark(journal, written=True)
+                self._collection.check()  # what was sent was read before, so that it was right if it is now
                 journal.acknowledge(journal.rows + len(part.points))
                 self._sent += len(part.points)
                 self._hearing.progress(journal.rows, rows)
