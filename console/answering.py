@@ -177,18 +177,23 @@ def ask_of(
     only: str | None,
     hybrid: str | None,
     sparse_share: float | None,
-    where: Sequence[str],
+    where: object,
 ) -> "Ask":
-    """Make what is asked for of what was given; None takes the default. Raises UsageError for what cannot be."""
+    """Make what is asked for of what was given; None takes the default, `where` is what `conditions_in` reads. Raises
+    UsageError for what cannot be."""
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.combine import Hybrid
-    from interlock.engine.search.conditions import read_condition
+    from interlock.engine.search.conditions import conditions_in
 
+    try:
+        weighed = None if weights is None else dict(weights)
+    except (TypeError, ValueError):
+        raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
     ask = Ask(
         limit=limit,
-        weights=None if weights is None else dict(weights),
+        weights=weighed,
         only=only or "",
-        where=tuple(map(read_condition, where)),
+        where=conditions_in(where),
     )
     if hybrid is not None:
         if hybrid not in [*Hybrid]:

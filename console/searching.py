@@ -118,7 +118,7 @@ def _search_file(
     if options.answers and options.answers.exists() and options.answers.samefile(options.queries):
         raise UsageError(f"--out: {options.answers} is the file of questions: name another file")
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
-    stale = ""
+    stale = none = ""
     with (
         Answering(settings, options.store, options.collection, rerank, hear, questions=len(questions)) as answering,
         writing(options.answers) as out,
@@ -129,10 +129,13 @@ def _search_file(
         for made in answering.windows(texts, ask, told=lambda model, done: tell(model, done, len(texts))):
             code = code or made.exit_code
             stale = stale or _stale_among(made.answers, answering)
+            none = none or next((answer.why_none for answer in made.answers if answer.why_none), "")
             for answer in made.answers:
                 out(write(next(left), answer))
     took = time.monotonic() - began
     print(f"{several(len(questions), 'question')} answered in {took:.1f} s", file=sys.stderr)
+    if none:
+        print(safe(f"interlock: no chunk found for any: {none}", 1000), file=sys.stderr)
     if stale:
         print(stale, file=sys.stderr)
     return code
@@ -146,7 +149,7 @@ def _tell_gap(answering: Answering) -> None:
 
 def _print_answer(answer: "Answer", *, as_json: bool, explained: bool) -> None:
     if not answer.hits:
-        print("interlock: no chunk found", file=sys.stderr)
+        print(safe(f"interlock: no chunk found{answer.why_none and f': {answer.why_none}'}", 1000), file=sys.stderr)
     for line in (hit_lines if as_json else answer_lines)(answer, explained=explained):
         print(line)
     if explained and not as_json:

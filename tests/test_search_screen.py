@@ -99,6 +99,8 @@ def test_how_lists_are_combined_is_told_as_it_is_asked():
     assert {answer_rows.rules(ask, SHOWN, reranked=True)[0]: ask for ask in told.values()} == told
     filtered = Ask(where=read_conditions('a=b "c=two words" d>=3'))
     assert answer_rows.rules(filtered, SHOWN, reranked=True)[1] == 'only a=b "c=two words" d>=3'
+    own = Ask(where=read_conditions("""'a="two words"' 'b."own key"=c'"""))
+    assert read_conditions(" ".join(answer_rows.written(own))) == own.where and own.where[0].value == '"two words"'
     reranked = replace(SHOWN, rerank="m")
     assert [answer_rows.rules(Ask(), reranked, reranked=on)[1] for on in (True, False)] == ["rerank m", "rerank off"]
 

@@ -46,6 +46,8 @@ def chunk(row: int) -> dict:
         "nested": [{"own=key": row % 5 == 0}],
         "rate": float(row % 6),
         "snow": 1234567890123456789 + row % 2,
+        "code": str(row % 9),
+        "said": ('a = "b"', '"torn', "", "", "", "", "")[row % 7],
     }
     return {"text": text, "metadata": metadata}
 
@@ -211,12 +213,84 @@ def test_a_hit_says_what_each_stage_made_of_it(place: Path) -> None:
         ("metadata.rate=-0", lambda row: row % 6 == 0),
         ("metadata.snow=1234567890123456789", lambda row: row % 2 == 0),
         ("metadata.lang=true", lambda row: False),
+        ('metadata.lang="en"', lambda row: row % 3 == 0),
+        ('metadata.lang!="en"', lambda row: row % 3),
+        ('metadata.code="7"', lambda row: row % 9 == 7),
+        ("metadata.code=7", lambda row: row % 9 == 7),
+        ('metadata.year="2003"', lambda row: False),
+        ('metadata.seen="true"', lambda row: False),
+        ('metadata.said="a = \\"b\\""', lambda row: row % 7 == 0),
+        ('metadata.said=a = "b"', lambda row: row % 7 == 0),
+        ('metadata.said="torn', lambda row: row % 7 == 1),
+        ('metadata.said=""', lambda row: row % 7 > 1),
     ],
 )
 def test_a_condition_holds_for_what_it_says_and_for_nothing_else(place: Path, condition: str, holds) -> None:
     with open_store(place, "concat") as searcher:
         (answer,) = searcher.search(["text"], Ask(500, only="a", where=(read_condition(condition),)))
     assert {hit.payload["chunk_id"] for hit in answer.hits} == {f"c{row}" for row in range(TEXTS) if holds(row)}
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("metadata.lang=en", 80),
+        (["metadata.lang=en", "metadata.lang=de"], 160),
+        ({"metadata.lang": "en", "metadata.seen": True}, 20),
+        ({"metadata.lang": ["en", "de"], "metadata.year": 2007}, 8),
+        ({"metadata.code": "7"}, 26),
+        ({"metadata.code": 7}, 26),
+        ({"metadata.year": "2007"}, 0),
+    ],
+)
+def test_in_python_conditions_are_one_text_several_or_values_by_key(place: Path, where, found: int) -> None:
+    settings = product.Settings(config=place / "interlock.toml")
+    assert len(product.search(place / "concat", "text", limit=500, where=where, only="a", settings=settings)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"where": [3]}, "^where: expected texts, got \\[3\\]: give KEY=VALUE"),
+        ({"where": {"lang": None}}, "^where: expected a text, a number or a truth for each key"),
+        ({"where": "lang"}, "^where 'lang': give KEY=VALUE, .* as in metadata.lang=en"),
+        ({"weights": "a"}, "^weights: expected numbers by model, got 'a'"),
+        ({"only": "c"}, "^only c: the store has no such vectors"),
+        ({"hybrid": "sum"}, "^hybrid 'sum': choose one of weighted"),
+        ({"sparse_share": 2}, "^sparse_share: expected a number from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_pythons_words(place: Path, asked, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        product.search(place / "concat", "text", settings=product.Settings(config=place / "interlock.toml"), **asked)
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        (["metadata.lang=EN"], 'no chunk has metadata.lang=EN: values there are "de"; "en"; "fr"'),
+        (["metadata.lang=EN", "metadata.lang=DE"], "no chunk has metadata.lang=EN or metadata.lang=DE: values there"),
+        (["metadata.seen=yes"], "no chunk has metadata.seen=yes: values there are false; true"),
+        (["metadata.year>3000", "metadata.lang=en"], "no chunk has metadata.year>3000: values there are 2000; 2001;"),
+        (["metadata.code=7", "metadata.code!=7"], "no chunk has all of metadata.code=7, metadata.code!=7"),
+        (["metadata=en"], "no chunk has metadata=en"),
+    ],
+)
+def test_where_no_chunk_fulfils_the_conditions_it_is_said_why(place: Path, where, why: str) -> None:
+    conditions = tuple(map(read_condition, where))
+    with open_store(place, "concat") as searcher:
+        answers = searcher.search(["text", "other"], Ask(only="a", where=conditions))
+        (found,) = searcher.search(["text"], Ask(only="a", where=(read_condition("metadata.lang=en"),)))
+    assert all(answer.why_none.startswith(why) and not answer.hits for answer in answers), answers[0].why_none
+    assert found.hits and not found.why_none
+
+
+def test_the_command_says_why_no_chunk_is_found(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "q.txt").write_text("a\nb\n")
+    why = 'no chunk has metadata.lang=EN: values there are "de"; "en"; "fr"\n'
+    assert command(place, "a", "--filter", "metadata.lang=EN").stderr == f"interlock: no chunk found: {why}"
+    many = command(place, "--queries", tmp_path / "q.txt", "--filter", "metadata.lang=EN").stderr
+    assert many.endswith(f"interlock: no chunk found for any: {why}") and many.count("no chunk has") == 1
 
 
 @pytest.mark.parametrize(
@@ -392,8 +466,9 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("a", "--filter", "meta[=x"), "'meta[' is not the path of a key"),
         (
             ("a", "--filter", "lang=en"),
-            "no chunk has 'lang': use a key that there is (chunk_id; metadata.chunk_id; metadata.lang",
+            "no chunk has 'lang' (did you mean metadata.lang?): use a key that there is (chunk_id; metadata.chunk_id",
         ),
+        (("a", "--filter", "metadata.yaer=1"), "no chunk has 'metadata.yaer' (did you mean metadata.year?)"),
         (("--queries", "{}/q.csv"), "name it .jsonl, .tsv, .txt"),
         (("--queries", "{}/none.txt"), "cannot read"),
         (("--queries", "{}/empty.txt"), "empty.txt is empty: put a question on each line"),

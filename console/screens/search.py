@@ -335,6 +335,8 @@ class SearchScreen(Keyed):
             self._list.show(answer_rows.rows(answer, self._chosen, width, ascii=self._look.ascii))
         else:
             none = ["No chunk was found."] if answer else answer_rows.unasked(self._shown)
+            if answer and answer.why_none:
+                none = [f"{answer.why_none[0].upper()}{answer.why_none[1:]}."]
             if answer and self._ask.where:
                 none.append(f"{self.shown_key('filters')} changes the filters.")
             lines = [line for text in none for line in wrapped(text, width - 2)]

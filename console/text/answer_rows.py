@@ -3,6 +3,7 @@ found. Pure.
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,9 +171,8 @@ def loaded_for(ask: Ask, shown: StoreShown) -> list[str]:
 
 
 def written(ask: Ask) -> list[str]:
-    """Write the conditions as they are typed, in quotes where they have blanks."""
-    texts = [f"{each.key}{each.sign}{each.value}" for each in ask.where]
-    return [f'"{text}"' if any(sign.isspace() for sign in text) else text for text in texts]
+    """Write the conditions as they are typed, in quotes where they have blanks or quotes of their own."""
+    return [_typed(str(each)) for each in ask.where]
 
 
 def head(shown: StoreShown, *, wide: bool) -> str:
@@ -239,6 +239,12 @@ def _readable(value: object, limit: int = LONGEST, *, ascii: bool) -> str:
     """A text as the terminal can show it."""
     text = safe(value, limit)
     return text.encode("ascii", "replace").decode() if ascii else text
+
+
+def _typed(text: str) -> str:
+    if {*text} & {*"\"'\\"}:
+        return shlex.quote(text)
+    return f'"{text}"' if any(sign.isspace() for sign in text) else text
 
 
 def _fields(payload: object, before: str = "") -> Iterator[tuple[str, object]]:

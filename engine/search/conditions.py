@@ -1,11 +1,12 @@
 """Conditions on payloads, as an operator writes them (`metadata.lang=en`), for the store's engine to apply."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import UsageError, meant
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.record.compare import few
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     import qdrant_edge as edge
 
 LOOKED = 64
-"""Points whose payloads say which keys there are, where a condition names one that no point has."""
+"""Points whose payloads say which keys and values there are, where a condition names others."""
+SHOWN = 60
+"""Signs of a value that is named so."""
+FORMS = 'as in metadata.lang=en, metadata.page>=3 or title="a = b", a text in quotes being that text alone'
 EXACT = 2**53 - 1
 """The largest number that the engine's ranges tell from its neighbours."""
 _CONDITION = re.compile(
@@ -28,11 +32,15 @@ _RANGES = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
 
 @dataclass(frozen=True)
 class Condition:
-    """What the value at `key` of a payload has to be: `sign` one of = != >= <= > <."""
+    """What the value at `key` of a payload has to be: `sign` one of = != >= <= > <; a `value` in JSON's quotes is that
+    text and nothing that it may stand for."""
 
     key: str
     sign: str
     value: str
+
+    def __str__(self) -> str:
+        return f"{self.key}{self.sign}{self.value}"
 
 
 def read_condition(text: str) -> Condition:
@@ -40,7 +48,7 @@ def read_condition(text: str) -> Condition:
     can have, and for a bound that is no number."""
     found = _CONDITION.fullmatch(text)
     if not found or not found["value"]:
-        raise UsageError(f"--filter {text!r:.100}: give KEY=VALUE, with one of = != >= <= > <")
+        raise UsageError(f"--filter {text!r:.100}: give KEY=VALUE, with one of = != >= <= > <, {FORMS}")
     condition = Condition(found["key"], found["sign"], found["value"])
     _check_key(condition.key)
     if condition.sign in _RANGES:
@@ -52,18 +60,31 @@ def read_condition(text: str) -> Condition:
     return condition
 
 
+def conditions_in(given: object) -> tuple[Condition, ...]:
+    """Read conditions that a caller gives by value: one text, several, or the value that each key has to have. Raises
+    UsageError for anything else, and as `read_condition` does."""
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Mapping):
+        values = [(key, each) for key, own in given.items() for each in (own if isinstance(own, list) else [own])]
+        if not all(isinstance(key, str) and isinstance(value, str | int | float) for key, value in values):
+            raise UsageError(
+                f"--filter: expected a text, a number or a truth for each key, got {given!r:.100}: give one"
+            )
+        given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values]
+    if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        raise UsageError(f"--filter: expected texts, got {given!r:.100}: give KEY=VALUE, as in metadata.lang=en")
+    return tuple(map(read_condition, given))
+
+
 def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | None":
     """Make the engine's filter for a store: all conditions hold; of those that ask one key to be equal, one does."""
     import qdrant_edge as edge
 
     if not conditions:
         return None
-    equal: dict[str, list[Condition]] = {}
-    for each in conditions:
-        if each.sign == "=":
-            equal.setdefault(each.key, []).append(each)
     must: list[edge.FieldCondition | edge.Filter] = [
-        edge.Filter(should=[match for each in several for match in _matches(each, store)]) for several in equal.values()
+        edge.Filter(should=[match for each in alike for match in _matches(each, store)]) for alike in _equal(conditions)
     ]
     must += [
         edge.FieldCondition(each.key, range=edge.RangeFloat(**{_RANGES[each.sign]: float(each.value)}))
@@ -74,6 +95,28 @@ def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | N
     return edge.Filter(must=[*must], must_not=[*must_not])
 
 
+def why_none(store: Store, conditions: Sequence[Condition]) -> str:
+    """Say why no point fulfils conditions whose keys there are: which no point fulfils, and values that there are, or
+    that no point fulfils all; empty where some do."""
+    if not conditions or store.count(filter_of(conditions, store)):
+        return ""
+    parts = [*_equal(conditions), *([each] for each in conditions if each.sign != "=")]
+    for alike in parts:
+        if not store.count(filter_of(alike, store)):
+            asked, there = " or ".join(map(str, alike)), _values_there(store, alike[0].key)
+            return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
+    return f"no chunk has all of {', '.join(map(str, conditions))}"
+
+
+def _equal(conditions: Sequence[Condition]) -> list[list[Condition]]:
+    """Those that ask a key to be equal, together for each key."""
+    equal: dict[str, list[Condition]] = {}
+    for each in conditions:
+        if each.sign == "=":
+            equal.setdefault(each.key, []).append(each)
+    return [*equal.values()]
+
+
 def check_keys(store: Store, conditions: Sequence[Condition]) -> None:
     """Raise UsageError, naming keys that there are, for a condition on one that no point of the store has."""
     import qdrant_edge as edge
@@ -82,7 +125,9 @@ def check_keys(store: Store, conditions: Sequence[Condition]) -> None:
         there = edge.Filter(must_not=[edge.IsEmptyCondition(each.key)])
         if store.count() and not store.count(there):
             keys = sorted({key for payload in store.some_payloads(LOOKED) for key in _keys(payload)})
-            raise UsageError(f"--filter: no chunk has {each.key!r}: use a key that there is ({few(keys)})")
+            within = next((f" (did you mean {key}?)" for key in keys if key.endswith(f".{each.key}")), "")
+            hint = within or meant(each.key, keys)
+            raise UsageError(f"--filter: no chunk has {each.key!r}{hint}: use a key that there is ({few(keys)})")
 
 
 def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | edge.HasIdCondition]":
@@ -90,6 +135,8 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
     import qdrant_edge as edge
 
     key, value = condition.key, condition.value
+    if (text := _quoted(value)) is not None:
+        return [edge.FieldCondition(key, match=edge.MatchValue(text))]
     found: list[edge.FieldCondition | edge.HasIdCondition] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
     if value in ("true", "false"):  # the engine's binding makes a number of a truth, which matches none
         found.append(edge.HasIdCondition(_true_or_false(store, key, wanted=value == "true")))
@@ -103,8 +150,27 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
 
 def _true_or_false(store: Store, key: str, *, wanted: bool) -> "set[int | UUID | str]":
     """The points whose value at `key`, or one of several, is this truth."""
-    first, *parts = [quoted or plain for quoted, plain in _PART.findall(key)]
+    first, *parts = _parts(key)
     return {point for point, payload in store.parts(first) if any(each is wanted for each in _values(payload, parts))}
+
+
+def _quoted(value: str) -> str | None:
+    """The text that JSON's quotes are around; None for any other value."""
+    try:
+        text = json.loads(value) if value.startswith('"') else None
+    except ValueError:
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _parts(key: str) -> list[str]:
+    return [quoted or plain for quoted, plain in _PART.findall(key)]
+
+
+def _values_there(store: Store, key: str) -> list[str]:
+    """Values that some points have at a key, as JSON."""
+    found = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, _parts(key)))
+    return sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in found if each is not None})
 
 
 def _values(value: object, parts: Sequence[str]) -> Iterator[object]:

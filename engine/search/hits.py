@@ -59,7 +59,8 @@ class Answer:
     """What was found for one question, best first.
 
     `shares` say how much each list counts where several were combined, `seconds` how long each stage took, by its name.
-    `calibrated` are the weights of the dense models where they are those that an evaluation gave the store.
+    `calibrated` are the weights of the dense models where they are those that an evaluation gave the store. `why_none`
+    says why no chunk fulfils the conditions, where none does.
     """
 
     text: str
@@ -67,3 +68,4 @@ class Answer:
     shares: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     calibrated: Mapping[str, float] = field(default_factory=dict)
+    why_none: str = ""

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -34,7 +34,7 @@ from interlock.engine.passes.vectors import Vectors
 from interlock.engine.search import lists
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
-from interlock.engine.search.conditions import check_keys, filter_of
+from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.encoders import QueryEncoders
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
@@ -147,8 +147,13 @@ class StoreSearcher:
         with watch.timed("encoding"):
             outputs = self._encoders.encode(models, texts, told)
         shared = {stage: seconds / len(texts) for stage, seconds in watch.seconds.items()}
+        none = None
         for question in self._questions(comparison, texts, outputs):
-            yield self._answer(question, comparison, ask, where, limit, shared)
+            answer = self._answer(question, comparison, ask, where, limit, shared)
+            if not answer.hits and ask.where:
+                none = why_none(self.store, ask.where) if none is None else none  # which every question shares
+                answer = replace(answer, why_none=none)
+            yield answer
 
     def _check_projection(self) -> None:
         """Raise UsageError where the fused vectors were projected from others than the manifest's fusion makes."""

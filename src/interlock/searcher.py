@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from interlock.engine.search.hits import Answer, Hit
 
 
+Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float]]
+"""Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key."""
+
+
 class Searcher:
     """Holds a store and the models that questions to it go through, under one lease; a context manager.
 
@@ -32,7 +36,7 @@ class Searcher:
         only: str | None = None,
         hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None = None,
         sparse_share: float | None = None,
-        where: Sequence[str] = (),
+        where: Conditions = (),
         rerank: str | Sequence[str] = (),
         rerank_share: float | None = None,
         rerank_depth: int | None = None,
@@ -47,7 +51,7 @@ class Searcher:
         `weights` are those of the dense models (those of the run), `only` names one model's vectors or terms, or
         "bm25". A store with sparse vectors is searched by them too: their list and the dense one become one by `hybrid`
         ("weighted": scores from 0 to 1, of which the sparse ones count `sparse_share`, 0.2). `where` has conditions on
-        payloads, such as "metadata.lang=en".
+        payloads: "metadata.lang=en", several of these, or `{"metadata.lang": "en"}`, with values as they are.
 
         With `rerank`, a cross-encoder or several in the order in which they are tried, the best `rerank_depth` chunks
         (50) are scored anew and come as `RankedHit`s: their scores are blended, the new ones counting `rerank_share`
@@ -111,7 +115,7 @@ def search(
     only: str | None = None,
     hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None = None,
     sparse_share: float | None = None,
-    where: Sequence[str] = (),
+    where: Conditions = (),
     rerank: str | Sequence[str] = (),
     rerank_share: float | None = None,
     rerank_depth: int | None = None,

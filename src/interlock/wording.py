@@ -12,6 +12,8 @@ from interlock.engine.errors import InterlockError, UsageError
 _SETTINGS = {flag_of(item.name): item.name + "=True" * (not item.metadata["metavar"]) for item in knobs()}
 _SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection", "--limit": "limit"}
 _SETTINGS |= {"--rerank-share": "rerank_share", "--rerank-depth": "rerank_depth", "--rerank": "rerank"}
+_SETTINGS |= {"--filter": "where", "--weights": "weights", "--only": "only", "--hybrid": "hybrid"}
+_SETTINGS |= {"--sparse-share": "sparse_share"}
 _SETTINGS |= {"--queries": "queries", "--qrels": "qrels", "--seed": "seed"}
 _SETTINGS |= {"--alias": "alias", "--index": "indexes", "--vector-type": "vector_type", "--patience": "patience"}
 _SETTINGS |= {"--quantisation": "quantisation", "--settle": "settle", "--api-key-file": "api_key_file"}
