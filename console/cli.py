@@ -353,8 +353,9 @@ def _rerank(command: argparse.ArgumentParser) -> None:
 def _eval(command: argparse.ArgumentParser) -> None:
     """Judge the models of --roster and --sparse by the collection in DATA (corpus.jsonl, queries.jsonl, qrels/test.tsv,
     as BEIR has them; qrels/train.tsv chooses weights where it is there): each alone, every fusion, smaller forms of
-    storage, hybrid search with sparse models and BM25, and a reranker. Texts are encoded on the CPU and kept, so that
-    a second evaluation takes seconds. Of a run the vectors that it delivered are judged, and its models and weights.
+    storage, hybrid search with sparse models and BM25, and a reranker. Texts are encoded on the GPUs of --devices, else
+    on the CPU, and kept, so that a second evaluation takes seconds. Of a run the vectors that it delivered are
+    judged, and its models and weights.
     """
     text = "directory of a judged collection, or of a run"
     command.add_argument("data", type=PATH, metavar="DATA", help=text)

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from interlock.engine.evaluation.gathering import TextEncoder
     from interlock.engine.evaluation.judging import Judge, Lists, Reranking
     from interlock.engine.evaluation.report import Evaluation, MeasuredWeights
-    from interlock.engine.models.card import ModelCard
 
 
 def evaluate(settings: Configuration, options: argparse.Namespace) -> int:
@@ -113,8 +112,9 @@ def planned(settings: Configuration, asked: Asked) -> str:
 
     source = matter_of(settings, asked)
     texts = list(source.judged.texts.values()) if source.delivered is None else list(source.judged.queries.values())
-    with _encoder(settings) as encoder:
-        return amounts_text([encoder.amount(card, texts) for card in source.cards])
+    with _encoder(settings, source) as encoder:
+        every = zip(source.specs, source.cards, strict=True)
+        return amounts_text([encoder.amount(spec, card, texts) for spec, card in every])
 
 
 def evaluated(settings: Configuration, asked: Asked) -> "Evaluation":
@@ -134,9 +134,9 @@ def _judged(settings: Configuration, asked: Asked, source: Matter) -> "Evaluatio
     from interlock.engine.outlet.fusion import Fusion
 
     parts = parted(source.judged, asked.limit, asked.seed)
-    with _encoder(settings) as encoder:
+    with _encoder(settings, source) as encoder:
         if source.delivered is None:
-            _forecast(encoder, source.cards, list(source.judged.texts.values()))
+            _forecast(encoder, source, list(source.judged.texts.values()))
         material = material_of(settings, source, parts, encoder)
         _tell("judging")
         judge = Judge(material, Fusion(source.fusion), asked.seed)
@@ -160,18 +160,26 @@ def agreed(settings: Configuration, asked: Asked) -> "Agreement":
 
 
 @contextmanager
-def _encoder(settings: Configuration) -> "Iterator[TextEncoder]":
-    """What encodes on the CPU, under the ceiling of the settings."""
+def _encoder(settings: Configuration, source: Matter) -> "Iterator[TextEncoder]":
+    """What encodes texts, unless a run has delivered them, and queries, under the ceilings of the settings."""
+    from interlock.console.reranking import Telemetry, lending
     from interlock.engine.evaluation.gathering import TextEncoder
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
+    from interlock.engine.passes.texts import TextDevices
 
     if settings.settings.threads:
         import torch
 
         torch.set_num_threads(settings.settings.threads)
-    with progress() as tell:
-        yield TextEncoder(Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling), tell)
+    own, gpus = settings.settings, None
+    with ExitStack() as stack:
+        if source.delivered is None:
+            lent = stack.enter_context(lending(settings, partial(Telemetry, None)))
+            if lent.gpus:
+                gpus = TextDevices(lent.gpus, lent.host, lent.lessor, lent.emit, own.cpu_fallback)
+        tell = stack.enter_context(progress())
+        yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), tell, gpus)
 
 
 @contextmanager
@@ -216,11 +224,12 @@ def _reranking(
         yield Reranking(",".join(names), rescore, blend.share, blend.depth)
 
 
-def _forecast(encoder: "TextEncoder", cards: "Sequence[ModelCard]", texts: Sequence[str]) -> None:
+def _forecast(encoder: "TextEncoder", source: Matter, texts: Sequence[str]) -> None:
     """Tell how much there is to encode before it is encoded."""
     from interlock.engine.record.units import duration
 
-    for amount in (encoder.amount(card, texts) for card in cards):
+    for spec, card in zip(source.specs, source.cards, strict=True):
+        amount = encoder.amount(spec, card, texts)
         if amount.missing:
             kept = amount.texts - amount.missing
             known = f" ({kept:,} more are kept)" if kept else ""

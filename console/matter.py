@@ -144,7 +144,7 @@ def material_of(settings: Configuration, source: Matter, parts: "QueryParts", en
             if source.delivered:
                 sparse.append(delivered_sparse(encoder, card, name, source.delivered, queries))
             else:
-                sparse.append(sparse_side(encoder, card, name, texts, queries))
+                sparse.append(sparse_side(encoder, spec, card, name, texts, queries))
     grades = grades_of(judged, parts)
     return Material(ids, texts, queries, grades, parts.tested, parts.trained, dense, sparse, parts.halved)
 

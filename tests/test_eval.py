@@ -410,6 +410,20 @@ def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(pl
     assert [way["measures"] for way in once] == [way["measures"] for way in twice]
 
 
+def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_cpu(place):
+    on_gpus = ("--devices", "sim:2xT4", "--json", "gpus.json")
+    assert "40 " in run(place, "--plan", *on_gpus[:2]).stdout
+    said = run(place, *on_gpus, "--faults", "oom:2,lose@cuda:1:4").stderr
+    assert "SIMULATED" in said or "simulated" in said
+    assert "pass 1 a completed: 40 texts" in said
+    run(place, "--devices", "cpu", "--json", "cpu.json")
+    ours, plain = (json.loads((place / name).read_text()) for name in ("gpus.json", "cpu.json"))
+    assert [way["measures"] for way in ours["ways"]] == [way["measures"] for way in plain["ways"]]
+    assert {each["device"] for each in ours["models"].values()} == {"simulated GPU"}
+    assert {each["device"] for each in plain["models"].values()} == {"CPU"}
+    assert "completed" not in run(place, *on_gpus).stderr
+
+
 def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
     flags = ("--roster", f"{tiny_a},{tiny_b}", "--calibrate", "own.toml", "--json", "own.json")
     said = interlock("eval", place / "set", *flags, cwd=place).stdout

@@ -1,18 +1,20 @@
 """Texts and queries of a judged collection as the models give them: what `judging` works on.
 
-Everything is computed on the CPU under a lease, or read where it was computed before.
+Texts are computed on GPUs where there are some, everything else on the CPU, under leases; or read where it was computed
+before.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
-from interlock.engine.evaluation.encoding import Amount, Encoded, amount_of, encode_all
+from interlock.engine.evaluation.encoding import Amount, amount_of, encode_all
 from interlock.engine.evaluation.judging import Lists, Rescored
 from interlock.engine.evaluation.material import DenseSide, Rows, SideCost, SparseSide
 from interlock.engine.evaluation.nearest import Postings
@@ -21,11 +23,13 @@ from interlock.engine.intake.judged import Judged
 from interlock.engine.intake.ragged import starts_of
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import card_for
 from interlock.engine.models.term_table import table_of
 from interlock.engine.outlet.bm25 import BM25, WordCounts, Words
 from interlock.engine.outlet.fusion import truncate
 from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.passes.texts import Encoded, TextDevices
 from interlock.engine.passes.weigh import weigh_queries
 from interlock.engine.search.maxsim import maxsim
 
@@ -49,13 +53,36 @@ class TextEncoder:
     """Encodes texts and queries by the models of an evaluation."""
 
     lessor: Lessor
+    """Of the CPU."""
     tell: Tell
+    gpus: TextDevices | None = None
 
-    def amount(self, card: ModelCard, texts: Sequence[str]) -> Amount:
-        return amount_of(card, texts, card.document_prompt, self.lessor)
+    @property
+    def device(self) -> str:
+        """What texts are computed on, for people."""
+        if not self.gpus:
+            return "CPU"
+        return "GPU" if self.gpus.devices[0].kind == "cuda" else "simulated GPU"
+
+    def amount(self, spec: ModelSpec, card: ModelCard, texts: Sequence[str]) -> Amount:
+        card = self._card(spec, card)
+        return amount_of(card, texts, card.document_prompt, self.lessor, self.gpus)
+
+    def documents(self, spec: ModelSpec, card: ModelCard, texts: Sequence[str]) -> Encoded:
+        """Encode texts; `card` is that of the CPU."""
+        card = self._card(spec, card)
+        told = partial(self._tell, card.key, len(texts))
+        return encode_all(card, texts, card.document_prompt, self.lessor, told, self.gpus)
 
     def encode(self, card: ModelCard, texts: Sequence[str], prompt: str) -> Encoded:
-        return encode_all(card, texts, prompt, self.lessor, lambda done: self.tell(card.key, done, len(texts)))
+        """Encode a few texts, mostly queries, on the CPU."""
+        return encode_all(card, texts, prompt, self.lessor, partial(self._tell, card.key, len(texts)))
+
+    def _card(self, spec: ModelSpec, card: ModelCard) -> ModelCard:
+        return card_for(spec, card.snapshot, self.gpus.devices) if self.gpus else card
+
+    def _tell(self, model: str, of: int, done: int) -> None:
+        self.tell(model, done, of)
 
 
 def parted(judged: Judged, most: int | None, seed: int) -> QueryParts:
@@ -88,19 +115,20 @@ def dense_side(
     encoder: TextEncoder, spec: ModelSpec, card: ModelCard, weight: float, texts: Sequence[str], queries: Sequence[str]
 ) -> DenseSide:
     """Encode texts and queries by a dense model. Raises UsageError where the model has no vector of one."""
-    documents = encoder.encode(card, texts, card.document_prompt)
+    documents = encoder.documents(spec, card, texts)
     asked = encoder.encode(card, queries, card.query_prompt)
     both = [_dense(card.key, each.rows) for each in (documents, asked)]
-    return DenseSide(card.key, weight, both[0], both[1], _cost(documents, asked, len(queries)), spec.matryoshka)
+    cost = _cost(encoder, documents, asked, len(queries))
+    return DenseSide(card.key, weight, both[0], both[1], cost, spec.matryoshka)
 
 
 def sparse_side(
-    encoder: TextEncoder, card: ModelCard, name: str, texts: Sequence[str], queries: Sequence[str]
+    encoder: TextEncoder, spec: ModelSpec, card: ModelCard, name: str, texts: Sequence[str], queries: Sequence[str]
 ) -> SparseSide:
     """Weigh the terms of texts and queries by a sparse model."""
-    documents = encoder.encode(card, texts, card.document_prompt)
+    documents = encoder.documents(spec, card, texts)
     asked = _asked(encoder, card, queries)
-    return SparseSide(name, _terms(documents), _terms(asked), _cost(documents, asked, len(queries)))
+    return SparseSide(name, _terms(documents), _terms(asked), _cost(encoder, documents, asked, len(queries)))
 
 
 def delivered_dense(
@@ -205,5 +233,5 @@ def _dense(model: str, rows: Outputs) -> Numbers:
     return vectors
 
 
-def _cost(documents: Encoded, asked: Encoded, queries: int) -> SideCost:
-    return SideCost(documents.seconds, 1000 * asked.seconds / max(1, queries))
+def _cost(encoder: TextEncoder, documents: Encoded, asked: Encoded, queries: int) -> SideCost:
+    return SideCost(documents.seconds, 1000 * asked.seconds / max(1, queries), encoder.device)

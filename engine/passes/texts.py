@@ -4,7 +4,6 @@ Leases, canaries, the ladder and receipts are those of a run; what the passes gi
 nowhere.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -45,6 +44,15 @@ class TextPass:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """What a model gives of texts, one row each, and the seconds that computing it took: of a CPU's time, or of all
+    GPUs together."""
+
+    rows: Outputs
+    seconds: float
+
+
+@dataclass(frozen=True)
 class TextDevices:
     """Computes texts on GPUs, of which there is at least one; `lessor` lends them, and `host`, the CPU."""
 
@@ -54,21 +62,23 @@ class TextDevices:
     emit: Emit
     cpu_fallback: bool = True
 
-    def compute(self, asked: Sequence[TextPass], name: str, told: Told = lambda model, texts: None) -> list[Outputs]:
+    def compute(self, asked: Sequence[TextPass], name: str, told: Told = lambda model, texts: None) -> list[Encoded]:
         """Compute what each model gives of its texts, in their order; a text that nothing helps is parked.
 
         `name` is what the texts are called in events, and who holds the GPUs meanwhile. Raises UnavailableError where a
         pass fails or another process holds a GPU; an interrupt ends after the batches that are being computed.
         """
-        done, failed = Counter[int](), dict[int, str]()
+        done: dict[int, list[BatchCommitted]] = {number: [] for number in range(len(asked))}
+        failed = dict[int, str]()
 
         def heard(event: AnyEvent) -> None:
             self.emit(event)
             if isinstance(event, PassFailed):
                 failed[event.model_pass] = event.reason
             elif isinstance(event, BatchCommitted):
-                done[event.model_pass] += event.rows
-                told(asked[event.model_pass].card.key, done[event.model_pass])
+                own = done[event.model_pass]
+                own.append(event)
+                told(asked[event.model_pass].card.key, sum(batch.rows for batch in own))
 
         with TemporaryDirectory(prefix="interlock-") as scratch, holding(self.devices, name):
             grid = [_cells(number, each, name, Path(scratch)) for number, each in enumerate(asked)]
@@ -76,7 +86,8 @@ class TextDevices:
             if failed:
                 number, why = min(failed.items())
                 raise UnavailableError(f"model {asked[number].card.key}: {why}")
-            return [cells.files.take(np.arange(len(each.texts))) for cells, each in zip(grid, asked, strict=True)]
+            rows = [cells.files.take(np.arange(len(each.texts))) for cells, each in zip(grid, asked, strict=True)]
+        return [Encoded(each, sum(batch.seconds for batch in done[number])) for number, each in enumerate(rows)]
 
     def _context(self, heard: Emit) -> RunContext:
         controls, masters = Controls(), Masters(0, hydrated_for(self.devices[0]))

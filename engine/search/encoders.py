@@ -57,7 +57,7 @@ class QueryEncoders:
         if self._passes and networks:
             asked = [TextPass(model.card, model.member.query_prompt, texts) for model in networks]
             computed = self._passes.compute(asked, "questions", told)
-            return found | {model.card.key: each for model, each in zip(networks, computed, strict=True)}
+            return found | {model.card.key: each.rows for model, each in zip(networks, computed, strict=True)}
         if not self._kept:
             for model in networks:
                 found[model.card.key] = encode_texts(

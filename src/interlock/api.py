@@ -209,9 +209,9 @@ def evaluate(
     """Judge the roster of `settings` by the judged collection in `data` (BEIR's files), or what a run has delivered of
     `collection` by the files `queries` and `qrels`: the figures of `interlock eval --json`.
 
-    `limit` judges by so many queries, which `seed` draws. Texts are encoded on the CPU once and kept; progress goes to
-    stderr. Raises UsageError for what cannot be judged by, naming file and line, UnavailableError for a model that is
-    not there, and without ir-measures.
+    `limit` judges by so many queries, which `seed` draws. Texts are encoded once, on GPUs where there are some, and
+    kept; progress goes to stderr. Raises UsageError for what cannot be judged by, naming file and line,
+    UnavailableError for a model that is not there, and without ir-measures.
     """
     configuration = configured(settings)
     from interlock.console.evaluating import evaluated
