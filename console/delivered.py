@@ -48,8 +48,7 @@ def prune(options: argparse.Namespace) -> int:
     """Remove stale points from a store, or tell how many there are."""
     from interlock.engine.outlet import mirror, shard
 
-    names = [options.collection] if options.collection else shard.collections(options.store)
-    for name in names:
+    for name in shard.named(options.store, options.collection):
         each = mirror.prune(options.store, name, remove=not options.dry_run)
         done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
         print(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.config import Configuration, flag_of
 from interlock.engine.errors import UsageError
+from interlock.engine.outlet.shard import MANIFEST
 from interlock.engine.record.counting import several
+from interlock.engine.record.rundir import JOURNAL
 
 if TYPE_CHECKING:
     from interlock.engine.evaluation.delivered import DeliveredCollection
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
 
+CORPUS = "corpus.jsonl"
 OWN_OF_A_RUN = ("roster", "sparse", "fusion", "bm25", "bm25_language")
 """Settings that a run has of its own."""
 
@@ -68,6 +71,7 @@ def matter_of(settings: Configuration, asked: Asked) -> Matter:
             raise UsageError(
                 f"{flag} is for the directory of a run, and {asked.data} has no journal: drop it, or name a run"
             )
+    _check_place(asked.data)
     judged = read_judged(asked.data)
     specs, cards = _models(settings)
     notes = []
@@ -78,10 +82,28 @@ def matter_of(settings: Configuration, asked: Asked) -> Matter:
     return Matter(asked.data.absolute().name, judged, specs, cards, weights, settings.settings.fusion, notes)
 
 
+def _check_place(data: Path) -> None:
+    """Raise UsageError, saying what it is instead, for a place that has no judged collection."""
+    if not data.is_dir():
+        what = "is not a directory" if data.exists() else "does not exist"
+    elif any(data.glob(f"*/{MANIFEST}")):
+        raise UsageError(f"{data} is a store: name the run that wrote it")
+    elif any(data.glob(f"*/{JOURNAL}")):
+        raise UsageError(f"{data} is a directory of runs: name one of them")
+    elif not (data / CORPUS).exists():
+        what = f"has no {CORPUS}"
+    else:
+        return
+    raise UsageError(
+        f"{data} {what}: name a directory with {CORPUS}, queries.jsonl and qrels/test.tsv, or that of a run"
+    )
+
+
 def _run(settings: Configuration, asked: Asked) -> Matter:
     """A run's own vectors, with queries and judgements from files."""
     from interlock.engine.evaluation.delivered import card_of, read_delivered
     from interlock.engine.intake.judged import Judged, read_grades, read_queries
+    from interlock.engine.intake.questions import read_questions
     from interlock.engine.models.registry import extended
 
     if given := [flag_of(name) for name in OWN_OF_A_RUN if settings.origins[name].startswith(("flag", "python"))]:
@@ -91,7 +113,8 @@ def _run(settings: Configuration, asked: Asked) -> Matter:
             "a run is judged by --queries FILE and --qrels FILE: pass both, or neither to compare its models"
         )
     found = read_delivered(asked.data, asked.collection)
-    queries = read_queries(asked.queries)
+    listed = asked.queries.suffix in (".tsv", ".txt")
+    queries = {each.id: each.text for each in read_questions(asked.queries)} if listed else read_queries(asked.queries)
     judged = Judged(
         dict(zip(found.ids, found.texts, strict=True)),
         queries,

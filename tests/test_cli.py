@@ -386,10 +386,11 @@ def test_a_text_of_the_store_is_found_first_with_a_score_of_one(call, store):
         (["STORE", "\udcff\udcfe", "--collection", "docs"], "the query is not text"),
         (["STORE", "a\ud800", "--collection", "docs"], "the query is not text"),
         (["STORE", "q", "--collection", "../docs"], "no collection"),
+        (["STORE/docs", "q"], "docs is one collection of a store: name .*, with --collection docs"),
     ],
 )
 def test_an_impossible_search_exits_2_and_says_why(call, store, args, why):
-    code, out, err = call("search", *(store if each == "STORE" else each for each in args))
+    code, out, err = call("search", *(each.replace("STORE", str(store)) for each in args))
     assert (code, out) == (ExitCode.USAGE, "")
     assert "interlock: " in err
     assert re.search(why, err)

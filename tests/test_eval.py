@@ -583,10 +583,41 @@ def test_a_run_that_nobody_judged_tells_how_its_models_differ(place, delivered):
         (("--queries", "set/queries.jsonl"), "pass both"),
         (("--collection", "Other"), "has no collection 'Other': choose one of Docs"),
         (("--picture", "a.svg"), "need judgements"),
+        (("--collection", "Dosc"), "has no collection 'Dosc' (did you mean Docs?): choose one of Docs"),
+        (("--queries", "twice.tsv", "--qrels", "set/qrels/test.tsv"), "twice.tsv:2: id 'x' is that of line 1 too"),
     ],
 )
 def test_a_run_that_cannot_be_judged_so_ends_with_2(place, delivered, flags, said):
+    (place / "twice.tsv").write_text("x\ta\nx\tb\n")
     assert said in judge_run(place, delivered, *flags, check=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("nowhere", "nowhere does not exist: name a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv, or"),
+        ("interlock.toml", "interlock.toml is not a directory: name a directory with corpus.jsonl"),
+        ("chunks", "chunks has no corpus.jsonl: name a directory with corpus.jsonl"),
+        ("runs", "runs is a directory of runs: name one of them"),
+        ("store", "store is a store: name the run that wrote it"),
+    ],
+)
+def test_what_is_no_judged_collection_is_told_as_what_it_is(place, delivered, data, said):
+    (place / "store" / "docs").mkdir(parents=True, exist_ok=True)
+    (place / "store" / "docs" / "manifest.json").touch()
+    for more in ((), ("--plan",)):
+        ended = interlock("eval", data, *more, cwd=place, check=2)
+        assert ended.stderr.startswith(f"interlock: {said}"), ended.stderr
+
+
+def test_a_run_is_judged_by_the_questions_that_a_search_takes_and_by_either_name_of_its_collection(place, delivered):
+    listed = [json.loads(line) for line in (place / "set" / "queries.jsonl").read_text().splitlines()]
+    (place / "q.tsv").write_text("".join(f"{each['_id']}\t{each['text']}\n" for each in listed))
+    figures = []
+    for queries, name in (("set/queries.jsonl", "Docs"), ("q.tsv", "docs")):
+        judge_run(place, delivered, "--queries", queries, "--qrels", "set/qrels/test.tsv", "--collection", name)
+        figures.append([way["measures"] for way in json.loads((place / "run.json").read_text())["ways"]])
+    assert figures[0] == figures[1]
 
 
 def test_models_that_have_nothing_in_common_share_none_and_no_text_is_its_own_neighbour():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -74,7 +75,18 @@ def test_points_of_chunks_that_left_are_marked_found_as_such_and_removed_when_as
     assert len(held(store)) == 12
     assert call("prune", store)[:2] == (0, "docs: 4 of 12 points removed, 8 left\n")
     assert held(store) == dict.fromkeys(KEPT)
-    assert call("prune", store, "--collection", "other")[0] == ExitCode.USAGE
+    assert call("prune", store, "--collection", "Docs", "--dry-run")[:2] == (
+        0,
+        "docs: 0 of 8 points no longer in the corpus\n",
+    )
+    for place, collection, why in (
+        (store, "dosc", "no collection 'dosc' in .* (did you mean docs?): choose one of docs"),
+        (store / "docs", None, "docs is one collection of a store: name .*store, with --collection docs"),
+        (run, None, "is a run and not a store: name the directory that its --qdrant was"),
+        (tmp_path, None, "has no collection: name the --qdrant directory of a run"),
+    ):
+        code, out, err = call("prune", place, *(["--collection", collection] if collection else []))
+        assert (code, out) == (ExitCode.USAGE, "") and fnmatch(err, f"interlock: *{why.replace('.*', '*')}\n"), err
 
 
 def test_a_run_removes_them_only_with_prune_and_a_plan_says_how_many(deliver, call, tmp_path):

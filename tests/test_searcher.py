@@ -19,6 +19,7 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.outlet.bm25 import Words
+from interlock.engine.outlet.qdrant import Store
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.passes.outputs import Outputs
@@ -374,6 +375,14 @@ def test_models_stay_under_one_lease_and_all_is_let_go_at_the_end(place: Path) -
     assert lessor._open == [] and searcher.resident == []
     with open_store(place, "concat") as another:  # nobody holds the store
         assert another.search(["the first"], Ask())[0].hits == first.hits
+
+
+def test_a_store_in_use_names_no_other_place_where_nothing_is_delivered(place: Path, tmp_path: Path) -> None:
+    with open_store(place, "concat") as searcher:
+        for more in (("search", place / "concat", "a"), ("prune", place / "concat")):
+            assert interlock(*more, check=2).stderr.endswith("is in use by another run or search: wait for its end\n")
+        with pytest.raises(UsageError, match="wait for its end, or choose another --qdrant DIR"):
+            Store.open_for_write(place / "concat", "docs", searcher.store.dims, searcher.store.manifest)
 
 
 def test_in_python_a_searcher_answers_as_a_search_does(place: Path) -> None:

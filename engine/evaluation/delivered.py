@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.errors import InterlockError, UsageError, meant, remedy
 from interlock.engine.evaluation.material import SideCost
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
@@ -80,10 +80,13 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     summary = summarise(state)
     found = {each.name: each for each in summary.collections}
     if wanted is None and len(found) != 1:
-        raise UsageError(f"run {directory.name} has {len(found)} collections: choose one with --collection")
-    name = wanted if wanted is not None else next(iter(found))
+        names = ", ".join(found)
+        raise UsageError(f"run {directory.name} has {len(found)} collections: choose one with --collection ({names})")
+    stored = {each.qdrant_collection: each.name for each in summary.collections}
+    name = next(iter(found)) if wanted is None else wanted if wanted in found else stored.get(wanted, wanted)
     if name not in found:
-        raise UsageError(f"run {directory.name} has no collection {name!r}: choose one of {', '.join(found)}")
+        hint = meant(name, found)
+        raise UsageError(f"run {directory.name} has no collection {name!r}{hint}: choose one of {', '.join(found)}")
     exports = {Path(each.path).name: each for each in found[name].exports}
     files = _Files(directory, RunDirectory(directory).exports(name), exports)
     missing = {each.model for each in found[name].missing}

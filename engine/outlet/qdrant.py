@@ -89,7 +89,7 @@ class Store:
         with working(path, f"writing {shard.MANIFEST}"):
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            held.enter_context(shard.holding(path, fcntl.LOCK_EX))
+            held.enter_context(shard.holding(path, fcntl.LOCK_EX, shard.ELSEWHERE))
             if not shard.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
                 shard.write_manifest(path, wanted)
             elif calibrated := shard.read_manifest(path).get("calibrated"):  # of the same models at the same weights

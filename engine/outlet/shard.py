@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.errors import InterlockError, UsageError, meant, remedy
+from interlock.engine.intake.collections import qdrant_name
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.outlet.bm25 import BM25
 from interlock.engine.outlet.fusion import Vectors
@@ -28,6 +29,7 @@ from interlock.engine.outlet.panics import panics_untold
 from interlock.engine.outlet.projection import PROJECTION, from_bytes, to_bytes
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.compare import differences, few
+from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.units import human_bytes
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it di
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 ELSEWHERE = "choose another --qdrant DIR"
+READING = ("reading", "counting", "searching", "opening")
+"""What is done to a store that nothing is delivered into."""
 
 
 def collections(directory: Path) -> list[str]:
@@ -58,12 +62,30 @@ def collections(directory: Path) -> list[str]:
         raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
 
 
-def find(directory: Path, collection: str) -> Path:
-    """Return the directory of an existing collection; UsageError, naming those there are, if it is not one."""
+def named(directory: Path, collection: str | None = None) -> list[str]:
+    """List the collections that are meant, as the store calls them: all, or the one of this name, which may be that of
+    its chunks. UsageError, naming those there are, where there is none."""
     held = collections(directory)
-    if collection not in held:
-        raise UsageError(f"no collection {collection!r} in {directory}: available {', '.join(held) or 'none'}")
-    return directory / collection
+    if not held and (directory / MANIFEST).exists():
+        raise UsageError(
+            f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
+        )
+    if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
+        raise UsageError(f"{directory} is a run and not a store: name the directory that its --qdrant was")
+    if not held:
+        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
+    if collection is None:
+        return held
+    for name in (collection, *([] if "/" in collection else [qdrant_name(collection)])):
+        if name in held:
+            return [name]
+    hint = meant(collection, held)
+    raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
+
+
+def find(directory: Path, collection: str) -> Path:
+    """Return the directory of an existing collection; UsageError as `named`."""
+    return directory / named(directory, collection)[0]
 
 
 def check_name(what: str, name: str) -> None:
@@ -103,7 +125,7 @@ def check(
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {path}: {there} is not writable; {ELSEWHERE}")
     require_room(path, 0)
-    with opening(path), ExitStack() as locks:
+    with opening(path, ELSEWHERE), ExitStack() as locks:
         for locked in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
             if locked.is_dir():
                 locks.callback(os.close, _locked(locked, fcntl.LOCK_SH))
@@ -117,9 +139,10 @@ def check(
 
 
 @contextmanager
-def holding(path: Path, how: int) -> Iterator[None]:
-    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError while anybody else does."""
-    with opening(path):
+def holding(path: Path, how: int, elsewhere: str = "") -> Iterator[None]:
+    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError while anybody else does, with
+    what to do `elsewhere`, if that is a way."""
+    with opening(path, elsewhere):
         handle = _locked(path, how)
     try:
         yield
@@ -169,7 +192,7 @@ def load(
         read_dims(path)  # the engine would wait for a pipe in its place
         if dims is not None:
             _check_sparse(path, sparse)  # the engine itself takes fewer than there are
-    with opening(path), panics_untold():
+    with opening(path, ELSEWHERE if dims is not None else ""), panics_untold():
         shard = EdgeShard.load(str(path), config)
     for directory in left:  # whoever made them held the lock that is ours now
         shutil.rmtree(directory, ignore_errors=True)
@@ -245,9 +268,10 @@ def require_room(path: Path, size: int) -> None:
         )
 
 
-def opening(path: Path) -> AbstractContextManager[None]:
-    """Explain failures to open, which are the user's to resolve: somebody else at work there, a damaged directory."""
-    return _translated(partial(_unopenable, path))
+def opening(path: Path, elsewhere: str = "") -> AbstractContextManager[None]:
+    """Explain failures to open, which are the user's to resolve: somebody else at work there, a damaged directory; with
+    what to do `elsewhere`, where something is to be delivered."""
+    return _translated(partial(_unopenable, path, elsewhere))
 
 
 def working(path: Path, doing: str) -> AbstractContextManager[None]:
@@ -319,14 +343,15 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
         raise
 
 
-def _unopenable(path: Path, cause: BaseException) -> InterlockError:
+def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockError:
+    otherwise = f", or {elsewhere}" if elsewhere else ""
     if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
-        return UsageError(f"{path} is in use by another run or search: wait for its end, or {ELSEWHERE}")
+        return UsageError(f"{path} is in use by another run or search: wait for its end{otherwise}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening", cause)
     return UsageError(
         f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
-        f"delete it and deliver again, or {ELSEWHERE}"
+        f"delete it and deliver again{otherwise}"
     )
 
 
@@ -343,6 +368,8 @@ def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     advice = "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
     if code in LIMITS:
         advice = remedy(OSError(code, "")).removesuffix(" and retry")
+    if doing in READING:
+        return InterlockError(f"the store {path} failed while {doing}: {cause}; {advice}, then try again")
     return InterlockError(
         f"the store {path} failed while {doing}: {cause}; {advice}, then deliver again (finished work is "
         f"kept), or {ELSEWHERE}"

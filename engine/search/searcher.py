@@ -16,7 +16,6 @@ import numpy as np
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.collections import qdrant_name
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.outlet import shard
@@ -280,12 +279,7 @@ def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vector
 
 def _named(directory: Path, collection: str | None) -> str:
     """The name in Qdrant of the collection that is meant; that of the only one where none is named."""
-    names = shard.collections(directory)
-    if collection is not None:
-        own = "/" not in collection and collection not in names and qdrant_name(collection) in names
-        return qdrant_name(collection) if own else collection
-    if not names:
-        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
+    names = shard.named(directory, collection)
     if len(names) > 1:
         raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({', '.join(names)})")
     return names[0]
