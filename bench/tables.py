@@ -81,6 +81,14 @@ def search(found: Any) -> Iterator[Row]:
             )
 
 
+def upload(found: Any) -> Iterator[Row]:
+    for name, size in (found or {"bytes": {}})["bytes"].items():
+        took = (f"{1e6 * found[f'{kind}_seconds'][name]['median'] / found['points']:.0f}" for kind in ("cpu", "wall"))
+        yield name, f"{size['point']:,}", size["number"], *took
+    for name, each in (found or {"ratios": {}})["ratios"].items():
+        yield name, "", "", beside_goal(found, f"CPU, {name}", "{:.2f}x"), f"{each['wall']:.2f}x"
+
+
 def memory(found: Any) -> Iterator[Row]:
     for count, phases in (found or {"runs": {}})["runs"].items():
         beyond = (f"{phases[phase]['beyond_mb']:.0f}" for phase in ("reading", "pass", "files", "store"))
@@ -304,6 +312,9 @@ PARTS: dict[str, Callable[[], Figures]] = {
         ["collection", "limit", "longer texts", "overlap", "cut", "split", "difference, 95 %", "tokens more"],
         ["long"],
         long_texts,
+    ),
+    "upload": lambda: figures(
+        ["way", "bytes a point", "bytes a number", "CPU µs a point", "wall µs a point"], ["upload"], upload
     ),
     "late interaction": lambda: figures(
         [

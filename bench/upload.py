@@ -1,7 +1,8 @@
-"""What an upload takes, against qdrant-client's own `upload_points`, and whether it survives being killed.
+"""What an upload takes by REST and over gRPC, against qdrant-client's own `upload_points`, and whether it survives
+being killed.
 
-Both send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
-front over Qdrant's engine in a process of its own, in shuffled turns, each into a collection of its own. CPU seconds
+All send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
+fronts over Qdrant's engine in a process of their own, in shuffled turns, each into a collection of its own. CPU seconds
 are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, each
 process killed at a random request, before, while or after the server took it.
 """
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,10 +30,12 @@ import numpy as np
 
 from interlock.engine.outlet.points import Point, Terms
 from interlock.engine.upload.address import Address
-from interlock.engine.upload.bodies import MOST_POINTS, bodies
+from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, bodies
+from interlock.engine.upload.grpc_points import as_protobuf
 from interlock.engine.upload.layout import CollectionLayout
 from interlock.engine.upload.patience import Patience
 from interlock.engine.upload.server import QdrantServer
+from interlock.engine.upload.upserts import Upserts
 
 SOURCES = ("engine/upload",)
 ROOT = Path(__file__).parents[1]
@@ -56,74 +60,103 @@ def points(count: int) -> list[Point]:
 
 
 @contextlib.contextmanager
-def front(directory: str) -> Iterator[str]:
-    """The front in a process of its own; its URL."""
-    words = [sys.executable, "-m", "tests.edge_bridge", directory]
+def front(directory: str) -> Iterator[tuple[str, int]]:
+    """The fronts in a process of their own: the URL, and the port of gRPC."""
+    words = [sys.executable, "-m", "tests.edge_grpc", directory]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdin
-        yield process.stdout.readline().strip()
+        url, port = process.stdout.readline().split()
+        yield url, int(port)
         process.stdin.close()
 
 
-def ours(server: QdrantServer, url: str, collection: str, sent: list[Point]) -> int:
-    size = 0
-    for body in bodies(sent):
-        server.upsert(collection, body.json)
-        size += body.size
-    return size
+def ours(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> None:
+    with Upserts(server, collection, port, lambda _: None) as upserts:
+        for body in upserts.bodies(lambda: sent, MOST_POINTS, lambda: MOST_BYTES):
+            upserts.send(body)
+        assert upserts.transport == ("grpc" if port else "rest")
 
 
-def theirs(server: QdrantServer, url: str, collection: str, sent: list[Point]) -> int:
-    from qdrant_client import QdrantClient
+def structs(sent: list[Point]) -> Iterator[Any]:
     from qdrant_client.models import PointStruct, SparseVector
 
-    def structs() -> Iterator[PointStruct]:
-        for point in sent:
-            vectors: dict[str, Any] = {name: vector.tolist() for name, vector in point.vectors.items()}
-            for name, terms in point.sparse.items():
-                vectors[name] = SparseVector(indices=terms.indices.tolist(), values=terms.values.tolist())
-            yield PointStruct(id=point.id, vector=vectors, payload=dict(point.payload))
+    for point in sent:
+        vectors: dict[str, Any] = {name: vector.tolist() for name, vector in point.vectors.items()}
+        for name, terms in point.sparse.items():
+            vectors[name] = SparseVector(indices=terms.indices.tolist(), values=terms.values.tolist())
+        yield PointStruct(id=point.id, vector=vectors, payload=dict(point.payload))
 
-    client = QdrantClient(url=url, check_compatibility=False, timeout=60, trust_env=False)
-    client.upload_points(collection, structs(), batch_size=MOST_POINTS, wait=True)
+
+def theirs(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> None:
+    from qdrant_client import QdrantClient
+
+    url = server.address.url
+    way = {"prefer_grpc": True, "grpc_port": port} if port else {"trust_env": False}
+    client = QdrantClient(url=url, check_compatibility=False, timeout=60, **way)
+    client.upload_points(collection, structs(sent), batch_size=MOST_POINTS, wait=True)
     client.close()
-    return 0
+
+
+WAYS = {"REST": ours, "gRPC": ours, "upload_points by REST": theirs, "upload_points over gRPC": theirs}
+
+
+def sizes(sent: list[Point]) -> dict[str, dict[str, float]]:
+    """Bytes of each way: of a point, and of a number of a vector."""
+    from qdrant_client.models import PointsList
+
+    bare = [replace(point, payload={}) for point in sent]
+    numbers = sum(
+        sum(map(len, each.vectors.values())) + sum(len(one.values) for one in each.sparse.values()) for each in sent
+    )
+    made: dict[str, Callable[[list[Point]], int]] = {
+        "REST": lambda of: sum(each.size for each in bodies(of)),
+        "gRPC": lambda of: sum(each.size for each in bodies(of, write=as_protobuf)),
+        "upload_points by REST": lambda of: len(PointsList(points=list(structs(of))).model_dump_json()),
+    }
+    made["upload_points over gRPC"] = made["gRPC"]  # the same messages
+    return {
+        name: {"point": round(size(sent) / len(sent)), "number": round(size(bare) / numbers, 1)}
+        for name, size in made.items()
+    }
 
 
 def throughput(options: argparse.Namespace) -> dict[str, Any]:
     about, sent, dice = machine.describe(), points(options.points), random.Random(0)
-    ways = {"ours": ours, "upload_points": theirs}
-    cpu: dict[str, list[float]] = {name: [] for name in ways}
-    wall: dict[str, list[float]] = {name: [] for name in ways}
-    size = 0
+    cpu: dict[str, list[float]] = {name: [] for name in WAYS}
+    wall: dict[str, list[float]] = {name: [] for name in WAYS}
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(front(stack.enter_context(tempfile.TemporaryDirectory())))
+        url, port = stack.enter_context(front(stack.enter_context(tempfile.TemporaryDirectory())))
         server = stack.enter_context(QdrantServer(Address.parse(url), None, Patience(60)))
         for number in range(options.rounds + 1):  # the first is for imports and caches
-            for name in dice.sample(list(ways), len(ways)):
-                collection = f"{name}-{number}"
+            for name in dice.sample(list(WAYS), len(WAYS)):
+                collection = f"{name.replace(' ', '-')}-{number}"
                 server.create(collection, LAYOUT.request)
                 began, used = time.perf_counter(), time.process_time()
-                size = max(size, ways[name](server, url, collection, sent))
+                WAYS[name](server, port if "gRPC" in name else 0, collection, sent)
                 if number:
                     cpu[name].append(time.process_time() - used)
                     wall[name].append(time.perf_counter() - began)
                 assert server.count(collection) == len(sent)
+    pairs = {
+        "gRPC to REST": ("gRPC", "REST"),
+        "REST to upload_points": ("REST", "upload_points by REST"),
+        "gRPC to upload_points": ("gRPC", "upload_points over gRPC"),
+    }
     ratios = {
-        kind: statistics.median(one / other for one, other in zip(each["ours"], each["upload_points"], strict=True))
-        for kind, each in (("cpu", cpu), ("wall", wall))
+        name: {
+            kind: round(statistics.median(a / b for a, b in zip(each[one], each[other], strict=True)), 3)
+            for kind, each in (("cpu", cpu), ("wall", wall))
+        }
+        for name, (one, other) in pairs.items()
     }
     return {
         "machine": {**about, "load_after": machine.load()},
         "points": len(sent),
-        "bytes_a_point": round(size / len(sent)),
-        "cpu_seconds": {name: [round(each, 4) for each in values] for name, values in cpu.items()},
-        "wall_seconds": {name: [round(each, 4) for each in values] for name, values in wall.items()},
-        "ratios": {kind: round(value, 3) for kind, value in ratios.items()},
-        "goals": {
-            "CPU of upload_points": machine.goal(ratios["cpu"], GOAL, at_most=True),
-            "wall time of upload_points": machine.goal(ratios["wall"], GOAL, at_most=True),
-        },
+        "bytes": sizes(sent),
+        "cpu_seconds": {name: machine.spread(values) for name, values in cpu.items()},
+        "wall_seconds": {name: machine.spread(values) for name, values in wall.items()},
+        "ratios": ratios,
+        "goals": {f"CPU, {name}": machine.goal(of["cpu"], GOAL, at_most=True) for name, of in ratios.items()},
     }
 
 
@@ -186,12 +219,12 @@ def show(result: dict[str, Any]) -> None:
     if "kills" in result:
         print(f"\n{result['kills']} kills of {result['uploads']} uploads", *result["wrong"], sep="\n")
     else:
-        print(f"\n{result['points']:,} points of {result['bytes_a_point']:,} bytes")
+        print(f"\n{result['points']:,} points")
         rows = [
-            [name, statistics.median(result["cpu_seconds"][name]), statistics.median(result["wall_seconds"][name])]
-            for name in result["cpu_seconds"]
+            [name, *size.values(), *(result[f"{kind}_seconds"][name]["median"] for kind in ("cpu", "wall"))]
+            for name, size in result["bytes"].items()
         ]
-        machine.table(["way", "CPU s", "wall s"], rows)
+        machine.table(["way", "bytes a point", "bytes a number", "CPU s", "wall s"], rows)
     machine.goals(result["goals"])
 
 

@@ -252,6 +252,8 @@ def _upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--patience", type=_told(parsers.seconds), default=300.0, metavar="S", help=text)
     text = "seconds to wait for its indexes at the end (default 3600)"
     command.add_argument("--settle", type=_told(parsers.seconds), default=3600.0, metavar="S", help=text)
+    text = "where points may go over gRPC; 0: nowhere (default 6334 if the URL's port is 6333; else 0)"
+    command.add_argument("--grpc-port", type=_told(parsers.port), metavar="PORT", help=text)
     text = "show points, bytes, requests and the collection's configuration, and ask no server"
     command.add_argument("--dry-run", action="store_true", help=text)
 

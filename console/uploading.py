@@ -39,6 +39,7 @@ class AskedUpload:
     key_file: Path | None = None
     patience: float = PATIENCE
     settle: float = SETTLE
+    grpc_port: int | None = None
     tell: Callable[[str], object] = field(default=lambda text: None)
 
 
@@ -55,6 +56,7 @@ def upload(options: argparse.Namespace) -> int:
         options.api_key_file,
         options.patience,
         options.settle,
+        options.grpc_port,
         lambda text: print(f"interlock: {safe(text, 1000)}", file=sys.stderr, flush=True),
     )
     if options.dry_run:
@@ -131,14 +133,15 @@ def plan_lines(plan: "UploadPlan") -> list[str]:
     into = f"{safe(plan.collection)}" + (f", then alias {safe(plan.alias)}" if plan.alias else "")
     requests = several(plan.requests, "request")
     return [
-        f"{into}: {several(plan.points, 'point')}, {human_bytes(plan.bytes)} in {requests}",
+        f"{into}: {several(plan.points, 'point')}, {human_bytes(plan.bytes)} in {requests} by REST",
         msgspec.json.format(msgspec.json.encode(plan.configuration), indent=2).decode(),
     ]
 
 
 def report_lines(report: "UploadReport") -> list[str]:
     """Word what an upload came to."""
-    sent = f"{several(report.sent, 'point')} sent" if report.sent else "nothing was left to send"
+    over = {"grpc": " over gRPC", "rest": " by REST"}.get(report.transport, " over gRPC and by REST")
+    sent = f"{several(report.sent, 'point')} sent{over}" if report.sent else "nothing was left to send"
     worst = "" if report.worst_cosine is None else f", worst cosine {report.worst_cosine:.7f}"
     lines = [
         f"{safe(report.collection)} on {safe(report.url)} (Qdrant {safe(report.server_version)}): "
@@ -155,6 +158,7 @@ def report_lines(report: "UploadReport") -> list[str]:
 
 
 def _prepared(asked: AskedUpload) -> "tuple[list[ExportedCollection], UploadOptions]":
+    from interlock.engine.upload.address import Address
     from interlock.engine.upload.exported import ExportedRun
     from interlock.engine.upload.layout import parse_indexes, quantisation_of, vector_type_of
     from interlock.engine.upload.report import UploadOptions
@@ -165,6 +169,7 @@ def _prepared(asked: AskedUpload) -> "tuple[list[ExportedCollection], UploadOpti
         vector_type=vector_type_of(asked.vector_type),
         quantisation=quantisation_of(asked.quantisation),
         settle=asked.settle,
+        grpc_port=Address.parse(asked.url).grpc_port(asked.grpc_port),
     )
     collections = ExportedRun.open(asked.run).collections(asked.collection)
     if asked.alias and len(collections) > 1:

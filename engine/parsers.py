@@ -123,6 +123,14 @@ def at_least_one(value: object) -> int:
     return _whole(value, 1)
 
 
+def port(value: object) -> int:
+    """Read the number of a port; 0: none."""
+    number = _whole(value, 0)
+    if number > 0xFFFF:
+        raise ValueError("expected a port up to 65535, or 0 for none")
+    return number
+
+
 def threads(value: object) -> int:
     """Read a number of threads: beyond some thousands torch's own pool ends the process with a signal."""
     if (threads := count(value)) > MOST_THREADS:

@@ -152,7 +152,7 @@ class EdgeBridge:
     kind: type[Collection] = Collection
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._lock = directory, threading.Lock()
+        self._directory, self.lock = directory, threading.Lock()
         self.collections: dict[str, Collection] = {}
         self.aliases: dict[str, str] = {}
         self.requests: list[tuple[str, str]] = []
@@ -164,7 +164,7 @@ class EdgeBridge:
 
     def answer(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> Answer:
         """What is said to one request; `headers` have names in lower case."""
-        with self._lock:
+        with self.lock:
             parts = urlsplit(target)
             path = unquote(parts.path)
             self.requests.append((method, path))

@@ -9,7 +9,7 @@ import pytest
 from interlock.console.cli import COMMANDS
 from tests.builders import ROOT, corpus, environment
 
-HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "numpy"}
+HEAVY = {"torch", "textual", "rich", "transformers", "sentence_transformers", "qdrant_client", "grpc", "numpy"}
 SCREEN = {"textual", "rich"}
 CODE = """
 import json, sys
@@ -51,7 +51,7 @@ def test_a_headless_run_of_a_packed_model_loads_no_screen_and_no_transformers(tm
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     modules = loaded("run", root, "--no-ui", "--quiet", "--roster", tiny_a, "--qdrant", "store", cwd=tmp_path)
     assert {"torch", "pyarrow", "qdrant_edge"} <= modules
-    assert modules & (SCREEN | {"transformers", "sentence_transformers", "qdrant_client"}) == set()
+    assert modules & (SCREEN | {"transformers", "sentence_transformers", "qdrant_client", "grpc"}) == set()
 
 
 def test_the_console_loads_only_its_screens_before_it_paints():

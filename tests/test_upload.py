@@ -452,7 +452,7 @@ def test_a_dry_run_tells_points_bytes_and_requests_to_the_byte_and_asks_nobody(h
     report = upload()
     head, configuration = out.split("\n", 1)
     assert code == 0
-    assert head.startswith(f"docs: {ROWS} points, ") and head.endswith(" in 1 request")
+    assert head.startswith(f"docs: {ROWS} points, ") and head.endswith(" in 1 request by REST")
     assert json.loads(configuration) == upload.bridge.collections["docs"].asked
     assert report.bytes == sent[1]
 

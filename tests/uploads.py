@@ -142,9 +142,9 @@ Side = Literal["lost", "taken", "answered"]
 SIDES: tuple[Side, ...] = ("lost", "taken", "answered")
 
 
-def killed(words: Sequence[object], bridge: EdgeBridge, at: int, side: Side) -> bool:
-    """Upload in a process of its own that is killed at its request number `at`: before the server took it, while it
-    does, or when it had done it. False: it ended before that."""
+def killed(words: Sequence[object], bridge: EdgeBridge, at: int, side: Side, path: str = "") -> bool:
+    """Upload in a process of its own that is killed at its request number `at`, of those for `path` if that is given:
+    before the server took it, while it does, or when it had done it. False: it ended before that."""
     begun, asked = threading.Event(), 0
     process: Any = None
 
@@ -152,16 +152,18 @@ def killed(words: Sequence[object], bridge: EdgeBridge, at: int, side: Side) -> 
         begun.wait()
         os.kill(process.pid, signal.SIGKILL)  # whoever waits for it reads its end
 
-    def before(*_: object) -> Answer | None:
+    def before(_: str, to: str, *__: object) -> Answer | None:
         nonlocal asked
+        if path not in ("", to):
+            return None
         asked += 1
         if asked == at and side != "answered":
             kill()
             return refusal(500, "gone") if side == "lost" else None
         return None
 
-    def after(*_: object) -> Answer | None:
-        if asked == at and side == "answered":
+    def after(_: str, to: str) -> Answer | None:
+        if asked == at and path in ("", to) and side == "answered":
             kill()
         return None
 

@@ -18,6 +18,8 @@ from interlock.engine.record import atomic
 VARIABLE = "QDRANT_API_KEY"
 PORT = 6333
 """Where a server listens if its URL names no port."""
+GRPC_PORT = 6334
+"""Where one that listens there listens for gRPC."""
 _LIKE_A_URL = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?")
 _KEY = re.compile(r"[\x21-\x7e]{1,4096}")
 
@@ -58,6 +60,14 @@ class Address:
     def secure(self) -> bool:
         """Whether a key may be sent there: it is encrypted, or does not leave the machine."""
         return self.loopback or self.url.startswith("https://")
+
+    def grpc_port(self, asked: int | None = None) -> int:
+        """Return where its gRPC is to be looked for; 0: nowhere. Unless it is `asked` for, that is where gRPC goes with
+        REST at its own port: beside another port there may be another server."""
+        if asked is not None:
+            return asked
+        parts = urlsplit(self.url)
+        return GRPC_PORT if parts.port == PORT and not parts.path else 0
 
 
 class ApiKey:

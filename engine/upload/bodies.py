@@ -1,4 +1,4 @@
-"""Points as the bodies of upserts: JSON with the shortest decimals that are the same float32, cut by bytes and count.
+"""Points as the bodies of upserts, cut by bytes and count; JSON has the shortest decimals that are the same float32.
 
 Arrow writes the numbers of many vectors in one call, which takes a fraction of what Python's own encoders do, and
 shortest decimals are little more than half of what a float64 takes.
@@ -19,78 +19,115 @@ MOST_BYTES, MOST_POINTS = 8_000_000, 256
 """Of one request."""
 AT_ONCE = 64
 """Points that are written together."""
-_BEGIN, _END = b'{"points":[', b"]}"
+
+
+@dataclass(frozen=True)
+class BodyForm:
+    """How points that are written make one body."""
+
+    begin: bytes
+    between: bytes
+    end: bytes
+
+
+JSON = BodyForm(b'{"points":[', b",", b"]}")
+PROTOBUF = BodyForm(b"", b"", b"")
+"""The members of a message."""
+Written = tuple[BodyForm, bytes]
+"""A point, and what body it may be in."""
 
 
 @dataclass(frozen=True)
 class UpsertBody:
-    """The body of one upsert: each of its points as JSON."""
+    """The body of one upsert: each of its points, written in its form."""
 
     points: Sequence[bytes]
+    form: BodyForm = JSON
 
     @property
-    def json(self) -> bytes:
+    def content(self) -> bytes:
         """The whole of it."""
-        return _BEGIN + b",".join(self.points) + _END
+        return self.form.begin + self.form.between.join(self.points) + self.form.end
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return len(_BEGIN) + len(_END) + sum(map(len, self.points)) + max(0, len(self.points) - 1)
+        own, between = len(self.form.begin) + len(self.form.end), len(self.form.between)
+        return own + sum(map(len, self.points)) + between * max(0, len(self.points) - 1)
 
     def halves(self) -> "tuple[UpsertBody, UpsertBody]":
         """Cut it in two; the first half is empty if it is one point."""
         middle = len(self.points) // 2
-        return UpsertBody(self.points[:middle]), UpsertBody(self.points[middle:])
+        return UpsertBody(self.points[:middle], self.form), UpsertBody(self.points[middle:], self.form)
 
 
-def bodies(
-    points: Iterable[Point], most_points: int = MOST_POINTS, most_bytes: Callable[[], int] = lambda: MOST_BYTES
-) -> Iterator[UpsertBody]:
-    """Yield points in order as bodies of at most so many points and bytes, as it is asked each time; a larger point
-    goes alone.
-
-    Raises InterlockError for a dense vector that no cosine can be made of.
-    """
-    batch: list[bytes] = []
-    size = len(_BEGIN) + len(_END)
-    for written in _written(points):
-        if batch and (len(batch) >= most_points or size + len(written) + 1 > most_bytes()):
-            yield UpsertBody(batch)
-            batch, size = [], len(_BEGIN) + len(_END)
-        batch.append(written)
-        size += len(written) + 1
-    if batch:
-        yield UpsertBody(batch)
-
-
-def _written(points: Iterable[Point]) -> Iterator[bytes]:
-    """Each point as a JSON object."""
-    each = iter(points)
-    while group := list(islice(each, AT_ONCE)):
+def as_json(points: Iterable[Point]) -> Iterator[Written]:
+    """Yield each point as a JSON object. Raises InterlockError for a dense vector that no cosine can be made of."""
+    for group in checked(points):
         vectors: list[list[bytes]] = [[] for _ in group]
-        for name in dict.fromkeys(name for point in group for name in point.vectors):
-            owners = [row for row, point in enumerate(group) if name in point.vectors]
-            for row, text in zip(owners, _dense([group[row] for row in owners], name), strict=True):
-                vectors[row].append(_member(name, text))
+        for name, owners in _named(group).items():
+            texts = _numbers(np.stack([group[row].vectors[name] for row in owners]))
+            for row, text in zip(owners, texts, strict=True):
+                vectors[row].append(_member(name, b"[%b]" % text))
         for row, point in enumerate(group):
             vectors[row] += [_member(name, _terms(terms)) for name, terms in point.sparse.items()]
             vectors[row] += [_member(name, _tokens(tokens)) for name, tokens in point.tokens.items()]
             payload = msgspec.json.encode(storable(point.payload))
-            yield b'{"id":"%b","vector":{%b},"payload":%b}' % (point.id.encode(), b",".join(vectors[row]), payload)
+            yield (
+                JSON,
+                b'{"id":"%b","vector":{%b},"payload":%b}' % (point.id.encode(), b",".join(vectors[row]), payload),
+            )
+
+
+def bodies(
+    points: Iterable[Point],
+    most_points: int = MOST_POINTS,
+    most_bytes: Callable[[], int] = lambda: MOST_BYTES,
+    write: Callable[[Iterable[Point]], Iterator[Written]] = as_json,
+) -> Iterator[UpsertBody]:
+    """Yield points in order as bodies of at most so many points and bytes, as it is asked each time; a larger point
+    goes alone, and what is written in another form in another body.
+
+    Raises InterlockError for a dense vector that no cosine can be made of.
+    """
+    batch, form, size = list[bytes](), JSON, 0
+    for own, written in write(points):
+        full = len(batch) >= most_points or size + len(written) > most_bytes()
+        if batch and (full or own is not form):
+            yield UpsertBody(batch, form)
+            batch = []
+        if not batch:
+            form, size = own, len(own.begin) + len(own.end)
+        batch.append(written)
+        size += len(written) + len(form.between)
+    if batch:
+        yield UpsertBody(batch, form)
+
+
+def checked(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Yield points in groups that are written together. Raises InterlockError for a dense vector that no cosine can be
+    made of."""
+    each = iter(points)
+    while group := list(islice(each, AT_ONCE)):
+        for name, owners in _named(group).items():
+            matrix = np.stack([group[row].vectors[name] for row in owners])
+            squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
+            for row, square in zip(owners, squares.tolist(), strict=True):
+                if not 0 < square < float("inf"):
+                    raise InterlockError(
+                        f"vector {name!r} of point {group[row].id} is zero or not finite: --resume recomputes it"
+                    )
+        yield group
+
+
+def _named(group: Sequence[Point]) -> dict[str, list[int]]:
+    """The rows that have a dense vector, by its name."""
+    names = dict.fromkeys(name for point in group for name in point.vectors)
+    return {name: [row for row, point in enumerate(group) if name in point.vectors] for name in names}
 
 
 def _member(name: str, value: bytes) -> bytes:
     return msgspec.json.encode(name) + b":" + value
-
-
-def _dense(points: Sequence[Point], name: str) -> Iterator[bytes]:
-    matrix = np.stack([point.vectors[name] for point in points])
-    squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
-    for point, square in zip(points, squares.tolist(), strict=True):
-        if not 0 < square < float("inf"):
-            raise InterlockError(f"vector {name!r} of point {point.id} is zero or not finite: --resume recomputes it")
-    return (b"[%b]" % row for row in _numbers(matrix))
 
 
 def _terms(terms: Terms) -> bytes:

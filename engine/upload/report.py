@@ -11,13 +11,15 @@ from interlock.engine.upload.layout import Quantisation, VectorType
 
 @dataclass(frozen=True)
 class UploadOptions:
-    """How a collection is to be on the server; `settle` is how many seconds its indexes may take."""
+    """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
+    points may go over gRPC; 0: nowhere."""
 
     alias: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
     vector_type: VectorType = "float32"
     quantisation: Quantisation = "none"
     settle: float = 3600.0
+    grpc_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class UploadPlan(Struct, frozen=True, kw_only=True):
 
 class UploadReport(Struct, frozen=True, kw_only=True):
     """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
-    collection holds, of which `stale` are of earlier uploads; `sent` are those that this process sent."""
+    collection holds, of which `stale` are of earlier uploads; `sent` are those that this process sent, and `transport`
+    how: grpc, rest, grpc+rest, or none."""
 
     schema_version: str = "1"
     url: str
@@ -57,6 +60,7 @@ class UploadReport(Struct, frozen=True, kw_only=True):
     compared: int
     worst_cosine: float | None
     sent: int
+    transport: str
     requests: int
     retries: int
     bytes: int

@@ -2,7 +2,7 @@
 
 What may pass (no connection, no answer in time, 5xx, 429, an answer that is cut short) is tried again for as long as
 the patience lasts; what would be refused again is told at once. The body of an upsert is made elsewhere, and is sent
-as it is. Nothing else in Interlock imports qdrant-client.
+as it is. Nothing else in Interlock imports qdrant-client but `grpc_points`, for its messages.
 """
 
 import json
@@ -52,7 +52,7 @@ class QdrantServer:
         """Ask nothing yet; `transport` stands in for the network."""
         from qdrant_client import QdrantClient
 
-        self.address, self._key, self._patience = address, key, patience
+        self.address, self.key, self._patience = address, key, patience
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a key over http goes to this machine alone, which `read_key` saw to
             self._client = QdrantClient(
@@ -88,6 +88,13 @@ class QdrantServer:
                 f"{'.'.join(map(str, OLDEST))} or newer"
             )
         return version
+
+    def answers(self) -> bool:
+        """Tell whether it answers now."""
+        try:
+            return bool(self._once("its version", "GET", "/", ""))
+        except (Passing, InterlockError):
+            return False
 
     def describe(self, collection: str) -> dict[str, Any] | None:
         """Return what the server says of a collection; None where it has none of this name."""
@@ -168,7 +175,7 @@ class QdrantServer:
             if status != "completed":
                 raise Passing(f"{doing} is only {status}")
 
-        self._insist(attempt)
+        self.insist(attempt)
 
     def _ask(
         self,
@@ -182,9 +189,10 @@ class QdrantServer:
         read: Callable[[dict[str, Any]], T],
     ) -> T:
         """Ask until `read` finds what it looks for in the answer, as it does where a server and no other gave it."""
-        return self._insist(lambda: _read(self._once(doing, method, path, collection, body, missing=missing), read))
+        return self.insist(lambda: _read(self._once(doing, method, path, collection, body, missing=missing), read))
 
-    def _insist(self, attempt: Callable[[], T]) -> T:
+    def insist(self, attempt: Callable[[], T]) -> T:
+        """Return what an attempt gives. Raises UnavailableError where only `Passing` comes of it for too long."""
         try:
             return self._patience.insist(attempt)
         except Passing as error:
@@ -260,7 +268,7 @@ class QdrantServer:
         said = (
             "an answer that cannot be read" if isinstance(source, ValueError) else f"{type(source).__name__}: {source}"
         )
-        reason = self._hidden(" ".join(said.split()))[:LONGEST_REASON]
+        reason = self.hidden(" ".join(said.split()))[:LONGEST_REASON]
         wrong = isinstance(source, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.TooManyRedirects)
         if wrong or "CERTIFICATE_VERIFY_FAILED" in reason:
             return UsageError(f"{self.address.url} cannot be asked ({reason}): check the URL, or set SSL_CERT_FILE")
@@ -273,10 +281,11 @@ class QdrantServer:
         except (ValueError, KeyError, TypeError):
             said = content.decode(errors="replace")
         said = " ".join(str(said).split())
-        return f": {self._hidden(said)[:LONGEST_REASON]}" if said else ""
+        return f": {self.hidden(said)[:LONGEST_REASON]}" if said else ""
 
-    def _hidden(self, text: str) -> str:
-        return self._key.hidden_in(text) if self._key else text
+    def hidden(self, text: str) -> str:
+        """Return a text without the key."""
+        return self.key.hidden_in(text) if self.key else text
 
 
 def _read(answer: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:

@@ -25,6 +25,7 @@ from interlock.engine.upload.layout import INDEXED, MARK, UNINDEXED, CollectionL
 from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
 from interlock.engine.upload.sent import UploadBinding, UploadJournal
 from interlock.engine.upload.server import QdrantServer, TooLarge
+from interlock.engine.upload.upserts import Upserts
 
 SAMPLE = 100
 """Points that are read back whole."""
@@ -97,6 +98,7 @@ class CollectionUpload:
         place = hashlib.sha256(server.address.url.encode()).hexdigest()[:8]
         self._stem = directory / f"{self.target}-{place}"
         self._where = f"{self.target} on {server.address.url}"
+        self._upserts = Upserts(server, self.target, options.grpc_port, hearing.told)
         self._limit, self._sent, self._requests, self._bytes = MOST_BYTES, 0, 0, 0
 
     def go(self) -> UploadReport:
@@ -121,7 +123,7 @@ class CollectionUpload:
         binding = UploadBinding(
             self._server.address.url, self.target, self._collection.fingerprint, self._collection.rows
         )
-        with UploadJournal(self._stem.with_name(f"{self._stem.name}.jsonl"), binding) as journal:
+        with UploadJournal(self._stem.with_name(f"{self._stem.name}.jsonl"), binding) as journal, self._upserts:
             limits = self._prepare(journal)
             self._send(journal, limits)
             if self._lacking(limits) and journal.rows > self._sent:
@@ -149,6 +151,7 @@ class CollectionUpload:
             compared=compared.points,
             worst_cosine=compared.worst_cosine,
             sent=self._sent,
+            transport=self._upserts.transport,
             requests=self._requests,
             retries=self._server.retries,
             bytes=self._bytes,
@@ -248,7 +251,7 @@ class CollectionUpload:
         self._hearing.progress(journal.rows, rows)
         if journal.rows == rows:
             return
-        for body in bodies(self._collection.points(journal.rows), most, lambda: self._limit):
+        for body in self._upserts.bodies(lambda: self._collection.points(journal.rows), most, lambda: self._limit):
             for part in self._accepted(body):
                 self._check_mark(journal, written=True)
                 self._collection.check()  # what was sent was read before, so that it was right if it is now
@@ -257,9 +260,11 @@ class CollectionUpload:
                 self._hearing.progress(journal.rows, rows)
 
     def _accepted(self, body: UpsertBody) -> Iterator[UpsertBody]:
-        """Send a body, in pieces where it is too large for the server; each piece that is there now."""
+        """Send a body, in pieces where it is too large for the server; each piece that is there now. It ends where the
+        rest has to go another way."""
         try:
-            self._server.upsert(self.target, body.json)
+            if not self._upserts.send(body):
+                return
         except TooLarge:
             first, second = body.halves()
             if not first.points:

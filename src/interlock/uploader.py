@@ -25,11 +25,13 @@ def upload(
     api_key_file: AnyPath | None = None,
     patience: float = PATIENCE,
     settle: float = SETTLE,
+    grpc_port: int | None = None,
 ) -> "list[UploadReport]":
     """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
 
     `indexes` are keys of the payload with their types (`{"metadata.lang": "keyword"}`). The key comes from
-    QDRANT_API_KEY or from `api_key_file`. Progress goes to stderr. After an interruption the same call continues.
+    QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
+    6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
 
     Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
     answer for `patience` seconds, InterlockError where what is there is not what was sent.
@@ -45,6 +47,7 @@ def upload(
         None if api_key_file is None else path_of(api_key_file, "api_key_file"),
         patience,
         settle,
+        grpc_port,
         lambda text: sys.stderr.write(f"interlock: {safe(in_python(text), 1000)}\n"),
     )
     with telling():

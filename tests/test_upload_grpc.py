@@ -1,0 +1,500 @@
+"""Uploads over gRPC: the same points as by REST, the same patience, and REST wherever gRPC does not do it.
+
+A real gRPC server of this machine has the messages that qdrant-client ships and the engine behind `edge_bridge`; what
+goes by REST goes to the same engine.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import traceback
+from collections import Counter
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qdrant_client import grpc as api
+from qdrant_client.conversions.conversion import grpc_to_payload
+
+from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.outlet.points import Point, Terms
+from interlock.engine.upload.address import Address, ApiKey
+from interlock.engine.upload.bodies import JSON, PROTOBUF, bodies
+from interlock.engine.upload.grpc_points import GrpcPoints, as_protobuf, struct_of
+from interlock.engine.upload.patience import Patience
+from interlock.engine.upload.server import QdrantServer
+from interlock.engine.upload.upserts import Upserts
+from tests.builders import interlock as command
+from tests.edge_bridge import refusal, serving
+from tests.edge_grpc import GET, UPSERT, serving_grpc
+from tests.test_upload import on_server
+from tests.uploads import ROWS, URL, Uploads, bridged, embedded, killed, transport
+
+Code = grpc.StatusCode
+POINTS = "/collections/docs/points"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, tiny_a):
+    home = tmp_path_factory.mktemp("grpc")
+    embedded(home, tiny_a, "one", keep="both")
+    return home
+
+
+@pytest.fixture
+def upload(home, tmp_path):
+    with bridged(tmp_path / "bridge") as bridge:
+        yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
+
+
+@pytest.fixture
+def port(upload):
+    with serving_grpc(upload.bridge) as port:
+        yield port
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def failing(times, code, words="no", after=0, path=UPSERT, **trailing):
+    """A server that gives this code to so many calls over gRPC, from the one behind `after` on."""
+    calls = [0]
+
+    def before(method, at, *_):
+        if (method, at) != ("GRPC", path):
+            return None
+        calls[0] += 1
+        return (code, trailing, words.encode()) if after < calls[0] <= after + times else None
+
+    return before
+
+
+def upserts(bridge):
+    """How often points went by each way."""
+    ways = Counter(bridge.requests)
+    return ways["GRPC", UPSERT], ways["PUT", POINTS]
+
+
+def plain(bridge, collection="docs"):
+    """Every point as text, with the types of its payload."""
+    found = bridge.collections[collection]
+    return {each["id"]: json.dumps(each, sort_keys=True) for each in found.points(sorted(set(found.sent)))}
+
+
+def test_points_are_the_same_bit_for_bit_as_those_that_went_by_rest(upload, port, tmp_path):
+    report = upload(grpc_port=port)
+    assert upserts(upload.bridge) == (report.requests, 0)
+    assert (report.transport, report.rows, report.points, report.compared) == ("grpc", ROWS, ROWS, ROWS)
+    assert upload.told == [f"docs: points go over gRPC to localhost:{port}"]
+    with bridged(tmp_path / "other") as bridge:
+        by_rest = Uploads(bridge, upload.run, tmp_path / "by-rest")()
+        assert by_rest.transport == "rest" and by_rest.bytes > report.bytes
+        assert plain(upload.bridge) == plain(bridge)
+
+
+def test_a_second_upload_asks_for_no_way_and_says_so(upload, port):
+    upload(grpc_port=port)
+    again = upload(grpc_port=port)
+    assert (again.sent, again.transport) == (0, "none")
+
+
+JSONS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    payload=st.dictionaries(st.text(), JSONS, max_size=4),
+    seed=st.integers(0, 99),
+    width=st.sampled_from([1, 31, 32, 5000]),
+)
+def test_a_point_is_read_back_from_its_message_with_every_type_and_every_bit(payload, seed, width):
+    rng = np.random.default_rng(seed)
+    dense, tokens = rng.standard_normal(width, np.float32), rng.standard_normal((3, 5)).astype(np.float16)
+    terms = Terms(np.array([0, 7, 2**32 - 1]), rng.random(3, np.float32))
+    point = Point("0" * 31 + "1", payload, {"a": dense}, {"t": terms}, {"late": tokens})
+    made = struct_of(point)
+    assert repr(grpc_to_payload(made.payload)) == repr(payload) or grpc_to_payload(made.payload) == payload
+    assert json.dumps(grpc_to_payload(made.payload), sort_keys=True) == json.dumps(payload, sort_keys=True)
+    vectors = made.vectors.vectors.vectors
+    wanted = api.PointStruct(id=made.id, payload=made.payload)
+    wanted.vectors.vectors.vectors["a"].dense.data.extend(dense.tolist())
+    wanted.vectors.vectors.vectors["t"].sparse.indices.extend(terms.indices.tolist())
+    wanted.vectors.vectors.vectors["t"].sparse.values.extend(terms.values.tolist())
+    several = wanted.vectors.vectors.vectors["late"].multi_dense.vectors
+    for token in tokens:
+        several.add().data.extend(token.astype(np.float32).tolist())
+    assert {name: each.SerializeToString() for name, each in vectors.items()} == {
+        name: each.SerializeToString() for name, each in wanted.vectors.vectors.vectors.items()
+    }
+
+
+def dotted(row, **payload):
+    return Point(f"00000000-0000-0000-0000-{row:012}", payload, {"a": np.full(8, row + 1, np.float32)})
+
+
+def test_a_number_takes_four_bytes_and_bodies_are_cut_by_what_gRPC_sends():
+    width, made = 1000, np.random.default_rng(0).standard_normal((20, 1000), np.float32)
+    points = [Point(dotted(row).id, {}, {"a": vector}) for row, vector in enumerate(made)]
+    cut = list(bodies(points, 256, lambda: 20_000, as_protobuf))
+    assert [len(each.points) for each in cut] == [4] * 5
+    assert all(4 * width * 4 < each.size == len(each.content) < 4 * width * 4 + 400 for each in cut)
+    assert len(api.UpsertPoints.FromString(cut[0].content).points) == 4
+    with pytest.raises(InterlockError, match=r"vector 'a' of point .* is zero or not finite"):
+        list(bodies([Point(dotted(0).id, {}, {"a": np.zeros(8, np.float32)})], write=as_protobuf))
+
+
+def test_an_integer_that_no_message_holds_goes_by_rest_and_its_neighbours_over_gRPC(tmp_path):
+    largest, least = 2**64 - 1, -(2**63)
+    points = [dotted(row, number=row) for row in range(6)]
+    points[3] = dotted(3, deep=[{"number": largest}], other=least, text=2**64)
+    assert [(each.form, len(each.points)) for each in bodies(points, write=as_protobuf)] == [
+        (PROTOBUF, 3),
+        (JSON, 1),
+        (PROTOBUF, 2),
+    ]
+    with bridged(tmp_path / "bridge") as bridge, serving_grpc(bridge) as port:
+        with QdrantServer(Address.parse(URL), None, Patience(0), transport(bridge)) as server:
+            server.create("docs", {"vectors": {"a": {"size": 8, "distance": "Cosine"}}})
+            with Upserts(server, "docs", port, lambda _: None) as way:
+                assert all(way.send(body) for body in way.bodies(lambda: points, 256, lambda: 10**6))
+            assert (way.transport, upserts(bridge)) == ("grpc+rest", (2, 1))
+        payloads = {each["id"]: each["payload"] for each in bridge.collections["docs"].points([p.id for p in points])}
+        assert payloads[points[3].id] == {"deep": [{"number": largest}], "other": least, "text": str(2**64)}
+        assert [payloads[p.id] for p in points if p is not points[3]] == [{"number": row} for row in (0, 1, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.ABORTED, Code.UNKNOWN])
+def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(upload, port, code):
+    upload.bridge.before = failing(2, code, "busy")
+    report = upload(grpc_port=port)
+    assert (report.transport, report.retries, report.sent) == ("grpc", 2, ROWS)
+    assert upload.clock.slept[:2] == [0.25, 0.5]
+    assert f"gRPC {code.name}: busy" in upload.told[1]
+
+
+def test_a_server_that_says_when_to_come_back_is_left_alone_until_then_and_never_given_up_for_rest(upload, port):
+    upload.bridge.before = failing(5, Code.RESOURCE_EXHAUSTED, "too many requests", **{"retry-after": "11"})
+    report = upload(grpc_port=port)
+    assert (report.transport, upload.clock.slept) == ("grpc", [11.0] * 5)
+    upload.bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
+    with bridged(upload.directory / "bridge") as bridge, serving_grpc(bridge) as other:
+        bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
+        with pytest.raises(UnavailableError, match=r"within 100 s of asking .gRPC RESOURCE_EXHAUSTED: too many"):
+            Uploads(bridge, upload.run, upload.directory / "more")(grpc_port=other)
+
+
+@pytest.mark.parametrize("status", ["Acknowledged", "WaitTimeout", "ClockRejected", "UnknownUpdateStatus"])
+def test_what_a_server_only_took_note_of_is_asked_for_again(upload, port, status):
+    result = api.UpdateResult(status=api.UpdateStatus.Value(status))
+    content = api.PointsOperationResponse(result=result).SerializeToString().decode("latin-1")
+    upload.bridge.before = failing(2, Code.OK, content)
+    report = upload(grpc_port=port)
+    assert (report.retries, report.transport) == (2, "grpc")
+    assert f"an upsert is only {status}" in upload.told[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (Code.INVALID_ARGUMENT, InterlockError, r"refuses an upsert \(gRPC INVALID_ARGUMENT: no\): fix that"),
+        (Code.FAILED_PRECONDITION, InterlockError, r"refuses an upsert \(gRPC FAILED_PRECONDITION: no\)"),
+        (Code.OUT_OF_RANGE, InterlockError, r"refuses an upsert \(gRPC OUT_OF_RANGE: no\)"),
+        (Code.UNAUTHENTICATED, UsageError, r"refuses this key \(gRPC UNAUTHENTICATED: no\): set QDRANT_API_KEY"),
+        (Code.PERMISSION_DENIED, UsageError, r"refuses this key \(gRPC PERMISSION_DENIED: no\): set QDRANT_API_KEY"),
+    ],
+)
+def test_what_would_be_refused_again_is_told_at_once(upload, port, code, kind, says):
+    upload.bridge.before = failing(1, code)
+    with pytest.raises(kind, match=says):
+        upload(grpc_port=port)
+    assert (upload.clock.slept, upserts(upload.bridge)) == ([], (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (Code.RESOURCE_EXHAUSTED, "Received message larger than max (90001 vs. 90000)"),
+        (Code.OUT_OF_RANGE, "Error, decoded message length too large: found 90001 bytes, the limit is: 90000 bytes"),
+        (Code.UNKNOWN, "Received http2 header with status: 413"),
+    ],
+)
+def test_a_message_that_is_too_large_is_halved_and_so_are_those_after_it(upload, port, code, words):
+    sizes = []
+
+    def before(method, path, body, headers):
+        if path != UPSERT:
+            return None
+        sizes.append(len(body))
+        return (code, {}, words.encode()) if len(body) > 60_000 else None
+
+    upload.bridge.before = before
+    report = upload(grpc_port=port)
+    assert (report.transport, report.retries, report.sent) == ("grpc", 0, ROWS)
+    assert max(sizes) > 60_000 >= sizes[-1]
+    assert set(Counter(upload.bridge.collections["docs"].sent).values()) == {1}
+
+
+def test_the_limit_of_a_real_grpc_server_is_found_and_a_point_beyond_it_is_told(upload):
+    with serving_grpc(upload.bridge, most=40_000) as port:
+        assert upload(grpc_port=port).transport == "grpc"
+    upload.bridge.collections.pop("docs").close()
+    with (
+        serving_grpc(upload.bridge, most=500) as port,
+        pytest.raises(InterlockError, match=r"takes no request of this size .*larger than max.*: raise what it allows"),
+    ):
+        upload(grpc_port=port)
+
+
+def test_where_gRPC_goes_silent_in_the_middle_and_rest_does_not_the_rest_goes_by_rest(upload, port):
+    upload.bridge.strict = {"enabled": True, "upsert_max_batchsize": 16}
+    upload.bridge.before = failing(10**6, Code.UNAVAILABLE, "gone", after=2)
+    report = upload(grpc_port=port)
+    assert (report.transport, report.sent, report.points) == ("grpc+rest", ROWS, ROWS)
+    assert upserts(upload.bridge) == (2 + 3, 4)
+    assert set(Counter(upload.bridge.collections["docs"].sent).values()) == {1}
+    said = "docs: gRPC does not do it (gRPC UNAVAILABLE: gone), and REST answers: the rest goes by REST"
+    assert upload.told.count(said) == 1 == sum("goes by REST" in text for text in upload.told)
+
+
+def test_a_server_whose_port_is_closed_in_the_middle_is_uploaded_to_by_rest(upload):
+    """The connection itself is lost, and nothing listens there any more."""
+    upload.bridge.strict = {"enabled": True, "upsert_max_batchsize": 30}
+    server = serving_grpc(upload.bridge)
+    port = server.__enter__()
+    acknowledged = upload.progress
+
+    class Closing(list):
+        def append(self, done):
+            if done == 30:
+                server.__exit__(None, None, None)
+            acknowledged.append(done)
+
+    upload.progress = Closing()
+    report = upload(grpc_port=port)
+    assert (report.transport, report.sent, upserts(upload.bridge)) == ("grpc+rest", ROWS, (1, 2))
+
+
+def test_silence_that_ends_is_not_counted_together(upload, port):
+    """Each time twice in a row, and three are needed."""
+    upload.bridge.strict = {"enabled": True, "upsert_max_batchsize": 16}
+    calls = [0]
+
+    def before(method, path, *_):
+        if path == UPSERT:
+            calls[0] += 1
+            return (Code.UNAVAILABLE, {}, b"busy") if calls[0] % 3 else None
+        return None
+
+    upload.bridge.before = before
+    report = upload(grpc_port=port)
+    assert (report.transport, report.retries) == ("grpc", 12)
+
+
+def test_where_rest_does_not_answer_either_both_are_waited_for(upload, port):
+    down = [True]
+
+    def before(method, path, *_):
+        if path == UPSERT and down[0]:
+            return Code.UNAVAILABLE, {}, b"down"
+        return (
+            refusal(503, "down") if method == "GET" and path == "/" and upserts(upload.bridge)[0] and down[0] else None
+        )
+
+    upload.bridge.before = before
+    with pytest.raises(UnavailableError, match=r"within 100 s of asking .gRPC UNAVAILABLE: down"):
+        upload(grpc_port=port)
+    assert upserts(upload.bridge)[1] == 0 and sum(upload.clock.slept) > 50
+    down[0] = False
+    assert upload(grpc_port=port).transport == "grpc"
+
+
+def test_where_nothing_listens_points_go_by_rest_and_that_is_told(upload):
+    port = free_port()
+    report = upload(grpc_port=port)
+    assert (report.transport, report.sent, report.retries) == ("rest", ROWS, 0)
+    (told,) = upload.told
+    assert told.startswith(f"docs: points go by REST, not over gRPC to localhost:{port} (gRPC UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("code", [Code.UNIMPLEMENTED, Code.UNAUTHENTICATED, Code.NOT_FOUND])
+def test_a_port_that_does_not_know_the_collection_gets_no_point(upload, port, code):
+    upload.bridge.before = failing(1, code, path=GET)
+    assert upload(grpc_port=port).transport == "rest"
+    assert f"(gRPC {code.name}: no)" in upload.told[0]
+
+
+def test_the_port_of_another_server_with_a_collection_of_this_name_gets_no_point(home, upload, tmp_path, tiny_a):
+    embedded(home, tiny_a, "two", rows=40, keep="both")
+    with bridged(tmp_path / "other") as other, serving_grpc(other) as port:
+        Uploads(other, home / "runs" / "two", tmp_path / "others")()
+        sent = list(other.collections["docs"].sent)
+        assert upload(grpc_port=port).transport == "rest"
+        assert other.collections["docs"].sent == sent
+        assert upload.told == [f"docs: points go by REST, not over gRPC to localhost:{port} (its docs is another one)"]
+
+
+def test_a_call_that_the_server_does_not_have_goes_by_rest_at_once(upload, port):
+    upload.bridge.before = failing(10**6, Code.UNIMPLEMENTED)
+    report = upload(grpc_port=port)
+    assert (report.transport, report.retries, upserts(upload.bridge)) == ("rest", 0, (1, 1))
+
+
+def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_command(upload, port, tmp_path):
+    """Real processes, each killed at another upsert over gRPC."""
+    run = tmp_path / "run"
+    shutil.copytree(upload.run, run)
+    upload.bridge.strict = {"enabled": True, "upsert_max_batchsize": 8}
+    whole = Uploads(upload.bridge, upload.run, tmp_path / "whole")
+    with serving(upload.bridge) as url:
+        words = ["upload", run, "--qdrant", url, "--grpc-port", port, "--alias", "docs"]
+        for at, side in ((1, "answered"), (2, "taken"), (1, "lost"), (3, "answered")):
+            assert killed(words, upload.bridge, at, side, UPSERT)
+            assert upload.bridge.requests[-1] == ("GRPC", UPSERT)
+            assert not list(run.glob("uploads/*.json"))
+        said = command(*words)
+    assert f"{ROWS} rows there" in said.stdout and "over gRPC in" in said.stdout
+    (target,) = upload.bridge.collections
+    assert ("PUT", f"/collections/{target}/points") not in upload.bridge.requests
+    assert len(upload.bridge.collections[target].sent) <= ROWS + 3 * 8  # what was taken and not acknowledged
+    by_rest = whole(alias="whole")
+    assert plain(upload.bridge, target) == plain(upload.bridge, by_rest.collection)
+
+
+def test_a_key_is_sent_over_gRPC_and_is_in_no_file_and_in_no_word_that_is_said(
+    upload, port, tmp_path, call, monkeypatch
+):
+    """The server refuses with the key in its words, as one that echoes its request might; and one request fails."""
+    canary = "canary-51e8b07d2f"
+    monkeypatch.setenv("QDRANT_API_KEY", canary)
+    run = tmp_path / "run"
+    shutil.copytree(upload.run, run)
+    said, keys, echo = [], set(), []
+
+    def before(method, path, body, headers):
+        if method == "GRPC":
+            keys.add(headers.get("api-key"))
+        return (echo[0], {}, f"bad key {headers['api-key']}".encode()) if path == UPSERT and echo else None
+
+    upload.bridge.before = before
+    with serving(upload.bridge) as url:
+        words = ("upload", run, "--qdrant", url, "--grpc-port", port, "--patience", "0")
+        for echo[:] in (
+            [Code.PERMISSION_DENIED],
+            [Code.INVALID_ARGUMENT],
+            [Code.RESOURCE_EXHAUSTED],
+            [Code.UNIMPLEMENTED],
+            [],
+        ):
+            said.append(call(*words))
+    assert keys == {canary}
+    assert [code for code, _, _ in said] == [2, 1, 5, 0, 0]
+    assert all("***" in err for _, _, err in said[:4])
+    assert not [text for _, *texts in said for text in texts if canary in text]
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert len(files) > 10
+    assert not [each for each in files if canary.encode() in each.read_bytes()]
+    upload.bridge.collections.pop("docs").close()
+    echo[:] = [Code.INVALID_ARGUMENT]
+    with pytest.raises(InterlockError) as failed:
+        upload(key=canary, grpc_port=port)
+    assert canary not in "".join(traceback.format_exception(failed.value))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A key and a certificate of this machine, which nobody knows."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not there to make a certificate with")
+    home = tmp_path_factory.mktemp("tls")
+    files = ["-keyout", home / "key.pem", "-out", home / "cert.pem"]
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *about]
+    subprocess.run(words, check=True, capture_output=True)
+    return home / "key.pem", home / "cert.pem"
+
+
+def test_a_https_url_means_tls_for_gRPC_too_and_no_key_goes_to_whom_nobody_vouches_for(
+    upload, certificate, monkeypatch, capfd
+):
+    upload()
+    key, cert = certificate
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    address, seen = Address.parse("https://localhost:6333"), []
+    upload.bridge.before = lambda method, path, body, headers: seen.append(headers.get("api-key"))
+    metadata = upload.bridge.collections["docs"].info()["config"]["metadata"]
+
+    def objection(port):
+        server = QdrantServer(address, ApiKey("sesame"), Patience(0), transport(upload.bridge))
+        with server, GrpcPoints(server, port) as points:
+            return points.objection("docs", metadata)
+
+    with serving_grpc(upload.bridge, tls=credentials) as port:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        assert objection(port).startswith("gRPC UNAVAILABLE: ") and seen == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        assert objection(port) == "" and seen == ["sesame"]
+    with serving_grpc(upload.bridge) as port:
+        assert objection(port).startswith("gRPC UNAVAILABLE: ") and seen == ["sesame"]
+
+
+def test_a_key_that_would_be_readable_on_the_way_is_not_sent(upload, port):
+    with QdrantServer(Address("http://127.0.0.1:6333", False), ApiKey("sesame"), Patience(0)) as server:
+        seen = []
+        upload.bridge.before = lambda method, path, body, headers: seen.append(headers.get("api-key"))
+        with GrpcPoints(server, port) as points:
+            points.objection("docs", {})
+    assert seen == [None]
+
+
+def test_no_proxy_is_between_a_process_and_its_own_machine(upload, port, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert upload(grpc_port=port).transport == "grpc"
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "port"),
+    [
+        ("http://localhost", None, 6334),
+        ("https://example.org:6333", None, 6334),
+        ("http://localhost:7333", None, 0),
+        ("https://example.org:443/qdrant", None, 0),
+        ("https://example.org/qdrant", None, 0),
+        ("http://localhost:7333", 7334, 7334),
+        ("http://localhost:6333", 0, 0),
+    ],
+)
+def test_gRPC_is_looked_for_beside_the_port_of_rest_alone_or_where_it_is_said_to_be(url, asked, port):
+    assert Address.parse(url).grpc_port(asked) == port
+
+
+def test_the_command_says_how_points_went_and_keeps_it_in_the_report(upload, port, call, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(upload.run, run)
+    with serving(upload.bridge) as url:
+        code, out, err = call("upload", run, "--qdrant", url, "--grpc-port", port)
+        assert (code, f"{ROWS} points sent over gRPC in" in out) == (0, True)
+        assert f"docs: points go over gRPC to 127.0.0.1:{port}" in err
+        (report,) = run.glob("uploads/*.json")
+        assert json.loads(report.read_text())["transport"] == "grpc"
+        shutil.rmtree(run / "uploads")
+        code, out, err = call("upload", run, "--qdrant", url)
+        assert (code, f"{ROWS} points sent by REST in" in out, "gRPC" in err) == (0, True, False)
+        for wrong in ("65536", "-1", "x"):
+            assert call("upload", run, "--qdrant", url, "--grpc-port", wrong)[0] == 2
+    assert on_server(upload.bridge)
