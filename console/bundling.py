@@ -2,12 +2,12 @@
 takes."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from interlock.console.text.columns import render
 from interlock.console.text.event_text import line_of
+from interlock.console.writing import tell
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.models import assets
@@ -39,7 +39,7 @@ def bundle(settings: Configuration, options: argparse.Namespace) -> int:
     made = write_bundle(directory, found, _copied)
     total = sum(model.bytes for model in made.models)
     keys = ", ".join(model.key for model in made.models)
-    print(safe(f"{directory}: {several(len(made.models), 'model')} ({keys}), {human_bytes(total)}"))
+    tell(safe(f"{directory}: {several(len(made.models), 'model')} ({keys}), {human_bytes(total)}"))
     return ExitCode.COMPLETED
 
 
@@ -74,4 +74,4 @@ def _copied(name: str, done: int, total: int) -> None:
 
 
 def _say(line: str) -> None:
-    print(safe(line), file=sys.stderr)
+    tell(safe(line), error=True)

@@ -1,10 +1,10 @@
 """The commands about what runs have delivered: `interlock export` and `interlock prune`."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
+from interlock.console.writing import tell
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
@@ -22,16 +22,16 @@ def export(options: argparse.Namespace) -> int:
 
     failed = False
 
-    def tell(event: AnyEvent) -> None:
+    def hear(event: AnyEvent) -> None:
         nonlocal failed
         failed = failed or (isinstance(event, StoreVerified) and not event.ok)
         line = line_of(event)
-        print(safe(line, 2000), file=sys.stderr if line.startswith(("warning:", "error:")) else sys.stdout)
+        tell(safe(line, 2000), error=line.startswith(("warning:", "error:")))
 
     asked = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
-    for collection, losses in deliver(options.run, configuration(options), asked, tell).items():
+    for collection, losses in deliver(options.run, configuration(options), asked, hear).items():
         for each in losses:
-            print(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
+            tell(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
     return ExitCode.FAILED if failed else ExitCode.COMPLETED
 
 
@@ -51,5 +51,5 @@ def prune(options: argparse.Namespace) -> int:
     for name in shard.named(options.store, options.collection):
         each = mirror.prune(options.store, name, remove=not options.dry_run)
         done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
-        print(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")
+        tell(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")
     return ExitCode.COMPLETED

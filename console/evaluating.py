@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.matter import Asked, Matter, material_of, matter_of, policy_of
-from interlock.console.writing import progress
+from interlock.console.writing import progress, tell
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import atomic
@@ -71,7 +71,7 @@ def evaluate(settings: Configuration, options: argparse.Namespace) -> int:
         from interlock.console.text.evaluation_picture import picture
 
         atomic.write_bytes(options.picture, picture(found).encode())
-    print(evaluation_text(found))
+    tell(evaluation_text(found))
     if options.calibrate:
         print(f"\n{_calibrated(options.calibrate, found, source.delivered)}")
     return ExitCode.COMPLETED
@@ -178,8 +178,8 @@ def _encoder(settings: Configuration, source: Matter) -> "Iterator[TextEncoder]"
             lent = stack.enter_context(lending(settings, partial(Telemetry, None)))
             if lent.gpus:
                 gpus = TextDevices(lent.gpus, lent.host, lent.lessor, lent.emit, own.cpu_fallback)
-        tell = stack.enter_context(progress())
-        yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), tell, gpus)
+        hear = stack.enter_context(progress())
+        yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), hear, gpus)
 
 
 @contextmanager

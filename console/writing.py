@@ -1,10 +1,12 @@
 """What a command writes while it works: text for stdout or a file, and on stderr how far it is."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
@@ -14,6 +16,21 @@ PAUSE, BLINK = 10.0, 0.2
 """Seconds between two words on progress, and between two on a terminal."""
 Progress = Callable[[str, int, int], object]
 """Hears a model, how much of its work is done, and of how much."""
+
+
+def tell(text: str, *, error: bool = False) -> None:
+    """Print for whoever reads it, on stdout or as an `error` on stderr: work that has begun goes on when they leave."""
+    stream = sys.stderr if error else sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is still to come to nowhere, so that a reader who left is not missed at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

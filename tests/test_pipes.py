@@ -1,10 +1,12 @@
-"""A pipe in the place of a run's or a store's own file is told as that: nobody waits for a writer."""
+"""A pipe in the place of a run's or a store's own file is told as that: nobody waits for a writer. Work goes on when
+nobody reads what is said of it."""
 
 import os
+import subprocess
 
 import pytest
 
-from tests.builders import corpus, interlock, sentences
+from tests.builders import command, corpus, environment, interlock, sentences
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +39,24 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(done, tiny_a, n
         kept.replace(file)
     assert "regular file" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["export", "runs/one", "--to", "files"], "files/More/fused.npy"),
+        (["models", "bundle", "bundle"], "bundle/models.json"),
+    ],
+)
+def test_who_reads_no_further_stops_no_work(tmp_path, tiny_a, words, made, stream):
+    corpus(tmp_path / "in", {name: {"a.jsonl": sentences(5)} for name in ("Docs", "More")})
+    roster = ["--roster", str(tiny_a)]
+    interlock("run", "in", "--run-id", "one", *roster, cwd=tmp_path)
+    read, write = os.pipe()
+    os.close(read)
+    words += roster if words[0] == "models" else []
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: write}
+    ended = subprocess.run(command(*words), cwd=tmp_path, env=environment({"PYTHONUNBUFFERED": "1"}), **streams)
+    os.close(write)
+    assert (ended.returncode, (tmp_path / made).exists()) == (0, True)

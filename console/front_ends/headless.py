@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 from interlock.console.front_ends.lines import Folded, InPlace, is_error
 from interlock.console.sources.session import Session
 from interlock.console.text.event_text import line_of
 from interlock.console.text.progress_text import interval, progress
+from interlock.console.writing import silence
 from interlock.engine.errors import DiskError, ExitCode, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import (
@@ -203,12 +203,6 @@ def _put_out(data: bytes) -> bool:
             return False
         raise
     return True
-
-
-def silence(stream: TextIO) -> None:
-    """Send what is still to come to nowhere, so that a reader who left is not missed at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def check_outputs(events: str | None, summary: str | None) -> None:
