@@ -228,8 +228,8 @@ def _view(command: argparse.ArgumentParser) -> None:
 def _upload(command: argparse.ArgumentParser) -> None:
     """Upload what RUN_DIR exported to a Qdrant server: every chunk as one point with all its vectors, by ids that stay,
     so that nothing is there twice. Collections are made if they are not there, with an index that is built once at the
-    end; one of another configuration is refused, and nothing on the server is ever deleted. Then every id is counted
-    and a sample is read back and compared. The key comes from QDRANT_API_KEY or --api-key-file.
+    end; one of another configuration is refused, and nothing on the server is deleted without --prune. Then every id is
+    counted and a sample is read back and compared. The key comes from QDRANT_API_KEY or --api-key-file.
     """
     command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory, with its parquet exports")
     text = "the server: http://HOST:PORT or https://HOST:PORT (port 6333 unless it names one)"
@@ -254,8 +254,14 @@ def _upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--settle", type=_told(parsers.seconds), default=3600.0, metavar="S", help=text)
     text = "where points may go over gRPC; 0: nowhere (default 6334 if the URL's port is 6333; else 0)"
     command.add_argument("--grpc-port", type=_told(parsers.port), metavar="PORT", help=text)
-    text = "show points, bytes, requests and the collection's configuration, and ask no server"
+    text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
+    command.add_argument("--prune", action="store_true", help=text)
+    text = (
+        "show points, bytes, requests and the collection's configuration, and ask no server; with --prune ask it how "
+        "many points would be removed"
+    )
     command.add_argument("--dry-run", action="store_true", help=text)
+    command.add_argument("--json", action="store_true", help="print one JSON array: a report of each collection")
 
 
 def _search(command: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
         options.qdrant = None
     settings, made = _settings(options, options.chunks), list[Path]()
+    prune = settings.settings.prune
     if server:
+        settings = replace(settings, settings=replace(settings.settings, prune=False))  # there is no store of the run
         try:
             check_server(server)
         except InterlockError as error:
@@ -55,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         from interlock.console.front_ends.headless import handling
 
         with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
-            upload_after(ExitCode(code), made[-1], server, quiet=options.quiet)
+            upload_after(ExitCode(code), made[-1], server, prune=prune, quiet=options.quiet)
     return code
 
 

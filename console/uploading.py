@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from interlock.engine.record.units import duration, human_bytes
 if TYPE_CHECKING:
     from interlock.engine.upload.exported import ExportedCollection
     from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
+    from interlock.engine.upload.server import QdrantServer
 
 PAUSE = 5.0
 """Seconds between two words on progress where there is no terminal."""
@@ -40,6 +41,7 @@ class AskedUpload:
     patience: float = PATIENCE
     settle: float = SETTLE
     grpc_port: int | None = None
+    prune: bool = False
     tell: Callable[[str], object] = field(default=lambda text: None)
 
 
@@ -57,14 +59,28 @@ def upload(options: argparse.Namespace) -> int:
         options.patience,
         options.settle,
         options.grpc_port,
+        options.prune,
         lambda text: print(f"interlock: {safe(text, 1000)}", file=sys.stderr, flush=True),
     )
-    if options.dry_run:
+    if options.json:
+        _print_json(planned_uploads(asked) if options.dry_run else uploaded(asked))
+    elif options.dry_run:
         print("\n".join(text for plan in planned_uploads(asked) for text in plan_lines(plan)))
-        return ExitCode.COMPLETED
-    for report in uploaded(asked):
-        print("\n".join(report_lines(report)), flush=True)
+    else:
+        for report in uploaded(asked):
+            print("\n".join(report_lines(report)), flush=True)
     return ExitCode.COMPLETED
+
+
+def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
+    """Print one array, of what was done before an error as well."""
+    import msgspec
+
+    done: list[object] = []
+    try:
+        done.extend(items)  # each as it comes
+    finally:
+        print(msgspec.json.format(msgspec.json.encode(done), indent=2).decode(), flush=True)
 
 
 def check_server(url: str) -> None:
@@ -79,7 +95,7 @@ def check_server(url: str) -> None:
         server.collections()
 
 
-def upload_after(code: ExitCode, run: Path, url: str, *, quiet: bool) -> None:
+def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: bool) -> None:
     """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `uploaded` does."""
 
     def tell(text: str) -> None:
@@ -88,42 +104,50 @@ def upload_after(code: ExitCode, run: Path, url: str, *, quiet: bool) -> None:
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
         tell(f"the run is not whole and was not uploaded: --resume, or interlock upload {run} --qdrant {url}")
         return
-    for report in uploaded(AskedUpload(run, url, tell=tell)):
+    for report in uploaded(AskedUpload(run, url, prune=prune, tell=tell)):
         for line in () if quiet else report_lines(report):
             tell(line)
 
 
 def planned_uploads(asked: AskedUpload) -> "Iterator[UploadPlan]":
-    """Say what would be sent of each collection. Asks no server."""
+    """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
     from interlock.engine.upload.address import Address
-    from interlock.engine.upload.uploader import planned
+    from interlock.engine.upload.planning import planned
 
     Address.parse(asked.url)
     collections, options = _prepared(asked)
-    return (planned(each, options) for each in collections)
+    with _server(asked) if asked.prune else nullcontext() as server:
+        for each in collections:
+            yield planned(each, options, server)
 
 
 def uploaded(asked: AskedUpload) -> "Iterator[UploadReport]":
     """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
     asked for."""
-    from interlock.engine.upload.address import Address, read_key
-    from interlock.engine.upload.patience import Patience
-    from interlock.engine.upload.server import QdrantServer
     from interlock.engine.upload.uploader import CollectionUpload
 
-    address = Address.parse(asked.url)
-    key = read_key(address, asked.key_file)
+    server = _server(asked)
     collections, options = _prepared(asked)
     directory = collections[0].uploads
-    patience = Patience(
-        asked.patience, lambda reason, pause: asked.tell(f"{address.url}: {reason}; again in {pause:.1f} s")
-    )
-    with QdrantServer(address, key, patience) as server:
+    with server:
         for each in collections:
             if each.status != "completed":
                 asked.tell(f"warning: {each.name} is {each.status} in its run, and is uploaded as it was exported")
             with _progress(each.name, asked.tell) as hearing:
                 yield CollectionUpload(each, server, options, directory, hearing).go()
+
+
+def _server(asked: AskedUpload) -> "QdrantServer":
+    """The server that is asked for; nothing is asked of it yet."""
+    from interlock.engine.upload.address import Address, read_key
+    from interlock.engine.upload.patience import Patience
+    from interlock.engine.upload.server import QdrantServer
+
+    address = Address.parse(asked.url)
+    patience = Patience(
+        asked.patience, lambda reason, pause: asked.tell(f"{address.url}: {reason}; again in {pause:.1f} s")
+    )
+    return QdrantServer(address, read_key(address, asked.key_file), patience)
 
 
 def plan_lines(plan: "UploadPlan") -> list[str]:
@@ -132,8 +156,15 @@ def plan_lines(plan: "UploadPlan") -> list[str]:
 
     into = f"{safe(plan.collection)}" + (f", then alias {safe(plan.alias)}" if plan.alias else "")
     requests = several(plan.requests, "request")
+    would = []
+    if plan.unread:
+        would = [f"would remove nothing: {safe(plan.unread)}"]
+    elif plan.prunable is not None:
+        kept = f", and keep {several(plan.foreign, 'point')} that no upload put there" if plan.foreign else ""
+        would = [f"would remove {several(plan.prunable, 'point')} of earlier uploads{kept}"]
     return [
         f"{into}: {several(plan.points, 'point')}, {human_bytes(plan.bytes)} in {requests} by REST",
+        *would,
         msgspec.json.format(msgspec.json.encode(plan.configuration), indent=2).decode(),
     ]
 
@@ -149,8 +180,14 @@ def report_lines(report: "UploadReport") -> list[str]:
         f"{several(report.requests, 'request')}, {report.retries:,} repeated)",
         f"verified: every id counted, {several(report.compared, 'point')} compared whole{worst}",
     ]
-    if report.stale:
-        lines.append(f"{several(report.stale, 'point')} of earlier uploads are there too: --alias uploads beside them")
+    if report.foreign is not None:
+        kept = f"; {several(report.foreign, 'point')} that no upload put there kept" if report.foreign else ""
+        lines.append(f"{several(report.pruned, 'point')} of earlier uploads removed{kept}")
+    elif report.stale:
+        lines.append(
+            f"{several(report.stale, 'other point')} there: --prune removes those of earlier uploads, --alias uploads "
+            "beside them"
+        )
     if report.alias:
         kept = f"; {safe(report.previous)} is kept" if report.previous else ""
         lines.append(f"alias {safe(report.alias)} means {safe(report.collection)}{kept}")
@@ -170,6 +207,7 @@ def _prepared(asked: AskedUpload) -> "tuple[list[ExportedCollection], UploadOpti
         quantisation=quantisation_of(asked.quantisation),
         settle=asked.settle,
         grpc_port=Address.parse(asked.url).grpc_port(asked.grpc_port),
+        prune=asked.prune,
     )
     collections = ExportedRun.open(asked.run).collections(asked.collection)
     if asked.alias and len(collections) > 1:

@@ -88,6 +88,14 @@ class Collection:
         self.shard.update(edge.UpdateOperation.upsert_points(made))
         self.sent += [point["id"] for point in points]
 
+    def delete(self, ids: list[str | int]) -> None:
+        self.shard.update(edge.UpdateOperation.delete_points(ids))
+
+    def page(self, offset: str | int | None, limit: int) -> tuple[list[str | int], str | int | None]:
+        """The ids of so many points from one on, and the id of the next."""
+        found, following = self.shard.scroll(edge.ScrollRequest(offset=offset, limit=limit, with_payload=False))
+        return [_id(each.id) for each in found], None if following is None else _id(following)
+
     def index(self, key: str, kind: str) -> None:
         field = getattr(edge.PayloadSchemaType, kind.capitalize())
         self.shard.update(edge.UpdateOperation.create_field_index(key, field))
@@ -111,6 +119,10 @@ class Collection:
         return [
             {"id": str(each.id), "payload": each.payload or {}, "vector": _plain(each.vector or {})} for each in found
         ]
+
+
+def _id(of: object) -> str | int:
+    return of if isinstance(of, int) else str(of)
 
 
 def _plain(vectors: Any) -> dict[str, Any]:
@@ -223,6 +235,14 @@ class EdgeBridge:
             case "POST", ["points", "count"]:
                 must = body.get("filter", {}).get("must")
                 return _done({"count": collection.count(must[0]["has_id"] if must else None)})
+            case "POST", ["points", "scroll"]:
+                assert body["with_payload"] is body["with_vector"] is False
+                if (most := collection.strict.get("max_query_limit")) and body["limit"] > most:
+                    raise ValueError(f'Limit exceeded {body["limit"]} > {most} for "limit"')
+                ids, following = collection.page(body.get("offset"), body["limit"])
+                return _done({"points": [{"id": each} for each in ids], "next_page_offset": following})
+            case "POST", ["points", "delete"]:
+                collection.delete(body["points"])
             case "POST", ["points"]:
                 return _done(collection.points(body["ids"]))
             case "POST", ["points", "query"]:

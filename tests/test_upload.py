@@ -435,6 +435,13 @@ def test_an_upload_over_a_socket_is_the_same(home, upload, call):
         assert call("upload", upload.run, "--qdrant", url)[1].count("nothing was left to send") == 1
 
 
+def test_settings_of_a_script_that_name_a_server_are_told_the_function_that_uploads():
+    with pytest.raises(
+        interlock.UsageError, match=r"Settings.qdrant: .* \(to a server goes interlock.upload\(run, url"
+    ):
+        interlock.plan("chunks", interlock.Settings(qdrant="http://localhost:6333"))
+
+
 def test_a_script_uploads_as_the_command_does_and_hears_of_errors_in_its_words(upload, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(upload.run, run)
@@ -455,6 +462,22 @@ def test_a_dry_run_tells_points_bytes_and_requests_to_the_byte_and_asks_nobody(h
     assert head.startswith(f"docs: {ROWS} points, ") and head.endswith(" in 1 request by REST")
     assert json.loads(configuration) == upload.bridge.collections["docs"].asked
     assert report.bytes == sent[1]
+
+
+def test_a_program_reads_one_array_of_reports_or_of_what_would_be_sent(upload, tmp_path, call):
+    run = tmp_path / "run"
+    shutil.copytree(upload.run, run, ignore=shutil.ignore_patterns("uploads"))
+    with serving(upload.bridge) as url:
+        code, out, err = call("upload", run, "--qdrant", url, "--json")
+        (report,) = json.loads(out)
+        assert (code, err, report["rows"], report["collection"]) == (0, "", ROWS, "docs")
+        assert report == json.loads(next(run.glob("uploads/*.json")).read_text())
+        code, out, _ = call("upload", run, "--qdrant", url, "--json", "--dry-run", "--prune")
+        (plan,) = json.loads(out)
+        assert (code, plan["points"], plan["prunable"], plan["foreign"]) == (0, ROWS, 0, 0)
+        upload.bridge.before = lambda *_: refusal(400, "no")
+        code, out, err = call("upload", run, "--qdrant", url, "--json")
+        assert (code, json.loads(out), "refuses" in err or "is not a Qdrant server" in err) == (2, [], True)
 
 
 def test_a_directory_that_is_no_run_and_a_run_without_tables_are_told(home, tmp_path, call, tiny_a):
@@ -717,6 +740,9 @@ def test_every_request_and_every_answer_of_the_bridge_is_as_qdrant_describes_its
     upload(small, alias="docs", indexes={"metadata.lang": "keyword", "metadata.page": "integer"}, quantisation="int8")
     upload.bridge.aliases["docs"] = next(iter(upload.bridge.collections))
     upload(small, alias="docs", vector_type="float16", quantisation="binary")
+    upload.bridge.aliases.clear()
+    upload()
+    assert upload(small, prune=True).pruned == ROWS - 40
     assert len(seen) > 30
 
 

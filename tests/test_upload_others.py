@@ -146,8 +146,8 @@ def test_an_alias_that_somebody_switched_meanwhile_is_told_with_what_it_meant_la
 
 
 def upload_target(upload):
+    from interlock.engine.upload.planning import target_of
     from interlock.engine.upload.report import UploadOptions
-    from interlock.engine.upload.uploader import target_of
     from tests.uploads import opened
 
     return target_of(opened(upload.run), UploadOptions(alias="live"))

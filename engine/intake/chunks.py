@@ -72,6 +72,11 @@ def parted(whole: bytes) -> tuple[bytes, bytes]:
     return msgspec.json.encode(fields), record
 
 
+def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
+    """Return the id of the point that a chunk of a collection, by its Qdrant name, is."""
+    return uuid.uuid5(POINT_NAMESPACE, f"{collection}\0{source}\0{chunk_id}")
+
+
 class _Record(Struct):
     text: str
     metadata: Raw | UnsetType = UNSET
@@ -165,8 +170,7 @@ class ChunkReader:
         return chunk_id, point
 
     def _take(self, source: str, chunk_id: str) -> str | None:
-        name = f"{self.collection.qdrant_collection}\0{source}\0{chunk_id}"
-        point = uuid.uuid5(POINT_NAMESPACE, name)
+        point = point_of(self.collection.qdrant_collection, source, chunk_id)
         known = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
         if known in self._taken:
             return None

@@ -34,6 +34,7 @@ from interlock.engine.outlet.windows import Places, TokenWindow, Window
 from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import journal
 from interlock.engine.record.artefacts import AGAIN, check_written
+from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
@@ -129,8 +130,9 @@ class ExportedCollection:
 
     `terms` are the names of the sparse vectors in its table, `late` its token vectors by name, `language` that of its
     BM25, empty without. `fingerprint` is the SHA-256 of what its files hold and of what they mean, `status` what became
-    of it in the run, `uploads` where the run keeps what is known of uploads. `files` are all that is read, as the run
-    recorded them.
+    of it in the run, `uploads` where the run keeps what is known of uploads. `unread` says
+    what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the run recorded
+    them.
     """
 
     run_id: str
@@ -143,6 +145,7 @@ class ExportedCollection:
     manifest: Mapping[str, object]
     fingerprint: str
     uploads: Path
+    unread: str
     files: Mapping[Path, Artefact]
     table: "pq.ParquetFile"
     late: Mapping[str, _ExportedTokens]
@@ -202,6 +205,7 @@ class ExportedCollection:
             manifest,
             hashlib.sha256(known).hexdigest(),
             run.directory.uploads,
+            _unread(summary),
             files,
             table,
             {
@@ -301,6 +305,13 @@ class ExportedCollection:
             {name: TokenWindow(tokens, rows) for name, tokens in self.late.items()},
             chunks,
         )
+
+
+def _unread(summary: CollectionSummary) -> str:
+    if summary.refused:
+        unread = several(summary.refused, "record or file", "records or files")
+        return f"{unread} of {summary.name} could not be used and may be some of them"
+    return "" if summary.status == "completed" else f"{summary.name} is {summary.status}"
 
 
 def _check(files: Mapping[Path, Artefact]) -> None:

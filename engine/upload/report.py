@@ -12,7 +12,8 @@ from interlock.engine.upload.layout import Quantisation, VectorType
 @dataclass(frozen=True)
 class UploadOptions:
     """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
-    points may go over gRPC; 0: nowhere."""
+    points may go over gRPC (0: nowhere), `prune` whether points of earlier uploads that are not of the run are removed.
+    """
 
     alias: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
@@ -20,6 +21,7 @@ class UploadOptions:
     quantisation: Quantisation = "none"
     settle: float = 3600.0
     grpc_port: int = 0
+    prune: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class UploadHearing:
 
 
 class UploadPlan(Struct, frozen=True, kw_only=True):
-    """What an upload would send, and how its collection would be made."""
+    """What an upload would send, and how its collection would be made; where it is asked to prune, how many points it
+    would remove, how many more are neither of the run nor of an upload, and why none can be told (`unread`)."""
 
     collection: str
     alias: str
@@ -39,12 +42,16 @@ class UploadPlan(Struct, frozen=True, kw_only=True):
     requests: int
     bytes: int
     configuration: dict[str, Any]
+    prunable: int | None = None
+    foreign: int | None = None
+    unread: str = ""
 
 
 class UploadReport(Struct, frozen=True, kw_only=True):
     """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
-    collection holds, of which `stale` are of earlier uploads; `sent` are those that this process sent, and `transport`
-    how: grpc, rest, grpc+rest, or none."""
+    collection holds, of which `stale` are not of the run; `sent` are those that this process sent, and `transport`
+    how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no upload put
+    there, where it was asked to prune."""
 
     schema_version: str = "1"
     url: str
@@ -57,6 +64,8 @@ class UploadReport(Struct, frozen=True, kw_only=True):
     rows: int
     points: int
     stale: int
+    pruned: int
+    foreign: int | None
     compared: int
     worst_cosine: float | None
     sent: int

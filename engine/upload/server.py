@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -37,6 +38,13 @@ class _Found(msgspec.Struct):
     id: str | int
     payload: dict[str, Any] | None = None
     vector: dict[str, Any] | list[Any] | None = None
+
+
+class _Page(msgspec.Struct):
+    """Points as they are listed."""
+
+    points: list[_Found]
+    next_page_offset: str | int | None = None
 
 
 class QdrantServer:
@@ -137,6 +145,35 @@ class QdrantServer:
         return {
             str(each.id): (each.payload or {}, each.vector if isinstance(each.vector, dict) else {}) for each in found
         }
+
+    def payloads(self, collection: str, points: Sequence[str], keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """Return these keys of the payloads of these points that exist, by id."""
+        body = {"ids": list(points), "with_payload": list(keys), "with_vector": False}
+        path = "/collections/{collection_name}/points"
+        found = self._ask("reading payloads", "POST", path, collection, body, read=_points)
+        return {str(each.id): each.payload or {} for each in found}
+
+    def page(self, collection: str, offset: str | int | None, most: int) -> tuple[list[str | int], str | int | None]:
+        """Return the ids of at most so many points from `offset` on (None: from the first), and where the next page
+        begins; None: nowhere."""
+        body: dict[str, object] = {"limit": most, "with_payload": False, "with_vector": False}
+        body |= {} if offset is None else {"offset": offset}
+
+        def read(answer: dict[str, Any]) -> tuple[list[str | int], str | int | None]:
+            found = msgspec.convert(answer["result"], _Page)
+            if found.next_page_offset is not None and found.next_page_offset == offset:
+                raise ValueError  # it would have no end
+            ids = [each.id if isinstance(each.id, int) else str(UUID(each.id)) for each in found.points]
+            return ids, found.next_page_offset
+
+        return self._ask(
+            "a page of points", "POST", "/collections/{collection_name}/points/scroll", collection, body, read=read
+        )
+
+    def remove(self, collection: str, points: Sequence[str]) -> None:
+        """Delete points by their ids, and wait until they are gone."""
+        path = "/collections/{collection_name}/points/delete"
+        self._complete("removing points", "POST", path, collection, {"points": list(points)})
 
     def collections(self) -> list[str]:
         """List its collections by name."""

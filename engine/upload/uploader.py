@@ -2,7 +2,8 @@
 
 Each point goes in once, with all its vectors, in one upsert that is waited for. What is acknowledged is journaled, so
 the same command goes on after any interruption, and says again that all is well where nothing is left to do. Nothing on
-the server is ever deleted: not a collection, not a point, not what an alias meant before.
+the server is deleted: not a collection, not what an alias meant before, and no point unless that is asked for, which
+means those of earlier uploads.
 """
 
 import hashlib
@@ -16,65 +17,22 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.compare import few
 from interlock.engine.record.counting import several
-from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, UpsertBody, bodies
+from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, UpsertBody
 from interlock.engine.upload.checking import Compared, compare
 from interlock.engine.upload.exported import ExportedCollection
-from interlock.engine.upload.layout import INDEXED, MARK, UNINDEXED, CollectionLayout, check_named
-from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
+from interlock.engine.upload.layout import INDEXED, MARK, UNINDEXED
+from interlock.engine.upload.planning import check_fits, layout_of, limits_of, meaning, parts, target_of
+from interlock.engine.upload.pruning import others
+from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadReport
 from interlock.engine.upload.sent import UploadBinding, UploadJournal
 from interlock.engine.upload.server import QdrantServer, TooLarge
 from interlock.engine.upload.upserts import Upserts
 
 SAMPLE = 100
 """Points that are read back whole."""
-IDS = 10_000
-"""Points that are counted by their ids at a time."""
 POLLS = (0.2, 5.0)
 """Seconds between two looks at a collection that builds its indexes: the first pause, and the longest."""
-
-
-def layout_of(collection: ExportedCollection, options: UploadOptions) -> CollectionLayout:
-    """Return how a collection is to be on a server."""
-    return CollectionLayout(
-        collection.dims,
-        collection.sparse,
-        collection.token_widths,
-        collection.manifest,
-        options.vector_type,
-        options.quantisation,
-        options.indexes,
-    )
-
-
-def target_of(collection: ExportedCollection, options: UploadOptions) -> str:
-    """Name the collection that is written to: with an alias one for each generation of what is uploaded.
-
-    Raises UsageError for a name that no server takes.
-    """
-    if not options.alias:
-        return collection.qdrant_collection
-    check_named(options.alias)
-    kept = [collection.fingerprint, options.vector_type, options.quantisation]
-    target = f"{options.alias}-{hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:8]}"
-    check_named(target)
-    return target
-
-
-def planned(collection: ExportedCollection, options: UploadOptions) -> UploadPlan:
-    """Count what an upload would send, to the byte, without asking any server."""
-    requests = size = 0
-    for body in bodies(collection.points()):
-        requests, size = requests + 1, size + body.size
-    return UploadPlan(
-        collection=target_of(collection, options),
-        alias=options.alias,
-        points=collection.rows,
-        requests=requests,
-        bytes=size,
-        configuration=layout_of(collection, options).request,
-    )
 
 
 class CollectionUpload:
@@ -119,7 +77,7 @@ class CollectionUpload:
     def _uploaded(self) -> UploadReport:
         began = self._clock()
         version = self._server.version()
-        previous = self._previous()
+        previous = meaning(self._server, self.target, self._options.alias)
         binding = UploadBinding(
             self._server.address.url, self.target, self._collection.fingerprint, self._collection.rows
         )
@@ -131,6 +89,7 @@ class CollectionUpload:
                 self._begin(journal)
                 self._send(journal, limits)
             compared = self._compare()
+            pruned, foreign = self._prune(journal, limits)
             self._index()
             points = self._counted(limits)  # indexes may take hours, and others do not wait for them
             self._check_mark(journal)
@@ -148,6 +107,8 @@ class CollectionUpload:
             rows=self._collection.rows,
             points=points,
             stale=points - self._collection.rows,
+            pruned=pruned,
+            foreign=foreign,
             compared=compared.points,
             worst_cosine=compared.worst_cosine,
             sent=self._sent,
@@ -160,21 +121,6 @@ class CollectionUpload:
             configuration=self._layout.request,
         )
 
-    def _previous(self) -> str:
-        """What the alias means so far. Raises UsageError where a collection has its name, or it that of the target."""
-        aliases, alias = self._server.aliases(), self._options.alias
-        if self.target in aliases:
-            raise UsageError(
-                f"{self.target} is an alias of {aliases[self.target]} on {self._server.address.url}: pass "
-                f"--alias {self.target} to upload beside it and switch"
-            )
-        if alias and alias in self._server.collections():
-            raise UsageError(
-                f"{alias} is a collection on {self._server.address.url}, so it cannot be an alias: choose another "
-                "--alias"
-            )
-        return aliases.get(alias, "") if alias else ""
-
     def _prepare(self, journal: UploadJournal) -> Mapping[str, Any]:
         """Make the collection, or see that it is the one that it should be; the limits that it sets."""
         there = self._server.describe(self.target)
@@ -186,13 +132,8 @@ class CollectionUpload:
                 if there is None:
                     raise
         there = there or self._described()
-        if odd := self._layout.differences(there):
-            raise UsageError(
-                f"{self.target} on {self._server.address.url} is another collection ({few(odd)}): pass --alias NAME to "
-                "upload beside it, or delete it there"
-            )
-        limits = {**(there["config"].get("strict_mode_config") or {})}
-        limits = limits if limits.get("enabled") else {}
+        check_fits(self._layout, there, self._where)
+        limits = limits_of(there)
         if (most := limits.get("max_points_count")) and most < self._collection.rows:
             raise UsageError(
                 f"{self.target} takes {several(most, 'point')} in strict mode, and {self._collection.rows:,} are to be "
@@ -279,9 +220,9 @@ class CollectionUpload:
     def _lacking(self, limits: Mapping[str, Any]) -> int:
         """How many of the run's rows the collection has not, by their ids. Raises InterlockError for an impossible
         count."""
-        most, lacking = min(IDS, limits.get("condition_max_size") or IDS), 0
+        lacking = 0
         for ids in self._collection.ids():
-            for part in (ids[start : start + most] for start in range(0, len(ids), most)):
+            for part in parts(ids, limits):
                 found = self._server.count(self.target, part)
                 if found > len(part):
                     raise InterlockError(
@@ -315,6 +256,32 @@ class CollectionUpload:
             seen += compared.points
             worst += [compared.worst_cosine] if compared.worst_cosine is not None else []
         return Compared(seen, min(worst, default=None), "")
+
+    def _prune(self, journal: UploadJournal, limits: Mapping[str, Any]) -> tuple[int, int | None]:
+        """Remove points of earlier uploads that are not of the run, if that is asked for: how many there were, and how
+        many are somebody else's. Each page is counted before and after."""
+        if not self._options.prune:
+            return 0, None
+        if self._collection.unread:
+            self._hearing.told(
+                f"{self._where} may hold points of chunks that are gone; {self._collection.unread}, so none was "
+                "removed: fix those, then run and upload again"
+            )
+            return 0, None
+        self._check_mark(journal)
+        pruned = foreign = 0
+        for page in others(self._server, self.target, self._collection, limits):
+            foreign += page.foreign
+            if page.stale:
+                self._server.remove(self.target, page.stale)
+                self._check_mark(journal, written=True)
+                if left := sum(self._server.count(self.target, part) for part in parts(page.stale, limits)):
+                    raise InterlockError(
+                        f"{self._where} still has {left:,} of {several(len(page.stale), 'point')} that were removed: "
+                        "check for another writer, then repeat the command"
+                    )
+                pruned += len(page.stale)
+        return pruned, foreign
 
     def _index(self) -> None:
         """Have the indexes built that were put off, and wait until they are."""

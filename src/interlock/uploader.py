@@ -26,12 +26,14 @@ def upload(
     patience: float = PATIENCE,
     settle: float = SETTLE,
     grpc_port: int | None = None,
+    prune: bool = False,
 ) -> "list[UploadReport]":
     """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
 
     `indexes` are keys of the payload with their types (`{"metadata.lang": "keyword"}`). The key comes from
     QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
     6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
+    `prune` removes points that earlier uploads put there and that are not of this run, once all is verified.
 
     Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
     answer for `patience` seconds, InterlockError where what is there is not what was sent.
@@ -48,6 +50,7 @@ def upload(
         patience,
         settle,
         grpc_port,
+        prune,
         lambda text: sys.stderr.write(f"interlock: {safe(in_python(text), 1000)}\n"),
     )
     with telling():

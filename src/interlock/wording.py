@@ -17,6 +17,7 @@ _SETTINGS |= {"--sparse-share": "sparse_share"}
 _SETTINGS |= {"--queries": "queries", "--qrels": "qrels", "--seed": "seed"}
 _SETTINGS |= {"--alias": "alias", "--index": "indexes", "--vector-type": "vector_type", "--patience": "patience"}
 _SETTINGS |= {"--quantisation": "quantisation", "--settle": "settle", "--api-key-file": "api_key_file"}
+_COMMANDS = "go `interlock run --qdrant URL` and `interlock upload`", "goes interlock.upload(run, url)"
 _FLAG = re.compile(
     rf"(?<![\w-])({'|'.join(_SETTINGS)})(?![\w-])(?: (DIR|\d+|cpu|named|mean|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
 )
@@ -31,7 +32,7 @@ def in_python(text: str) -> str:
             return name
         return f"{name}={value}" if value.isdigit() else f"{name}={value!r}"
 
-    return _FLAG.sub(written, text)
+    return _FLAG.sub(written, text.replace(*_COMMANDS))
 
 
 @contextmanager
