@@ -3,8 +3,8 @@ being killed.
 
 All send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
 fronts over Qdrant's engine in a process of their own, in shuffled turns, each into a collection of its own. CPU seconds
-are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, each
-process killed at a random request, before, while or after the server took it.
+are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, by
+REST or over gRPC, each process killed at a random request, before, while or after the server took it.
 """
 
 import argparse
@@ -164,6 +164,7 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
     """Kill uploads until there were so many kills, each upload until it ends by itself; then look at every point."""
     from tests.builders import interlock, tiny_model
     from tests.edge_bridge import EdgeBridge, serving
+    from tests.edge_grpc import serving_grpc
     from tests.uploads import ROWS, SIDES, Uploads, embedded, killed
 
     dice, done, uploads, wrong = random.Random(options.seed), 0, 0, list[str]()
@@ -177,8 +178,8 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
             bridge, copy = EdgeBridge(home / f"bridge-{uploads}"), home / f"run-{uploads}"
             bridge.strict = {"enabled": True, "upsert_max_batchsize": 5}
             subprocess.run(["cp", "-r", str(run), str(copy)], check=True)
-            with serving(bridge) as url:
-                words = ["upload", copy, "--qdrant", url, "--alias", "docs"]
+            with serving(bridge) as url, serving_grpc(bridge) as port:
+                words = ["upload", copy, "--qdrant", url, "--alias", "docs", "--grpc-port", dice.choice((0, port))]
                 while done < options.kills and killed(words, bridge, dice.randint(1, 40), dice.choice(SIDES)):
                     done += 1
                     if list(copy.glob("uploads/*.json")) and not bridge.aliases:

@@ -8,6 +8,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 import traceback
 from collections import Counter
 
@@ -156,24 +157,35 @@ def test_a_number_takes_four_bytes_and_bodies_are_cut_by_what_gRPC_sends():
         list(bodies([Point(dotted(0).id, {}, {"a": np.zeros(8, np.float32)})], write=as_protobuf))
 
 
-def test_an_integer_that_no_message_holds_goes_by_rest_and_its_neighbours_over_gRPC(tmp_path):
+def nested(depth, value=1):
+    for level in range(depth):
+        value = {"in": value} if level % 5 else [value]
+    return value
+
+
+def test_what_no_message_holds_goes_by_rest_and_its_neighbours_over_gRPC(tmp_path):
     largest, least = 2**64 - 1, -(2**63)
     points = [dotted(row, number=row) for row in range(6)]
     points[3] = dotted(3, deep=[{"number": largest}], other=least, text=2**64)
+    points[5] = dotted(5, number=5, deep=nested(100))
+    points.append(dotted(6, number=6, deep=nested(30)))
     assert [(each.form, len(each.points)) for each in bodies(points, write=as_protobuf)] == [
         (PROTOBUF, 3),
         (JSON, 1),
-        (PROTOBUF, 2),
+        (PROTOBUF, 1),
+        (JSON, 1),
+        (PROTOBUF, 1),
     ]
     with bridged(tmp_path / "bridge") as bridge, serving_grpc(bridge) as port:
         with QdrantServer(Address.parse(URL), None, Patience(0), transport(bridge)) as server:
             server.create("docs", {"vectors": {"a": {"size": 8, "distance": "Cosine"}}})
             with Upserts(server, "docs", port, lambda _: None) as way:
                 assert all(way.send(body) for body in way.bodies(lambda: points, 256, lambda: 10**6))
-            assert (way.transport, upserts(bridge)) == ("grpc+rest", (2, 1))
+            assert (way.transport, upserts(bridge)) == ("grpc+rest", (3, 2))
         payloads = {each["id"]: each["payload"] for each in bridge.collections["docs"].points([p.id for p in points])}
         assert payloads[points[3].id] == {"deep": [{"number": largest}], "other": least, "text": str(2**64)}
-        assert [payloads[p.id] for p in points if p is not points[3]] == [{"number": row} for row in (0, 1, 2, 4, 5)]
+        assert [payloads[points[row].id]["number"] for row in (0, 1, 2, 4, 5, 6)] == [0, 1, 2, 4, 5, 6]
+        assert [payloads[points[row].id]["deep"] for row in (5, 6)] == [nested(100), nested(30)]
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.ABORTED, Code.UNKNOWN])
@@ -265,7 +277,7 @@ def test_where_gRPC_goes_silent_in_the_middle_and_rest_does_not_the_rest_goes_by
     assert (report.transport, report.sent, report.points) == ("grpc+rest", ROWS, ROWS)
     assert upserts(upload.bridge) == (2 + 3, 4)
     assert set(Counter(upload.bridge.collections["docs"].sent).values()) == {1}
-    said = "docs: gRPC does not do it (gRPC UNAVAILABLE: gone), and REST answers: the rest goes by REST"
+    said = "docs: gRPC does not do it (gRPC UNAVAILABLE: gone): the rest goes by REST"
     assert upload.told.count(said) == 1 == sum("goes by REST" in text for text in upload.told)
 
 
@@ -319,6 +331,37 @@ def test_where_rest_does_not_answer_either_both_are_waited_for(upload, port):
     assert upserts(upload.bridge)[1] == 0 and sum(upload.clock.slept) > 50
     down[0] = False
     assert upload(grpc_port=port).transport == "grpc"
+
+
+def test_a_server_that_is_started_again_is_found_again_over_gRPC(upload):
+    """The connection is lost with the server, for longer than the one pause of a client that keeps its own."""
+    upload.bridge.strict = {"enabled": True, "upsert_max_batchsize": 30}
+    servers, down, sleep = [serving_grpc(upload.bridge)], [False], upload.clock.sleep
+    port = servers[0].__enter__()
+
+    def before(method, path, *_):
+        return refusal(503, "down") if down[0] and method != "GRPC" else None
+
+    class Closing(list):
+        def append(self, done):
+            if done == 30 and len(servers) == 1:
+                servers[0].__exit__(None, None, None)
+                down[0] = True
+
+    def slept(seconds):
+        time.sleep(0.3)
+        sleep(seconds)
+        if len(upload.clock.slept) == 6:
+            servers.append(serving_grpc(upload.bridge, port))
+            servers[1].__enter__()
+            down[0] = False
+
+    upload.bridge.before, upload.progress, upload.clock.sleep = before, Closing(), slept
+    try:
+        report = upload(grpc_port=port, patience=1000)
+    finally:
+        servers[1].__exit__(None, None, None)
+    assert (report.transport, report.sent, upserts(upload.bridge)) == ("grpc", ROWS, (3, 0))
 
 
 def test_where_nothing_listens_points_go_by_rest_and_that_is_told(upload):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import grpc
     from qdrant_client.grpc import PointStruct
 
+MOST_DEPTH = 30
+"""Of objects in objects: each takes three messages, of which readers take 100 in one another."""
 PROBE = 5
 """Seconds in which the port has to answer to be used."""
 SILENT = 3
@@ -36,7 +38,7 @@ class RestInstead(Exception):
 
 
 def as_protobuf(points: Iterable[Point]) -> Iterator[Written]:
-    """Yield each point as a member of an upsert's message; as JSON where its payload has an integer beyond 63 bits.
+    """Yield each point as a member of an upsert's message; as JSON where no message holds its payload.
 
     Raises InterlockError for a dense vector that no cosine can be made of.
     """
@@ -44,21 +46,18 @@ def as_protobuf(points: Iterable[Point]) -> Iterator[Written]:
 
     for group in checked(points):
         for point in group:
-            if (made := struct_of(point)) is None:
-                yield from as_json([point])
+            if _holds(storable(point.payload)):
+                yield PROTOBUF, UpsertPoints(points=[struct_of(point)]).SerializeToString()
             else:
-                yield PROTOBUF, UpsertPoints(points=[made]).SerializeToString()
+                yield from as_json([point])
 
 
-def struct_of(point: Point) -> "PointStruct | None":
-    """Make the message of a point; None where its payload has an integer that none can hold."""
+def struct_of(point: Point) -> "PointStruct":
+    """Make the message of a point."""
     from qdrant_client.conversions.conversion import payload_to_grpc
     from qdrant_client.grpc import PointId, PointStruct
 
-    try:
-        made = PointStruct(id=PointId(uuid=point.id), payload=payload_to_grpc(storable(point.payload)))
-    except ValueError:  # from 2**63 on: what is larger than 2**64 is a text
-        return None
+    made = PointStruct(id=PointId(uuid=point.id), payload=payload_to_grpc(storable(point.payload)))
     vectors = made.vectors.vectors.vectors
     for name, vector in point.vectors.items():
         vectors[name].dense.MergeFromString(_packed(vector))
@@ -70,6 +69,14 @@ def struct_of(point: Point) -> "PointStruct | None":
         for token in tokens:
             several.add().MergeFromString(_packed(token))
     return made
+
+
+def _holds(value: object, depth: int = 0) -> bool:
+    """Tell whether a message holds a value: integers have 63 bits and a sign, and who reads it goes only so deep."""
+    if isinstance(value, Mapping | list):
+        inner = value.values() if isinstance(value, Mapping) else value
+        return depth <= MOST_DEPTH and all(_holds(each, depth + 1) for each in inner)
+    return not isinstance(value, int) or value < 2**63
 
 
 def _packed(numbers: Vector | Tokens) -> bytes:
@@ -98,6 +105,8 @@ class GrpcPoints:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             ("grpc.enable_retries", 0),  # what is repeated, and when, is said by the patience
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
             ("grpc.enable_http_proxy", int(not address.loopback)),
         ]
         if address.url.startswith("https://"):

@@ -58,7 +58,7 @@ class Upserts:
         try:
             self._grpc.upsert(self._collection, body.content)
         except RestInstead as error:
-            self._told(f"{self._collection}: gRPC does not do it ({error}), and REST answers: the rest goes by REST")
+            self._told(f"{self._collection}: gRPC does not do it ({error}): the rest goes by REST")
             self._grpc = None
             return False
         self._ways.add("grpc")
