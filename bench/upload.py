@@ -3,8 +3,8 @@ being killed.
 
 All send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
 fronts over Qdrant's engine in a process of their own, in shuffled turns, each into a collection of its own. CPU seconds
-are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, by
-REST or over gRPC, each process killed at a random request, before, while or after the server took it.
+are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, by REST or
+over gRPC, each process killed at a random request, before, while or after the server took it.
 """
 
 import argparse
