@@ -25,9 +25,9 @@ Say = Callable[[str], object]
 class JournalCollector:
     """Reads on in a run's journal whenever it is asked, and says how the numbers stand; for a registry."""
 
-    def __init__(self, journal: Find) -> None:
-        """`journal` returns where it is, or None as long as there is none."""
-        self._find, self._metrics = journal, RunMetrics()
+    def __init__(self, journal: Find, say: Say) -> None:
+        """`journal` returns where it is, or None as long as there is none; `say` hears why it cannot be read."""
+        self._find, self._say, self._metrics = journal, say, RunMetrics()
         self._tail: Tail | None = None
         self._lock = threading.Lock()
 
@@ -36,9 +36,12 @@ class JournalCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield every family of numbers."""
+        """Yield every family of numbers, as far as the journal can be read."""
         with self._lock:
-            self._read_on()
+            try:
+                self._read_on()
+            except InterlockError as error:
+                self._say(f"metrics: {error}")
             yield from _families(self._metrics)
 
     def _read_on(self) -> None:
@@ -66,14 +69,23 @@ def exposed(target: str | None, journal: Find, say: Say) -> Iterator[None]:
         yield
         return
     client = _client()
-    registry = client.CollectorRegistry()
-    registry.register(JournalCollector(journal))
-    if target.isdecimal():
-        with _served(client, registry, int(target), say):
-            yield
-        return
-    with _written(client, registry, check_file(target), say):
+    registry, say = client.CollectorRegistry(), _once(say)
+    registry.register(JournalCollector(journal, say))
+    port = target.isdecimal()
+    with _served(client, registry, int(target), say) if port else _written(client, registry, check_file(target), say):
         yield
+
+
+def _once(say: Say) -> Say:
+    """Say each thing the first time only."""
+    said = set[str]()
+
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return once
 
 
 def check_target(target: str | None) -> None:
@@ -114,6 +126,7 @@ def _served(client: Any, registry: Any, port: int, say: Say) -> Iterator[None]:
         server, thread = client.start_http_server(port, addr=LOOPBACK, registry=registry)
     except (OSError, OverflowError) as error:
         raise UsageError(f"--metrics {port}: cannot listen there ({error}): choose another port") from None
+    server.handle_error = lambda *_: None  # a client that breaks off is none of the operator's business
     say(f"metrics: http://{LOOPBACK}:{server.server_port}/metrics")
     try:
         yield
@@ -125,15 +138,13 @@ def _served(client: Any, registry: Any, port: int, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _written(client: Any, registry: Any, path: Path, say: Say) -> Iterator[None]:
-    over, failures = threading.Event(), set[str]()
+    over = threading.Event()
 
     def write() -> None:
         try:
             client.write_to_textfile(str(path), registry)
-        except (OSError, InterlockError) as error:
-            if (told := f"metrics: cannot write {path}: {error}") not in failures:
-                failures.add(told)
-                say(told)
+        except OSError as error:
+            say(f"metrics: cannot write {path}: {error.strerror or error}")
 
     def keep() -> None:
         while not over.wait(EVERY):

@@ -20,7 +20,7 @@ from interlock.engine.errors import UsageError
 SECONDS = 60.0
 """How long it may take."""
 _SECRET = re.compile(
-    r"(^|_)(API)?(KEYS?|PAT|PASS|PASSWD|PASSPHRASE|AUTH|COOKIES?|DSN)(_|$)|TOKEN|SECRET|PASSWORD|CREDENTIAL|APIKEY|PRIVATE"
+    r"(^|_)(API)?(KEYS?|PAT|PASS|PASSWD|PASSPHRASE|AUTH|COOKIES?|DSN)(_|$)|_PWD(_|$)|TOKEN|SECRET|PASSWORD|CREDENTIAL|APIKEY|PRIVATE"
 )
 
 
@@ -45,7 +45,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def notify(words: Sequence[str], summary: Path, say: Callable[[str], object], limit: float = SECONDS) -> None:
     """Call the command with the path of a summary as its last argument, and wait for it; say what went wrong with it.
     What it prints goes to stderr."""
-    if not words or not summary.exists():
+    if not words:
         return
     name = shlex.join(words)
     try:

@@ -4,16 +4,23 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
+import socket
+import struct
 import subprocess
 import sys
+import time
+import urllib.request
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from interlock.console import metrics
+from interlock.console.metrics import exposed
 from interlock.console.notifying import notify, without_secrets
-from tests.builders import command, corpus, environment, sentences, summary_of
+from tests.builders import command, corpus, environment, interlock, sentences, summary_of
 
 TEXTS = sentences(60)
 SECRETS = {
@@ -157,12 +164,70 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path):
     while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():  # a busy machine starts it late
         notify(["sh", "-c", script, "sh"], tmp_path / "summary.json", said.append, limit=1.0)
     assert "did not end within 1 s, and was killed" in said[-1]
-    child = int((tmp_path / "child").read_text())
+    child, end, state = int((tmp_path / "child").read_text()), time.monotonic() + 30, "S"
     with suppress(FileNotFoundError, ProcessLookupError):  # gone, or dead and not yet waited for
-        while Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
-            pass
+        while state != "Z" and time.monotonic() < end:
+            state = Path(f"/proc/{child}/stat").read_text().split()[2]
+        assert state == "Z"
+
+
+def test_a_session_that_is_refused_does_not_call_the_command_with_the_summary_of_the_one_before(tmp_path, tiny_a):
+    corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS[:12]}})
+    words = ["run", tmp_path / "in", "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a, "--quiet"]
+    told = ["--notify", f"touch {tmp_path / 'called'}"]
+    interlock(*words)
+    corpus(tmp_path / "in", {"Docs": {"b.jsonl": TEXTS[12:15]}})
+    interlock(*words, "--resume", *told, check=2)
+    assert not (tmp_path / "called").exists()
+    (tmp_path / "in" / "Docs" / "b.jsonl").unlink()
+    interlock(*words, "--resume", *told)
+    assert (tmp_path / "called").exists()
+
+
+def test_a_journal_that_is_damaged_is_said_once_and_the_numbers_before_are_served_on(tmp_path, heard):
+    (tmp_path / "journal.jsonl").write_bytes((heard[1] / "journal.jsonl").read_bytes() + b"damage\n" * 2)
+    said: list[str] = []
+    with exposed("0", lambda: tmp_path / "journal.jsonl", said.append):
+        url = said[0].removeprefix("metrics: ")
+        for _ in range(4):
+            with urllib.request.urlopen(url) as answer:
+                assert read_apart(answer.read().decode())["interlock_run_info", (("run", "r"), ("status", "completed"))]
+    (told,) = said[1:]
+    assert "is damaged" in told
+
+
+def test_a_client_that_breaks_off_is_not_told_of(capfd):
+    with exposed("0", lambda: None, (said := list[str]()).append):
+        host, port = re.findall(r"//(.+):(\d+)/", said[0])[0]
+        client = socket.create_connection((host, int(port)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # which resets the connection
+        urllib.request.urlopen(f"http://{host}:{port}").close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_file_that_cannot_be_written_any_more_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    said, place = [], tmp_path / "gone"
+    place.mkdir()
+    with exposed(str(place / "numbers.prom"), lambda: None, said.append):
+        shutil.rmtree(place)
+        time.sleep(0.2)
+    assert said == [f"metrics: cannot write {place / 'numbers.prom'}: No such file or directory"]
 
 
 def test_secrets_are_told_by_their_names():
-    kept = {"PATH": "x", "HOME": "x", "MONKEY": "x", "KEYBOARD": "x", "COMPASS": "x", "INTERLOCK_OUT": "x"}
-    assert without_secrets({**SECRETS, **kept, "my_api_key": "x", "PGPASSWORD": "x", "SENTRY_DSN": "x"}) == kept
+    kept = {
+        "PATH": "x",
+        "PWD": "x",
+        "OLDPWD": "x",
+        "HOME": "x",
+        "MONKEY": "x",
+        "KEYBOARD": "x",
+        "COMPASS": "x",
+        "INTERLOCK_OUT": "x",
+    }
+    assert (
+        without_secrets({**SECRETS, **kept, "my_api_key": "x", "PGPASSWORD": "x", "MYSQL_PWD": "x", "SENTRY_DSN": "x"})
+        == kept
+    )

@@ -68,7 +68,7 @@ def run_with_front_end(
         try:
             return _watched(session, chunks, configuration, audience)
         finally:
-            if session.summary and session.over:
+            if session.summary and session.summarised and session.over:
                 notify(audience.notify, session.summary, told)
 
 

@@ -7,6 +7,7 @@ heavy is imported.
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,7 @@ class Session:
         self.note = ""
         """What whoever watches must know of the session; mostly nothing."""
         self._make = make
+        self._before: tuple[int, int] | None = None
         self._thread = threading.Thread(target=self._go, name="engine")
         self._done = threading.Event()  # a join that is interrupted takes the thread for ended
 
@@ -90,9 +92,15 @@ class Session:
         """Where the summary is, once there is a run."""
         return self.work.directory.summary if self.work else None
 
+    @property
+    def summarised(self) -> bool:
+        """Whether the summary is of this session: one that is refused leaves that of the session before."""
+        return self.work is not None and _written(self.work.directory.summary) != self._before
+
     def _go(self) -> None:
         try:
-            self.work = work = self._make(self.controls)
+            work = self._make(self.controls)
+            self._before, self.work = _written(work.directory.summary), work
             answers = partial(work.recorder.look, lambda state: list(state.controls))
             with steerable(work.directory.path, self.controls, answers) as self.note:
                 self.code = work.go()
@@ -102,3 +110,10 @@ class Session:
                 self.work.directory.unmake()  # what of it waited for the socket to go
         finally:
             self._done.set()
+
+
+def _written(file: Path) -> tuple[int, int] | None:
+    """What changes each time a file is replaced; None where there is none."""
+    with suppress(OSError):
+        return (status := file.stat()).st_ino, status.st_mtime_ns
+    return None
