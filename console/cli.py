@@ -291,7 +291,7 @@ def _search(command: argparse.ArgumentParser) -> None:
     text = "ids of chunks in a .trec: their chunk_id (default) or that of their point"
     group.add_argument("--ids", choices=("chunk", "point"), default="chunk", help=text)
     group = command.add_argument_group("stages")
-    text = "weights of the dense models for this search; 0 leaves one out (default those of the store)"
+    text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
     group.add_argument("--weights", type=_told(parsers.weights), metavar="MODEL=W,...", help=text)
     group.add_argument("--only", metavar="NAME", help="one model's vectors or terms alone, or bm25")
     text = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.matter import Asked, Matter, material_of, matter_of, policy_of
-from interlock.console.writing import progress, tell
+from interlock.console.writing import check_directory, progress, tell
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import atomic
@@ -39,8 +39,7 @@ def evaluate(settings: Configuration, options: argparse.Namespace) -> int:
         options.collection,
     )
     for flag, file in (("--json", options.json), ("--picture", options.picture), ("--calibrate", options.calibrate)):
-        if file and not file.absolute().parent.is_dir():
-            raise UsageError(f"{flag}: {file.parent} does not exist: create it, or name another file")
+        check_directory(flag, file)
     if options.calibrate and options.config:
         raise UsageError(
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.text.event_text import line_of
-from interlock.console.writing import progress, writing
+from interlock.console.writing import check_directory, progress, writing
 from interlock.engine.config import Configuration
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.intake.pairs import PairLine, read_pairs
@@ -170,6 +170,7 @@ def blend_of(settings: Configuration, names: Sequence[str], share: float | None,
 def score_file(settings: Configuration, file: Path, names: Sequence[str], out: Path | None, hear: Hear) -> None:
     """Score the pairs of a file, and write a line for each of its lines to `out`, whole or not at all, or to stdout."""
     total = sum(len(line.texts) for line in read_pairs(file))  # a bad line is told before anything is computed
+    check_directory("--out", out)
     if out and out.is_dir():
         raise UsageError(f"--out: {out} is a directory: name a file")
     if out and out.exists() and out.samefile(file):

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from interlock.console.answering import Answering, Rerank, SerialDesk, ask_of, rerank_of
 from interlock.console.cli import configuration, limit_threads
 from interlock.console.reranking import Hear, Telemetry, check_telemetry, nothing_heard
-from interlock.console.text.answer_text import answer_lines, hit_lines, stages_took, writer
-from interlock.console.writing import progress, writing
+from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines, stages_took, writer
+from interlock.console.writing import check_directory, progress, writing
 from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.intake.questions import read_questions
@@ -53,6 +53,8 @@ def search(options: argparse.Namespace) -> int:
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
     _print_answer(made.answers[0], as_json=options.json, explained=options.explain)
+    if cut := made.answers[0].cut:
+        print(safe(f"interlock: warning: {cut_text([cut], 1)}", 1000), file=sys.stderr)
     if stale:
         print(stale, file=sys.stderr)
     return made.exit_code
@@ -115,10 +117,11 @@ def _search_file(
 ) -> int:
     questions = list(read_questions(options.queries))  # a bad line is told before anything is computed
     write = writer(options.answers, options.ids, explained=options.explain)
+    check_directory("--out", options.answers)
     if options.answers and options.answers.exists() and options.answers.samefile(options.queries):
         raise UsageError(f"--out: {options.answers} is the file of questions: name another file")
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
-    stale = none = ""
+    stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
         Answering(settings, options.store, options.collection, rerank, hear, questions=len(questions)) as answering,
         writing(options.answers) as out,
@@ -129,11 +132,14 @@ def _search_file(
         for made in answering.windows(texts, ask, told=lambda model, done: tell(model, done, len(texts))):
             code = code or made.exit_code
             stale = stale or _stale_among(made.answers, answering)
+            cuts += [answer.cut for answer in made.answers if answer.cut]
             none = none or next((answer.why_none for answer in made.answers if answer.why_none), "")
             for answer in made.answers:
                 out(write(next(left), answer))
     took = time.monotonic() - began
     print(f"{several(len(questions), 'question')} answered in {took:.1f} s", file=sys.stderr)
+    if cuts:
+        print(safe(f"interlock: warning: {cut_text(cuts, len(questions))}", 1000), file=sys.stderr)
     if none:
         print(safe(f"interlock: no chunk found for any: {none}", 1000), file=sys.stderr)
     if stale:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
@@ -33,6 +34,12 @@ def silence(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def check_directory(flag: str, file: Path | None) -> None:
+    """Raise UsageError for a file to be written by `flag` in a directory that is not there."""
+    if file and not file.absolute().parent.is_dir():
+        raise UsageError(f"{flag}: {file.parent} does not exist: create it, or name another file")
+
+
 @contextmanager
 def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
     """Take text for stdout, or for a file that is there whole or not at all."""
@@ -46,16 +53,18 @@ def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
 @contextmanager
 def progress(unit: str = "") -> Iterator[Progress]:
     """Tell stderr how much a model has done: in one line on a terminal, which its last word ends; elsewhere now and
-    then, and nothing of what is done sooner."""
-    live, last, open_line = sys.stderr.isatty(), time.monotonic(), False
+    then, and nothing of what is done sooner. A model that has done nothing is being loaded."""
+    live, last, open_line, longest = sys.stderr.isatty(), time.monotonic(), False, 0
 
     def told(model: str, done: int, total: int) -> None:
-        nonlocal last, open_line
+        nonlocal last, open_line, longest
         ends = live and done >= total
         if ends or time.monotonic() - last > (BLINK if live else PAUSE):
             last, open_line = time.monotonic(), live and not ends
-            line = f"interlock: {safe(model)}: {done:,} of {several(total, unit) if unit else f'{total:,}'}"
-            print(line, end="\r" if open_line else "\n", file=sys.stderr, flush=True)
+            amount = f"{done:,} of {several(total, unit) if unit else f'{total:,}'}" if done else "loading"
+            line, longest = f"interlock: {safe(model)}: {amount}", max(longest, len(amount) + len(model))
+            room = longest - len(amount) - len(model) if live else 0  # what stood there before is written over
+            print(f"{line}{' ' * room}", end="\r" if open_line else "\n", file=sys.stderr, flush=True)
 
     yield told
     if open_line:

@@ -4,10 +4,12 @@ import json
 import math
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import interlock as product
 from interlock.console.answering import MANY
@@ -26,7 +28,7 @@ from interlock.engine.passes.outputs import Outputs
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.run import Run
-from interlock.engine.search.ask import Ask
+from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
 from interlock.engine.search.searcher import StoreSearcher, vectors_of
@@ -321,6 +323,50 @@ def test_a_question_of_which_a_model_makes_no_vector_is_named(place: Path) -> No
         vectors_of(member, Outputs(vectors), ["one", "other"])
 
 
+def _noted(heard: list[tuple[str, int]], model: str, rows: int) -> None:
+    heard.append((model, rows))
+
+
+def test_loading_is_told_apart_from_encoding_and_comes_once_where_models_are_kept(place: Path) -> None:
+    for kept, later in ((True, False), (False, True)):
+        heard: list[tuple[str, int]] = []
+        told = partial(_noted, heard)
+        with open_store(place, "concat", kept=kept) as searcher:
+            (first,) = searcher.answers(["text"], Ask(), told)
+            (second,) = searcher.answers(["other"], Ask(), told)
+        assert first.seconds["loading"] > 0 and first.seconds["encoding"] > 0
+        assert ("loading" in second.seconds) is later
+        loaded = [("a", 0), ("b", 0), ("a", 1), ("b", 1)] if kept else [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        assert heard == [*loaded, *(loaded if later else loaded[2:])]
+
+
+def test_a_question_beyond_a_models_limit_says_how_many_tokens_are_left_out(place: Path, tmp_path: Path) -> None:
+    long = " ".join(["a"] * 900)
+    with open_store(place, "concat") as searcher:
+        short, cut = searcher.search(["a", long], Ask())
+        cards = [model.card for model in searcher._serving(comparison_of(searcher.manifest, Ask()))]
+    assert not short.cut
+    assert cut.cut == {card.key: 900 + 2 - card.max_tokens for card in cards}
+    (tmp_path / "q.txt").write_text(f"a\n{long}\n")
+    left = ", ".join(f"{key} leaves out {tokens:,} tokens" for key, tokens in cut.cut.items())
+    said = command(place, long).stderr
+    assert said == f"interlock: warning: the question is longer than its models read: {left}; shorten it\n"
+    many = f"interlock: warning: 1 question of 2 is longer than the models read: {left}; shorten them\n"
+    assert command(place, "--queries", tmp_path / "q.txt").stderr.endswith(many)
+    with pytest.warns(RuntimeWarning, match="longer than its models read: a leaves out"):
+        product.search(place / "concat", long, only="a", settings=product.Settings(config=place / "interlock.toml"))
+
+
+@pytest.mark.parametrize("asked", [{"hybrid": "rrf"}, {"hybrid": "dbsf"}, {"sparse_share": 0.4}])
+def test_lists_that_a_store_does_not_have_are_not_combined_in_silence(place: Path, asked) -> None:
+    with open_store(place, "concat") as searcher:
+        bare = replace(searcher.manifest, bm25=None)
+    for harmless in ({}, {"hybrid": "off"}, {"hybrid": "weighted"}, {"sparse_share": 0}):
+        assert comparison_of(bare, Ask(**harmless)).sparse == []
+    with pytest.raises(UsageError, match="the store has no sparse vectors to combine with the dense ones: drop it"):
+        comparison_of(bare, Ask(**{**asked, "hybrid": Hybrid(asked.get("hybrid", "weighted"))}))
+
+
 def test_a_closed_searcher_says_so(place: Path) -> None:
     with open_store(place, "concat") as searcher:
         pass
@@ -485,6 +531,7 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("--queries", "{}/twice.tsv"), "twice.tsv:2: id 'x' is that of line 1 too"),
         (("--queries", "{}/torn.jsonl"), "torn.jsonl:1: Input data was truncated"),
         (("--queries", "{}/good.txt", "--out", "{}/a.csv"), "name it .jsonl, or .trec or .run for trec_eval"),
+        (("--queries", "{}/good.txt", "--out", "{}/no/a.trec"), "no does not exist: create it, or name another file"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_name(place: Path, tmp_path: Path, flags, why: str) -> None:

@@ -29,6 +29,16 @@ def test_progress_on_a_terminal_is_a_line_for_each_model_and_the_last_one_is_end
     assert told(Terminal(), monkeypatch, "pair") == "".join(f"interlock: {line}" for line in lines) + "\n"
 
 
+def test_a_model_that_has_done_nothing_is_being_loaded_and_leaves_no_rest_on_the_line(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(room, "BLINK", -1.0)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress() as tell:
+        tell("one", 0, 9)
+        tell("one", 9, 9)
+    assert stream.getvalue() == "interlock: one: loading\rinterlock: one: 9 of 9 \n"
+
+
 def test_progress_elsewhere_is_lines_and_nothing_of_what_is_done_soon(monkeypatch):
     monkeypatch.setattr(room, "PAUSE", float("inf"))
     assert told(io.StringIO(), monkeypatch, "pair") == ""

@@ -25,6 +25,7 @@ from interlock.console.screens.hit import HitScreen
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import StoreShown
+from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
@@ -260,6 +261,8 @@ class SearchScreen(Keyed):
         (self._answer,) = reply.answers
         self._chosen = 0
         self._told = answer_rows.found_in(self._answer)
+        if self._answer.cut:
+            self._failure = cut_text([self._answer.cut], 1)
         if reply.failure:
             self._failure = f"not reranked: {reply.failure}"
         if self._answer.hits and self._question.has_focus and self._question.value == wanted.text:

@@ -1,12 +1,13 @@
 """An answer as text: for a reader, as JSON Lines, or as a run that trec_eval reads. Pure."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
 from interlock.engine.intake.questions import Question
+from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.search.hits import Answer, Hit, RankedHit
 
@@ -44,6 +45,17 @@ def hit_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
 def stages_took(answer: Answer) -> str:
     """Tell how many milliseconds each stage took."""
     return safe(", ".join(f"{stage} {1000 * took:.1f} ms" for stage, took in answer.seconds.items()))
+
+
+def cut_text(cuts: Sequence[Mapping[str, int]], asked: int) -> str:
+    """Tell of questions that are longer than models read, out of so many that were `asked`, by the tokens that each
+    leaves out of each; and what to do."""
+    models = {key: sum(cut.get(key, 0) for cut in cuts) for key in dict.fromkeys(key for cut in cuts for key in cut)}
+    by = ", ".join(f"{key} leaves out {several(tokens, 'token')}" for key, tokens in models.items())
+    if asked == 1:
+        return f"the question is longer than its models read: {by}; shorten it"
+    which = f"{several(len(cuts), 'question')} of {asked:,}"
+    return f"{which} {'is' if len(cuts) == 1 else 'are'} longer than the models read: {by}; shorten them"
 
 
 def writer(file: Path | None, ids: str, *, explained: bool) -> Callable[[Question, Answer], str]:

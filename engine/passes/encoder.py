@@ -33,6 +33,8 @@ from interlock.engine.passes.sparse import SparseRows
 from interlock.engine.passes.vectors import Vectors
 
 Ids = npt.NDArray[np.int64]
+MOST_SPECIALS = 8
+"""Special tokens of a row, at most, so far as no tokenizer has to be asked."""
 
 
 class Encoder(Protocol):
@@ -227,7 +229,7 @@ class PaddedRows:
 class HostEncoder:
     """Encodes texts outside a run, mostly questions, on a device without copies to and fro: a CPU.
 
-    It is attached by the first `encode`, under a lease that whoever calls it holds, and until `detach`.
+    It is attached by `load`, or the first `encode`, under a lease that whoever calls it holds, and until `detach`.
     """
 
     def __init__(self, card: ModelCard, device: Device) -> None:
@@ -257,11 +259,17 @@ class HostEncoder:
         each = [given[batch].tolist() for batch in self._batches(given)]
         return max(self._law.peak(computed_tokens(one, padded=padded), max(one)) for one in each)
 
-    def encode(self, rows: Sequence[Ids], told: Callable[[int], object] = lambda rows: None) -> Outputs:
-        """Compute what rows of token ids give; `told` hears how many are done."""
+    def load(self) -> Attached:
+        """Bring its weights into memory, where they are not."""
         if self._attached is None:
             self._attached = attach_to_host(self._card, self._device)
-        encoder, pieces, done = encoder_for(self._card, self._attached.network, self._device), [], 0
+        return self._attached
+
+    def encode(self, rows: Sequence[Ids], told: Callable[[int], object] = lambda rows: None) -> Outputs:
+        """Compute what rows of token ids give; `told` hears 0 once the weights are there, and then how many are
+        done."""
+        encoder, pieces, done = encoder_for(self._card, self.load().network, self._device), [], 0
+        told(done)
         for batch in self._batches(np.array([len(row) for row in rows])):
             pieces.append((batch, encoder.encode([rows[row] for row in batch])))
             told(done := done + len(batch))
@@ -275,6 +283,21 @@ class HostEncoder:
         return [batch.rows for batch in plan(np.arange(len(lengths)), lengths, self._card.batch_tokens).batches]
 
 
+def beyond_limit(card: ModelCard, texts: Sequence[str], prompt: str) -> list[int]:
+    """Count the tokens of each text that `encode_texts` would cut off."""
+    found, sizes = [0] * len(texts), [len((prompt + text).encode()) for text in texts]
+    long = [
+        at for at, size in enumerate(sizes) if size > card.max_tokens - MOST_SPECIALS
+    ]  # a token has a byte at least
+    if long:
+        with naming([card.key], card.tokenizer_file):
+            tokenizer = load_tokenizer(card.tokenizer_file)
+            room = card.max_tokens - specials_of(tokenizer).count
+            for at, encoding in zip(long, encoded(tokenizer, [prompt + texts[at] for at in long]), strict=True):
+                found[at] = max(0, len(encoding.ids) - room)
+    return found
+
+
 def encode_texts(
     card: ModelCard,
     texts: Sequence[str],
@@ -282,7 +305,8 @@ def encode_texts(
     lessor: Lessor,
     told: Callable[[int], object] = lambda rows: None,
 ) -> Outputs:
-    """Compute what one text or more give, under a lease of their own; `told` hears how many are done."""
+    """Compute what one text or more give, under a lease of their own; `told` hears what it does of
+    `HostEncoder.encode`."""
     (device,) = lessor.devices
     encoder = HostEncoder(card, device)
     rows = encoder.rows(texts, prompt)

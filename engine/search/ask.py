@@ -103,6 +103,12 @@ def comparison_of(manifest: Manifest, ask: Ask) -> Comparison:
         gone = _gone(manifest, unknown[0])
         raise UsageError(f"--weights: the store has no vectors of {unknown[0]}{gone}: name any of {', '.join(own)}")
     hybrid = ask.hybrid is not Hybrid.OFF and ask.sparse_share > 0
+    if not terms and (ask.hybrid in (Hybrid.RRF, Hybrid.DBSF) or ask.sparse_share not in (0, SPARSE_SHARE)):
+        what = f"--hybrid {ask.hybrid}" if ask.hybrid is not Hybrid.WEIGHTED else f"--sparse-share {ask.sparse_share:g}"
+        raise UsageError(
+            f"{what}: the store has no sparse vectors to combine with the dense ones: drop it, or write a store anew "
+            "without --no-bm25, or with --sparse"
+        )
     used, calibrated = {name: say for name, say in weights.items() if say}, ask.weights is None and manifest.calibrated
     return Comparison(used, terms if hybrid else [], tokens, calibrated=bool(calibrated))
 

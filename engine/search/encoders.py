@@ -4,6 +4,7 @@ Either each model in turn, under a lease that ends with its pass, on the CPU, or
 of them kept on the CPU under one lease, so that the next question finds them in memory.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -29,6 +30,8 @@ class QueryEncoders:
         self._encoders: dict[str, tuple[StoreModel, HostEncoder]] = {}
         self._lease = ExitStack()
         self._room: dict[str, int] = {}
+        self.loading = 0.0
+        """Seconds that bringing models into memory took of the last `encode`; of passes on GPUs their leases tell."""
 
     def __enter__(self) -> "QueryEncoders":
         return self
@@ -51,7 +54,9 @@ class QueryEncoders:
     def encode(
         self, models: Sequence[StoreModel], texts: Sequence[str], told: Told = lambda model, rows: None
     ) -> Mapping[str, Outputs]:
-        """Compute what each model gives of `texts`, by its key. Raises UnavailableError where one does not fit."""
+        """Compute what each model gives of `texts`, by its key; `told` hears 0 of one that is loaded next. Raises
+        UnavailableError where one does not fit."""
+        self.loading = 0.0
         found = {model.card.key: _weighed(model, texts) for model in models if model.table}
         networks = [model for model in models if not model.table]
         if self._passes and networks:
@@ -60,11 +65,13 @@ class QueryEncoders:
             return found | {model.card.key: each.rows for model, each in zip(networks, computed, strict=True)}
         if not self._kept:
             for model in networks:
-                found[model.card.key] = encode_texts(
-                    model.card, texts, model.member.query_prompt, self._lessor, _telling(told, model.card.key)
-                )
+                told(model.card.key, 0)
+                heard = self._hearing(told, model.card.key)
+                found[model.card.key] = encode_texts(model.card, texts, model.member.query_prompt, self._lessor, heard)
             return found
+        began = time.perf_counter()
         encoders = [self._encoder(model) for model in networks]
+        made = time.perf_counter() - began
         rows = [
             encoder.rows(texts, model.member.query_prompt) for model, encoder in zip(networks, encoders, strict=True)
         ]
@@ -72,10 +79,30 @@ class QueryEncoders:
         for model, encoder, own in zip(networks, encoders, rows, strict=True):
             lengths = [len(row) for row in own]
             wanted[model.card.key] = encoder.needs([*lengths, min(ROOM, model.card.max_tokens)])
+        began = time.perf_counter()
         self._hold(wanted)
+        if cold := [
+            (model, encoder) for model, encoder in zip(networks, encoders, strict=True) if not encoder.attached
+        ]:
+            for model, encoder in cold:
+                told(model.card.key, 0)
+                encoder.load()
+            self.loading = made + time.perf_counter() - began
         for model, encoder, own in zip(networks, encoders, rows, strict=True):
             found[model.card.key] = encoder.encode(own, _telling(told, model.card.key))
         return found
+
+    def _hearing(self, told: Told, key: str) -> Callable[[int], object]:
+        """Hear of a model that is loaded from now on, and then of how many texts it has done."""
+        began = time.perf_counter()
+
+        def heard(rows: int) -> None:
+            if rows:
+                told(key, rows)
+            else:
+                self.loading += time.perf_counter() - began
+
+        return heard
 
     def _encoder(self, model: StoreModel) -> HostEncoder:
         """The encoder of a model; made anew where what is asked of it has changed."""
@@ -103,4 +130,4 @@ def _weighed(model: StoreModel, texts: Sequence[str]) -> Outputs:
 
 
 def _telling(told: Told, key: str) -> Callable[[int], object]:
-    return lambda rows: told(key, rows)
+    return lambda rows: told(key, rows) if rows else None

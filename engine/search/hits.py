@@ -60,7 +60,8 @@ class Answer:
 
     `shares` say how much each list counts where several were combined, `seconds` how long each stage took, by its name.
     `calibrated` are the weights of the dense models where they are those that an evaluation gave the store. `why_none`
-    says why no chunk fulfils the conditions, where none does.
+    says why no chunk fulfils the conditions, where none does; `cut` how many tokens of the question are beyond the
+    limit of a model, by its name.
     """
 
     text: str
@@ -69,3 +70,4 @@ class Answer:
     seconds: Mapping[str, float] = field(default_factory=dict)
     calibrated: Mapping[str, float] = field(default_factory=dict)
     why_none: str = ""
+    cut: Mapping[str, int] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from interlock.engine.outlet.manifest import Member, read_manifest
 from interlock.engine.outlet.points import Terms, Vector
 from interlock.engine.outlet.qdrant import Store
 from interlock.engine.outlet.query_vector import query_vectors
+from interlock.engine.passes.encoder import beyond_limit
 from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.sparse import SparseRows
 from interlock.engine.passes.texts import TextDevices, Told
@@ -143,12 +144,16 @@ class StoreSearcher:
             return
         with watch.timed("models"):
             models = self._serving(comparison)
+        cuts = _cuts(models, texts)
         with watch.timed("encoding"):
             outputs = self._encoders.encode(models, texts, told)
+        if loading := self._encoders.loading:
+            encoding = watch.seconds.pop("encoding") - loading
+            watch.seconds |= {"loading": loading, "encoding": encoding}
         shared = {stage: seconds / len(texts) for stage, seconds in watch.seconds.items()}
         none = None
-        for question in self._questions(comparison, texts, outputs):
-            answer = self._answer(question, comparison, ask, where, limit, shared)
+        for cut, question in zip(cuts, self._questions(comparison, texts, outputs), strict=True):
+            answer = replace(self._answer(question, comparison, ask, where, limit, shared), cut=cut)
             if not answer.hits and ask.where:
                 none = why_none(self.store, ask.where) if none is None else none  # which every question shares
                 answer = replace(answer, why_none=none)
@@ -264,6 +269,13 @@ def _stages(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Sta
         for rank, (point, score) in enumerate(scores.items(), 1):
             stages[point][name] = StageScore(rank, score)
     return stages
+
+
+def _cuts(models: Sequence[StoreModel], texts: Sequence[str]) -> list[dict[str, int]]:
+    """The tokens of each text that each model leaves out."""
+    networks = [model for model in models if not model.table]
+    beyond = {model.card.key: beyond_limit(model.card, texts, model.member.query_prompt) for model in networks}
+    return [{key: own[at] for key, own in beyond.items() if own[at]} for at in range(len(texts))]
 
 
 def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vectors:

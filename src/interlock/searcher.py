@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.answering import Answering, ask_of, rerank_of
+from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import UsageError
 from interlock.engine.record.moved import moved
 from interlock.recorded import AnyPath, RecordedRun
@@ -102,7 +103,10 @@ class Searcher:
             raise UsageError("queries: expected a list of texts: pass one text to `search`")
         with telling():
             windows = self._answering.windows(list(queries), self._ask.to(limit))
-            yield from (answer for found in windows for answer in found.answers)
+            for answer in (answer for found in windows for answer in found.answers):
+                if answer.cut:
+                    warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
+                yield answer
 
 
 def search(
