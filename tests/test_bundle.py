@@ -110,6 +110,26 @@ def test_a_file_that_is_gone_from_the_bundle_is_refused_by_name(copy):
         resolve(SPEC, Policy(offline=True), lambda _: None)
 
 
+def test_a_file_that_is_read_and_that_the_manifest_lacks_is_refused_by_name(copy):
+    prompts = {"prompts": {"document": "so: "}, "default_prompt_name": "document"}  # which would change every vector
+    (copy / "tiny" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (copy / "tiny" / "README.md").write_text("nobody reads this")
+    with pytest.raises(UnavailableError, match=r"config_sentence_transformers.json is not of the model"):
+        resolve(SPEC, Policy(offline=True), lambda _: None)
+
+
+def test_a_bundle_made_again_has_the_files_of_its_models_and_nothing_of_those_before(tmp_path, tiny_a, monkeypatch):
+    model, bundle = shutil.copytree(tiny_a, tmp_path / "tiny"), tmp_path / "bundle"
+    (model / "config_sentence_transformers.json").write_text("{}")
+    interlock("models", "bundle", bundle, model)
+    (model / "config_sentence_transformers.json").unlink()
+    (bundle / "tiny" / "notes.md").write_text("mine")
+    (bundle / "tiny" / "1_Pooling" / ".config.json.0a1b2c.partial").write_text("of a process that was killed")
+    interlock("models", "bundle", bundle, model)
+    own = {path.relative_to(model) for path in model.rglob("*")}
+    assert {path.relative_to(bundle / "tiny") for path in (bundle / "tiny").rglob("*")} == {*own, Path("notes.md")}
+
+
 def test_a_bundle_is_seen_by_whoever_only_looks(copy):
     found = cached(SPEC)
     assert found and found[0] == copy / "tiny"

@@ -4,10 +4,12 @@ A bundle is looked into before any cache, and nothing is ever written there: it 
 written. Every file of a model is compared with the manifest before it is used.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -105,6 +107,10 @@ def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
     path = directory / model.key
     for file in model.files:
         _check(path / file.path, file, spec, whole=whole)
+    if extra := files_of(path, {}).keys() - {file.path for file in model.files}:
+        raise UnavailableError(
+            f"model {spec.key}: {path / min(extra)} is not of the model that the bundle was made with: remove it"
+        )
     return (complete(path.resolve(), model.commit, spec) if whole else Copy(path, model.commit)), model.source
 
 
@@ -133,8 +139,27 @@ def write_bundle(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]],
     """Copy snapshots of models, each with the source that it came from, into a bundle, beside those that are there; its
     manifest is written last. A file that is there already is not copied again.
 
-    Raises InterlockError where the disk refuses, or has too little room.
+    What a model had there by the manifest and has no longer is removed, and so is what killed processes left. Raises
+    InterlockError where the disk refuses, or has too little room.
     """
+    with _alone(directory):
+        return _written(directory, models, told)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Be the only one that writes into a bundle, which is made; nothing is left in it to say so."""
+    with atomic.explaining(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], told: Told) -> Bundle:
     before = read_bundle(directory).models if (directory / MANIFEST).exists() else []
     wanted = {spec.key: files_of(copy.path, copy.heads) for spec, copy, _ in models}
     total, done = sum(file.stat().st_size for files in wanted.values() for file in files.values()), 0
@@ -142,6 +167,8 @@ def write_bundle(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]],
     made = []
     for spec, copy, source in models:
         files = []
+        for place in {directory / spec.key / name for name in wanted[spec.key]}:
+            atomic.sweep(place.parent)
         for name, file in wanted[spec.key].items():
             target, size = directory / spec.key / name, file.stat().st_size
             digest = _same(file, target) or _copied(file, target)
@@ -164,6 +191,10 @@ def write_bundle(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]],
         )
     keys = {model.key for model in made}
     bundle = Bundle("1", sorted([*made, *(old for old in before if old.key not in keys)], key=lambda each: each.key))
+    for old in before:
+        for name in {each.path for each in old.files} - wanted.get(old.key, {}).keys() if old.key in keys else ():
+            with atomic.explaining(path := directory / old.key / name):
+                path.unlink(missing_ok=True)
     atomic.write_bytes(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
     return bundle
 
