@@ -76,6 +76,16 @@ def test_weights_of_an_evaluation_are_those_of_a_search_that_names_none(place, t
     assert "run two wrote it after one, which was judged: name that one" in evaluated(place, "one", check=2).stderr
 
 
+def test_a_copy_of_a_run_and_its_store_is_calibrated_and_not_the_store_where_it_was(place, tmp_path):
+    shutil.copytree(place, there := tmp_path / "there")
+    before = manifest_at(place)
+    judged = before["run"]["run_id"]
+    file = there / "store" / "docs" / "manifest.json"
+    file.write_text(json.dumps({name: value for name, value in before.items() if name != "calibrated"}))
+    evaluated(there, judged)
+    assert (manifest_at(place), "calibrated" in manifest_at(there)) == (before, True)
+
+
 def test_a_search_says_that_its_weights_are_calibrated(place):
     weights = {"tiny-a": 0.9, "tiny-b": 0.1}
     calibrate(place / "store" / "docs", manifest_at(place)["run"]["run_id"], weights, 3)

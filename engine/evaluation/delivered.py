@@ -27,6 +27,7 @@ from interlock.engine.record import journal
 from interlock.engine.record.artefacts import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
+from interlock.engine.record.moved import store_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
@@ -115,7 +116,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         {entry.model: _cost(found[name], entry.model) for entry in roster},
         len(ids) - len(kept),
         str(_value(summary, "bm25_language")) if _value(summary, "bm25") else "",
-        Path(str(written)) / found[name].qdrant_collection if (written := _value(summary, "qdrant")) else None,
+        store / found[name].qdrant_collection if (store := store_of(summary, directory)) else None,
         _smaller(summary),
         sorted(missing),
     )

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from interlock.engine.record.summary import Summary
+
 
 def moved(value: Any, before: Path, now: Path) -> Any:
     """Return a recorded setting with the paths in it as they are beside a run that lay at `before` and lies at `now`.
@@ -19,6 +21,12 @@ def moved(value: Any, before: Path, now: Path) -> Any:
     if isinstance(value, list | tuple):
         return [moved(each, before, now) for each in value]
     return str(_moved(Path(value), before, now)) if isinstance(value, str) and value.startswith("/") else value
+
+
+def store_of(summary: Summary, run: Path) -> Path | None:
+    """Return where the store of a run that lies at `run` now has to be looked for; None where it wrote none."""
+    written, out = (str(summary.configuration[name].value or "") for name in ("qdrant", "out"))
+    return Path(moved(written, Path(out) / summary.run_id, run.absolute())) if written else None
 
 
 def _moved(path: Path, before: Path, now: Path) -> Path:

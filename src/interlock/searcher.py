@@ -9,7 +9,7 @@ from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.answering import Answering, ask_of, rerank_of
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import UsageError
-from interlock.engine.record.moved import moved
+from interlock.engine.record.moved import store_of
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import path_of, telling
 
@@ -149,8 +149,6 @@ def search(
 def _directory(store: RecordedRun | AnyPath) -> Path:
     if not isinstance(store, RecordedRun):
         return path_of(store, "store")
-    summary = store.summary
-    if written := summary.configuration["qdrant"].value:
-        before = Path(str(summary.configuration["out"].value)) / summary.run_id
-        return Path(moved(str(written), before, store.path.absolute()))
+    if directory := store_of(store.summary, store.path):
+        return directory
     raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
