@@ -1,6 +1,7 @@
 """A session with a deadline ends before it, by a clock that only batches move, and the next one ends the run with the
 same bytes."""
 
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -180,6 +181,24 @@ NOON = datetime(2026, 3, 4, 12, 0, 0)
 def test_a_deadline_is_a_duration_or_the_next_such_time_of_day(text, seconds):
     assert seconds_until(text, NOON) == seconds
     assert load({"deadline": text}, {}).settings.deadline == text.lower()
+
+
+@pytest.mark.parametrize(
+    ("now", "second", "text", "minutes"),
+    [
+        ("2026-10-25T02:30", 1, "02:45", 15),  # which has been once already that night
+        ("2026-10-25T02:30", 0, "02:15", 45),
+        ("2026-10-25T01:30", 0, "03:10", 160),
+        ("2026-03-29T01:30", 0, "03:10", 40),
+        ("2026-03-29T01:30", 0, "02:30", 60),  # which is not on the clocks that night
+    ],
+)
+def test_a_time_of_day_is_the_next_also_in_a_night_in_which_clocks_are_put(monkeypatch, now, second, text, minutes):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        assert seconds_until(text, datetime.fromisoformat(now).replace(fold=second)) == minutes * 60
+    time.tzset()
 
 
 @pytest.mark.parametrize("text", ["soon", "0s", "0h0m", "25:00", "12:60", "8", "-1h", "h", "1h 5x", "17:45pm"])

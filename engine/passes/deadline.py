@@ -30,9 +30,10 @@ def seconds_until(text: str, now: datetime) -> float:
         at = parse_time_of_day(text)
     except ValueError:
         return parse_duration(text)
-    today = datetime.combine(now.date(), at)
-    end = today if today > now else today + timedelta(days=1)
-    return end.timestamp() - now.timestamp()  # as the clocks go, also where they are put forward that night
+    days = now.date(), now.date() + timedelta(days=1)
+    # As the clocks go: in the night in which they are put back, a time comes twice.
+    comes = [datetime.combine(day, at.replace(fold=fold)).timestamp() for day in days for fold in (0, 1)]
+    return next(end for end in comes if end > now.timestamp()) - now.timestamp()
 
 
 @dataclass
