@@ -74,3 +74,18 @@ def test_no_ui_on_a_terminal_writes_its_last_line_in_place(tmp_path, tiny_a):
     drawn = re.findall(rb"\r([\[a-z][^\r]*)\r", terminal.output)  # whatever was under way when it looked
     assert drawn
     assert not any(line.startswith(piece.decode().strip()) for piece in drawn for line in screen.lines)
+
+
+def test_a_notebooks_cell_gets_lines_since_it_keeps_what_would_be_written_over(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("interlock.console.front_ends.headless.interval", lambda elapsed: 0.1)
+    for name in ("cell", "shell"):
+        monkeypatch.setenv("JPY_PARENT_PID", "7")
+        monkeypatch.setenv("TERM", "xterm-color" if name == "cell" else "xterm-256color")
+        work = Recorded(RunDirectory(tmp_path / name), speed=100.0)
+        session = Session(lambda controls, work=work: work)
+        session.start()
+        Headless(session, events=False, quiet=False).watch()
+        said = capsys.readouterr().err
+        assert ("\r" in said) == (name == "shell")
+        assert "left" in said or name == "shell"

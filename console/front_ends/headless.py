@@ -15,6 +15,7 @@ from types import FrameType
 
 from interlock.console.front_ends.lines import Folded, InPlace, is_error
 from interlock.console.sources.session import Session
+from interlock.console.terminal.tty import in_a_cell
 from interlock.console.text.event_text import line_of
 from interlock.console.text.progress_text import interval, progress
 from interlock.console.writing import silence
@@ -41,7 +42,9 @@ class Headless:
         self._quiet = quiet
         self._seen = seen
         self._began = self._spoke = time.monotonic()
-        self._in_place = None if quiet or events or not sys.stderr.isatty() else InPlace()
+        # A saved notebook keeps every drawing of a line: 30,000 of a night.
+        drawn = sys.stderr.isatty() and not in_a_cell(os.environ)
+        self._in_place = InPlace() if drawn and not quiet and not events else None
         self._folded = Folded()
         self._failures: list[str] = []
         self._ending = ""

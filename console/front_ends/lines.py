@@ -26,7 +26,7 @@ OVER = "end of memory pressure"
 
 
 class InPlace:
-    """The last line of a terminal, written over once a second; a cell of a notebook does that too."""
+    """The last line of a terminal, written over once a second."""
 
     def __init__(self) -> None:
         self._drawn, self._width = 0.0, 0

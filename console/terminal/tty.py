@@ -44,8 +44,6 @@ def why_headless(
     """Say why there can be no console, in words for one line; empty when there can be one."""
     around = around or Surroundings.here()
     terminal = around.environment.get("TERM", "")
-    # A notebook's kernel gives the commands of its cells a terminal, but shows no screen; a shell that a kernel started
-    # on a real terminal has another TERM.
     refusals = {
         "--no-ui was given": no_ui,
         "events go to stdout": events,
@@ -55,9 +53,15 @@ def why_headless(
         "started in the background": not around.foreground,
         f"TERM is {safe(terminal) or 'not set'}": terminal in ("", "dumb", "unknown"),
         "CI is set": around.environment.get("CI", "").lower() not in NO,
-        "running in a notebook cell": "JPY_PARENT_PID" in around.environment and terminal == "xterm-color",
+        "running in a notebook cell": in_a_cell(around.environment),
     }
     return next((words for words, applies in refusals.items() if applies), "")
+
+
+def in_a_cell(environment: Mapping[str, str]) -> bool:
+    """Whether this is a command of a notebook's cell: its kernel gives it a terminal, but shows no screen, and keeps all
+    that is written. A shell that a kernel started on a real terminal has another TERM."""
+    return "JPY_PARENT_PID" in environment and environment.get("TERM") == "xterm-color"
 
 
 @dataclass
