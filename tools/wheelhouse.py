@@ -10,7 +10,7 @@ asks for it: a machine with a GPU has one that fits its driver, and its wheels t
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -43,24 +43,44 @@ def _requires(name: str) -> Sequence[str]:
 
 
 def main() -> None:
-    """Fill the directory. Raises CalledProcessError where pip fails."""
+    """Fill the directory. Raises SystemExit where pip fails, or where no torch can be had."""
     parser = argparse.ArgumentParser(description="wheels for a machine without a package index")
     parser.add_argument("--to", type=Path, default=Path("wheelhouse"), metavar="DIR")
     parser.add_argument("--python", default="", metavar="3.12", help="for this Python (default: the one that runs)")
     parser.add_argument("--platform", action="append", default=[], metavar="TAG", help="for this platform")
     parser.add_argument("--torch", action="store_true", help="torch too")
     chosen = parser.parse_args()
+    if chosen.torch and (chosen.python or chosen.platform) and "+" in metadata.version(TORCH):
+        parser.error(
+            f"--torch: {metadata.version(TORCH)} is a build for this machine, not for another Python or platform: "
+            "leave out --torch, or fetch theirs with pip download"
+        )
+    before = set(chosen.to.glob("*")) if chosen.to.is_dir() else set()
     pip = [sys.executable, "-m", "pip"]
     names = needed(OWN, () if chosen.torch else (TORCH,), python=chosen.python)
     pinned = [f"{name}=={metadata.version(name)}" for name in names]
     target = [word for tag in chosen.platform for word in ("--platform", tag)]
     target += ["--python-version", chosen.python] if chosen.python else []
     made = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(chosen.to), str(ROOT)]
-    subprocess.run([*pip, *made], check=True)  # noqa: S603  # no word of it comes from elsewhere
+    _call([*pip, *made])
     download = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(chosen.to)]
-    subprocess.run([*download, *target, *pinned], check=True)  # noqa: S603
-    size = sum(file.stat().st_size for file in chosen.to.iterdir())
-    print(f"{chosen.to}: {len(pinned) + 1} wheels, {size / 1e6:.0f} MB")
+    _call([*download, *target, *pinned])
+    print(told(chosen.to, before))
+
+
+def told(directory: Path, before: Container[Path]) -> str:
+    """Say what lies in a wheelhouse, and how much of it lay there before: wheels for another Python, or older ones."""
+    wheels = sorted(directory.glob("*.whl"))
+    size, kept = sum(wheel.stat().st_size for wheel in wheels), sum(wheel in before for wheel in wheels)
+    return f"{directory}: {len(wheels)} wheels, {size / 1e6:.0f} MB" + (
+        f", {kept} of them there before" if kept else ""
+    )
+
+
+def _call(words: list[str]) -> None:
+    """Call pip, which says itself what fails. Raises SystemExit then."""
+    if subprocess.run(words, check=False).returncode:  # noqa: S603  # no word of it comes from elsewhere
+        sys.exit("wheelhouse: pip failed as it says above; what it had by then lies in the directory")
 
 
 if __name__ == "__main__":
