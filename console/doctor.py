@@ -16,12 +16,13 @@ from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, label, vouched
 from interlock.engine.models.sources import hub_cache, model_cache
+from interlock.engine.opening import NEEDED_LATE, unloadable
 from interlock.engine.passes import checkup, findings
 from interlock.engine.passes.checkup import GpuCheck, GpuReport
 from interlock.engine.record.units import human_bytes
 
 Check = tuple[bool, str, str]
-PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", "pyarrow", "qdrant-edge-py")
+PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", *NEEDED_LATE)
 
 
 def examine(configuration: Configuration) -> list[Check]:
@@ -69,9 +70,12 @@ def _host() -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     for name in PACKAGES:
         try:
-            yield True, name, importlib.metadata.version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield False, name, f"not installed: pip install {name}"
+        else:
+            why = unloadable(name) if name in NEEDED_LATE else ""
+            yield not why, name, why or version
 
 
 def _gpus(settings: RunSettings) -> Iterator[Check]:

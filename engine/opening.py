@@ -1,5 +1,6 @@
 """What a session says first: its settings, machine and versions, and what of them differs from the session before."""
 
+import importlib
 import importlib.metadata
 import platform
 import shutil
@@ -10,7 +11,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, recorded
-from interlock.engine.errors import DiskError, UsageError
+from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.models.registry import ModelSpec
@@ -25,6 +26,9 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.units import human_bytes
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "qdrant-edge-py", "pyarrow")
+
+NEEDED_LATE = {"pyarrow": "pyarrow.parquet", "qdrant-edge-py": "qdrant_edge"}
+"""Packages that nothing needs before the vectors are delivered, with the module that shows whether they load."""
 
 STORED_BYTES = 5
 """Bytes of the disk that a store takes for each number of a token vector: two, the engine's log and spare room."""
@@ -79,6 +83,26 @@ def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> 
         for name, why in idle.items()
         if why and configuration.origins[name] not in ("default", FROM_RUN)
     ]
+
+
+def check_packages(export: Sequence[str], store: Path | None) -> None:
+    """Raise UnavailableError where a library that the delivery needs does not load, before anything is computed."""
+    wanted = {"pyarrow": "parquet" in export, "qdrant-edge-py": store is not None}
+    for name in NEEDED_LATE:
+        if wanted[name] and (why := unloadable(name)):
+            raise UnavailableError(f"{name} {why}")
+
+
+def unloadable(name: str) -> str:
+    """Say why a package of `NEEDED_LATE` does not load, and what to do; empty where it does."""
+    try:
+        importlib.import_module(NEEDED_LATE[name])
+    except (ImportError, AttributeError) as error:  # AttributeError: built for another numpy
+        return (
+            f"does not load ({reason(error)}): install versions that fit each other, such as `pip install --upgrade "
+            "numpy`, and restart a notebook's kernel"
+        )
+    return ""
 
 
 def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], formats: Sequence[str]) -> None:

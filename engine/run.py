@@ -31,7 +31,7 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.registry import check_beside, extended, find
 from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
-from interlock.engine.opening import announce, check, check_room, form_of, schedule_of, without_effect
+from interlock.engine.opening import announce, check, check_packages, check_room, form_of, schedule_of, without_effect
 from interlock.engine.outlet.delivery import check_projectable, check_store
 from interlock.engine.outlet.fusion import Fusion, shares
 from interlock.engine.outlet.gap import remaining
@@ -81,6 +81,7 @@ class Run:
             self._configuration = continued(begun.kept, configuration) if begun else configuration
             self.settings = self._configuration.settings
             check(self.settings, chunks)
+            check_packages(self.settings.export, self.settings.qdrant)
             controls.begin(schedule_of(self.settings), self.settings.window, cpu_fallback=self.settings.cpu_fallback)
             registry = extended(configuration.models)
             find(registry, self.settings.allow_pickle)  # refuses what is no model

@@ -59,8 +59,8 @@ def why_headless(
 
 
 def in_a_cell(environment: Mapping[str, str]) -> bool:
-    """Whether this is a command of a notebook's cell: its kernel gives it a terminal, but shows no screen, and keeps all
-    that is written. A shell that a kernel started on a real terminal has another TERM."""
+    """Whether this is a command of a notebook's cell: its kernel gives it a terminal, but shows no screen, and keeps
+    all that is written. A shell that a kernel started on a real terminal has another TERM."""
     return "JPY_PARENT_PID" in environment and environment.get("TERM") == "xterm-color"
 
 
