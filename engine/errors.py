@@ -86,6 +86,11 @@ _REMEDIES = {
     errno.ENOMEM: "free memory, or raise this process's limit, and retry",
     errno.EAGAIN: "raise the process limit (ulimit -u) and retry",
 }
+_FILE_SYSTEM = {  # which some, over a network or from a host, do not do
+    errno.ENOLCK: "its file system gives no locks: choose a path on a local disk",
+    errno.EINVAL: "its file system may not do what is asked, such as fsync: choose a path on a local disk",
+    errno.ENOTSUP: "its file system does not do what is asked: choose a path on a local disk",
+}
 _WORDS = {  # of libraries that raise no OSError, with what they mean
     "can't start new thread": ("cannot start a thread", errno.EAGAIN),  # Python
     "Failed to launch worker thread": ("cannot start a thread", errno.EAGAIN),  # Arrow
@@ -100,7 +105,7 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def remedy(error: OSError) -> str:
     """Say what to do about what the system says of a file."""
-    return _REMEDIES.get(error.errno or 0, "fix the cause, or choose another path")
+    return {**_REMEDIES, **_FILE_SYSTEM}.get(error.errno or 0, "fix the cause, or choose another path")
 
 
 def reason(error: BaseException) -> str:

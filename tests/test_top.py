@@ -20,10 +20,10 @@ from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
 from interlock.engine.config import continued, load, recorded
 from interlock.engine.ending import Ending
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
+from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.passes.controls import Controls
+from interlock.engine.record import atomic, journal, rundir, safe, summary
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal, rundir, safe, summary
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.journal import Journal
@@ -105,6 +105,15 @@ def test_a_limit_of_the_machine_is_told_as_what_it_is_and_leaves_no_file(error, 
 
 def test_another_error_is_not_taken_for_a_limit_of_the_machine():
     assert limit(OSError(errno.EIO, "Input/output error")) == limit(RuntimeError("no")) == limit(KeyError("x")) == ""
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_refuses_locks_or_fsync_is_told_with_where_to_go(code, tmp_path):
+    error = OSError(code, os.strerror(code))
+    said = r"cannot write .*its file system .*: choose a path on a local disk"
+    with pytest.raises(DiskError, match=said), atomic.explaining(tmp_path):
+        raise error
+    assert limit(error) == ""  # beside a file it may well be a bug
 
 
 @pytest.mark.parametrize("bug", [KeyError("x"), PanicException("y")], ids=lambda bug: type(bug).__name__)
