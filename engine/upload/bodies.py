@@ -4,7 +4,7 @@ Arrow writes the numbers of many vectors in one call, which takes a fraction of 
 shortest decimals are little more than half of what a float64 takes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.outlet.points import Point, Terms, Tokens, Vector, storable
-from interlock.engine.outlet.windows import Vectors
 
 MOST_BYTES, MOST_POINTS = 8_000_000, 256
 """Of one request."""
@@ -65,12 +64,15 @@ def as_json(points: Iterable[Point]) -> Iterator[Written]:
     """Yield each point as a JSON object. Raises InterlockError for a dense vector that no cosine can be made of."""
     for group in checked(points):
         vectors: list[list[bytes]] = [[] for _ in group]
-        for name, owners in _named(group).items():
-            texts = _numbers(np.stack([group[row].vectors[name] for row in owners]))
+        for name, owners in _named([point.vectors for point in group]).items():
+            texts = _texts([group[row].vectors[name] for row in owners])
             for row, text in zip(owners, texts, strict=True):
                 vectors[row].append(_member(name, b"[%b]" % text))
+        for name, owners in _named([point.sparse for point in group]).items():
+            texts = _texts([group[row].sparse[name].values for row in owners])
+            for row, text in zip(owners, texts, strict=True):
+                vectors[row].append(_member(name, _terms(group[row].sparse[name], text)))
         for row, point in enumerate(group):
-            vectors[row] += [_member(name, _terms(terms)) for name, terms in point.sparse.items()]
             vectors[row] += [_member(name, _tokens(tokens)) for name, tokens in point.tokens.items()]
             payload = msgspec.json.encode(storable(point.payload))
             yield (
@@ -109,7 +111,7 @@ def checked(points: Iterable[Point]) -> Iterator[list[Point]]:
     made of."""
     each = iter(points)
     while group := list(islice(each, AT_ONCE)):
-        for name, owners in _named(group).items():
+        for name, owners in _named([point.vectors for point in group]).items():
             matrix = np.stack([group[row].vectors[name] for row in owners])
             squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
             for row, square in zip(owners, squares.tolist(), strict=True):
@@ -120,35 +122,32 @@ def checked(points: Iterable[Point]) -> Iterator[list[Point]]:
         yield group
 
 
-def _named(group: Sequence[Point]) -> dict[str, list[int]]:
-    """The rows that have a dense vector, by its name."""
-    names = dict.fromkeys(name for point in group for name in point.vectors)
-    return {name: [row for row, point in enumerate(group) if name in point.vectors] for name in names}
+def _named(vectors: Sequence[Mapping[str, object]]) -> dict[str, list[int]]:
+    """The rows that have a vector, by its name."""
+    names = dict.fromkeys(name for each in vectors for name in each)
+    return {name: [row for row, each in enumerate(vectors) if name in each] for name in names}
 
 
 def _member(name: str, value: bytes) -> bytes:
     return msgspec.json.encode(name) + b":" + value
 
 
-def _terms(terms: Terms) -> bytes:
-    indices = ",".join(map(str, terms.indices.tolist())).encode()
-    (values,) = _numbers(terms.values[np.newaxis])
-    return b'{"indices":[%b],"values":[%b]}' % (indices, values)
+def _terms(terms: Terms, values: bytes) -> bytes:
+    return b'{"indices":[%b],"values":[%b]}' % (",".join(map(str, terms.indices.tolist())).encode(), values)
 
 
 def _tokens(tokens: Tokens) -> bytes:
-    return b"[[%b]]" % b"],[".join(_numbers(tokens.astype(np.float32)))
+    return b"[[%b]]" % b"],[".join(_texts(list(tokens)))
 
 
-def _numbers(matrix: Vectors | Vector) -> list[bytes]:
-    """The numbers of each row [n, width], with commas between them."""
+def _texts(vectors: Sequence[Vector | Tokens]) -> list[bytes]:
+    """The numbers of each vector, with commas between them: of many at once, because a call costs more than they do."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows, width = matrix.shape
-    texts = pa.array(np.ascontiguousarray(matrix, np.float32).reshape(-1)).cast(pa.string()).cast(pa.binary())
-    ends = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
+    numbers = pa.array(np.concatenate(vectors, dtype=np.float32)).cast(pa.string()).cast(pa.binary())
+    ends = pa.array(np.cumsum([0, *map(len, vectors)], dtype=np.int32))
     joined: list[bytes] = pc.binary_join(
-        pa.ListArray.from_arrays(ends, texts), pa.scalar(b",", pa.binary())
+        pa.ListArray.from_arrays(ends, numbers), pa.scalar(b",", pa.binary())
     ).to_pylist()
     return joined
