@@ -70,7 +70,7 @@ def evaluate(settings: Configuration, options: argparse.Namespace) -> int:
         from interlock.console.text.evaluation_picture import picture
 
         atomic.write_bytes(options.picture, picture(found).encode())
-    tell(evaluation_text(found))
+    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
     if options.calibrate:
         print(f"\n{_calibrated(options.calibrate, found, source.delivered)}")
     return ExitCode.COMPLETED

@@ -42,7 +42,7 @@ from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.opening import check, form_of, without_effect
 from interlock.engine.outlet import mirror
-from interlock.engine.outlet.delivery import check_projectable
+from interlock.engine.outlet.delivery import check_projectable, other_models
 from interlock.engine.outlet.form import FUSED, VectorForm, stored_bytes
 from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.passes import reuse
@@ -223,8 +223,14 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         *_too_few(corpus, form),
         *unused_gpus(settings.devices, devices),
         *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in corpus.rows if settings.qdrant)),
+        *filter(None, (_refusing(settings.qdrant, rows, cards) for rows in corpus.rows if settings.qdrant)),
     ]
     return Forecast(corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
+
+
+def _refusing(store: Path, rows: Rows, cards: Sequence[ModelCard]) -> str:
+    models = {card.key: entry_of(card, 1.0, card.dim).fingerprint for card in cards if "dense" in card.outputs}
+    return other_models(store / rows.collection.qdrant_collection, models)
 
 
 def _too_few(corpus: Corpus, form: VectorForm) -> Iterator[str]:
@@ -263,7 +269,7 @@ def _forecasts(
     known, found = paces(settings.out, devices[0].kind), []
     for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
-        seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None
+        seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
         short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
         warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
         found.append(replace(each, seconds=seconds, warning=warning))

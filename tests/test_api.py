@@ -96,6 +96,20 @@ def test_a_plan_prints_what_the_run_then_does(run, place, settings):
     assert "tiny-b" in str(plan)
 
 
+def test_a_plan_says_what_is_reused_takes_no_time_and_which_store_a_run_would_refuse(run, place, settings, tiny_a):
+    again = interlock.plan(place / "in", replace(settings, reuse=run.path))
+    assert [(each.rows, each.seconds) for each in again.forecast.passes] == [(0, 0.0)] * 2
+    assert "0:00" in str(again) and " ? " not in str(again) and "would refuse" not in str(again)
+    other = replace(settings, roster=[tiny_a])
+    why = "docs_all was written with other models (were tiny-a, tiny-b, are now tiny-a), and a run would refuse it"
+    assert why in str(interlock.plan(place / "in", other))
+    with pytest.raises(
+        interlock.UsageError, match=r"settings \(.*models were tiny-a, tiny-b, are now tiny-a"
+    ) as refused:
+        interlock.embed(place / "in", other, progress="none")
+    assert len(str(refused.value)) < 400 and str(refused.value).endswith("or delete that directory")
+
+
 def test_vectors_are_mapped_read_only_in_the_order_of_the_chunks(run, tiny_b):
     found = run.vectors("Docs, all", "tiny-b")
     spec = ModelSpec("tiny-b", (str(tiny_b),))

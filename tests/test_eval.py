@@ -7,10 +7,12 @@ import shlex
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 import interlock as product
+from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.config import load
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.agreement import agreement
@@ -20,6 +22,7 @@ from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
 from interlock.engine.evaluation.material import DenseSide, Material, SideCost, SparseSide
 from interlock.engine.evaluation.measures import Difference, differences, measured
 from interlock.engine.evaluation.nearest import CHUNK, Postings, nearest
+from interlock.engine.evaluation.report import Evaluation
 from interlock.engine.evaluation.storing import in_bits, in_bytes, projected, whole
 from interlock.engine.evaluation.verdict import bill, few_queries, signed, verdict
 from interlock.engine.evaluation.weighing import chosen, grid, propose
@@ -440,6 +443,20 @@ def test_python_gives_the_same_figures(place, tiny_a, tiny_b):
     assert (found.queries, found.seed, list(found.models)) == (7, 1, ["tiny-a", "tiny-b"])
     with pytest.raises(UsageError, match=r"corpus\.jsonl"):
         product.evaluate(place / "nothing")
+
+
+def test_an_evaluation_is_told_in_a_line_and_its_ways_are_told_apart_in_eighty_columns(place):
+    run(place, "--json", "eval.json")
+    found = msgspec.json.decode((place / "eval.json").read_bytes(), type=Evaluation)
+    assert repr(found) == f"<evaluation of set: 40 texts, 40 judged queries; {found.verdict}>"
+    assert repr(msgspec.structs.replace(found, verdict="")).endswith(f"; {found.best_member} alone>")
+    names = ["a-sparse-model-of-a-long-name, 0.1", "a-sparse-model-of-a-long-name, DBSF", "short, RRF"]
+    ways = [msgspec.structs.replace(found.ways[-1], group="hybrid", name=name) for name in names]
+    long = msgspec.structs.replace(found, ways=ways)
+    for name, cut in zip(
+        names, ["  a-sparse-model-of…, 0.1", "  a-sparse-model-o…, DBSF", "  short, RRF"], strict=True
+    ):
+        assert f"\n  {name} " in evaluation_text(long, whole=True) and f"\n{cut} " in evaluation_text(long)
 
 
 @pytest.mark.parametrize("reranker", ["b", "scorer"])

@@ -367,6 +367,15 @@ def test_lists_that_a_store_does_not_have_are_not_combined_in_silence(place: Pat
         comparison_of(bare, Ask(**{**asked, "hybrid": Hybrid(asked.get("hybrid", "weighted"))}))
 
 
+def test_a_searcher_says_what_it_searches_and_what_is_in_memory(place: Path) -> None:
+    with product.Searcher(place / "concat", settings=product.Settings(config=place / "interlock.toml")) as searcher:
+        of = f"<searcher of {place}/concat/docs: "
+        assert repr(searcher) == f"{of}240 chunks, a 0.7, b 0.3; no model in memory>"
+        searcher.search("text")
+        assert repr(searcher) == f"{of}240 chunks, a 0.7, b 0.3; a, b in memory>"
+    assert repr(searcher) == f"{of}closed>"
+
+
 def test_a_closed_searcher_says_so(place: Path) -> None:
     with open_store(place, "concat") as searcher:
         pass

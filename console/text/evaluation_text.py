@@ -23,13 +23,14 @@ LEGEND = (
 )
 
 
-def evaluation_text(found: Evaluation) -> str:
-    """Write an evaluation: notes, a table for each group of ways, the weights, the verdict and the cost."""
+def evaluation_text(found: Evaluation, *, whole: bool = False) -> str:
+    """Write an evaluation: notes, a table for each group of ways, the weights, the verdict and the cost; the names of
+    ways `whole`, or short enough for a terminal of 80 columns."""
     judged = several(found.queries, "judged query", "judged queries")
     chosen = f"the best member and the weights by {'half of them' if found.halved else f'{found.training} others'}"
     head = f"{safe(found.data)}: {several(found.texts, 'text')}, {judged}; {chosen} (seed {found.seed})"
     parts = [_wrapped(head), *(_wrapped(f"note: {safe(note)}") for note in found.notes), _wrapped(LEGEND)]
-    parts.append(_table(found.ways))
+    parts.append(_table(found.ways, whole=whole))
     parts += _weights(found)
     if found.verdict:
         parts.append(_wrapped(f"{_first_up(safe(found.verdict))}."))
@@ -62,8 +63,8 @@ def amounts_text(amounts: Sequence[Amount]) -> str:
     return render(["model", "texts", "to encode", "tokens", "about"], rows)
 
 
-def _table(ways: Sequence[MeasuredWay]) -> str:
-    heads, _, *rows = render(HEADS, [_row(way) for way in ways]).splitlines()
+def _table(ways: Sequence[MeasuredWay], *, whole: bool) -> str:
+    heads, _, *rows = render(HEADS, [_row(way, whole=whole) for way in ways]).splitlines()
     lines, row = [heads], iter(rows)
     for group, members in groupby(ways, key=lambda way: way.group):
         for against, some in _by_reference(list(members)):
@@ -83,16 +84,24 @@ def _by_reference(ways: Sequence[MeasuredWay]) -> list[tuple[str, list[MeasuredW
     return parts
 
 
-def _row(way: MeasuredWay) -> list[str]:
+def _row(way: MeasuredWay, *, whole: bool) -> list[str]:
     figures = [f"{value:.3f}".replace("0.", ".", 1) for value in way.measures.values()]
     ms = "" if way.ms is None else f"{way.ms:.1f}" if way.ms < 100 else f"{way.ms:.0f}"
     name = way.name.partition(" after ")[0] if way.group == "rerank" else way.name
     beside = f"+{way.rescored_bytes:.0f}" if way.rescored_bytes else ""
-    return [_short(f"  {name}"), *figures, _interval(way.difference), ms, f"{way.bytes:.0f}{beside}"]
+    return [
+        f"  {name}" if whole else _short(f"  {name}"),
+        *figures,
+        _interval(way.difference),
+        ms,
+        f"{way.bytes:.0f}{beside}",
+    ]
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= NAME else f"{text[: NAME - 1]}…"
+    """Cut a name before the way that its lists are combined, which tells it from its neighbours."""
+    last = text[text.rfind(", ") :] if ", " in text else ""
+    return text if len(text) <= NAME else f"{text[: NAME - 1 - len(last)]}…{last}"
 
 
 def _interval(found: Interval | None) -> str:

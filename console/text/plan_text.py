@@ -27,7 +27,7 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "truncated": lambda _, each: f"{each.truncated:,}",
     "weights": lambda _, each: human_bytes(each.weights_bytes),
     "predicted": lambda _, each: human_bytes(each.predicted_bytes),
-    "time": lambda _, each: duration(each.seconds) if each.seconds else "?",
+    "time": lambda _, each: "?" if each.seconds is None else duration(each.seconds),
     "on": lambda _, each: each.place,
 }
 NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")

@@ -11,6 +11,7 @@ from interlock.engine.evaluation.material import Material
 from interlock.engine.evaluation.measures import Difference
 from interlock.engine.evaluation.verdict import bill, few_queries, verdict
 from interlock.engine.evaluation.weighing import Chosen, chosen
+from interlock.engine.record.counting import several
 
 
 def says(text: str) -> Meta:
@@ -83,6 +84,10 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     cost: str
     notes: list[str]
     roster: Annotated[str, says("the proposed weights as `--roster` takes them; empty for one model")] = ""
+
+    def __repr__(self) -> str:
+        judged = f"{several(self.texts, 'text')}, {several(self.queries, 'judged query', 'judged queries')}"
+        return f"<evaluation of {self.data}: {judged}; {self.verdict or f'{self.best_member} alone'}>"
 
 
 def evaluation(data: str, judge: Judge, ways: Sequence[Way], notes: Sequence[str], names: Sequence[str]) -> Evaluation:

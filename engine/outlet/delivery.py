@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import msgspec
 import numpy as np
@@ -82,6 +82,29 @@ def check_store(
     sparse += filter(None, [chunk_sparse, BM25 if bm25 else ""])
     manifest = manifest_of(collection, fusion, roster, run_id, bm25, chunk_sparse, made, reduced.sha256, missing, began)
     shard.check(directory, collection, dims, manifest, sparse, token_dims(roster), afresh=afresh)
+
+
+def other_models(path: Path, models: Mapping[str, str]) -> str:
+    """Tell of a collection of a store at `path` that a run would refuse for its dense models, which were others than
+    these (fingerprints by name); empty for none, and where what it was delivered without may be added."""
+    try:
+        there = _manifest_there(path)
+        had = {str(row["model"]): str(row["fingerprint"]) for row in cast("list[dict[str, object]]", there["models"])}
+    except UsageError as error:
+        return str(error)
+    except (KeyError, TypeError):
+        return ""  # none, or one that is compared when it is opened
+    if had == models or there.get("missing"):
+        return ""
+    names = [", ".join(each) if had.keys() != models.keys() else _prints(each) for each in (had, models)]
+    return (
+        f"{path} was written with other models (were {names[0]}, are now {names[1]}), and a run would refuse it: "
+        f"{shard.ELSEWHERE}, or delete that directory"
+    )
+
+
+def _prints(models: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {fingerprint[:12]}" for name, fingerprint in models.items())
 
 
 @dataclass(frozen=True)

@@ -282,8 +282,7 @@ def working(path: Path, doing: str) -> AbstractContextManager[None]:
 def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
     if (path / MANIFEST).exists():
-        may_differ = dict.fromkeys(FREE)
-        if changed := list(differences({**read_manifest(path), **may_differ}, {**wanted, **may_differ})):
+        if changed := _changes({**read_manifest(path), **dict.fromkeys(FREE)}, {**wanted, **dict.fromkeys(FREE)}):
             raise UsageError(
                 f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
             )
@@ -291,6 +290,22 @@ def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
         raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
     return False
+
+
+def _changes(there: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
+    """How two manifests differ: of other models their names alone, whose rows would fill a screen."""
+    names = [[str(each.get("model")) for each in _rows(manifest.get("models"))] for manifest in (there, wanted)]
+    if names[0] == names[1]:
+        return list(differences(dict(there), dict(wanted)))
+    before, now = ({**manifest, "models": None, "sparse": None} for manifest in (there, wanted))
+    return [
+        f"models were {', '.join(names[0]) or 'none'}, are now {', '.join(names[1]) or 'none'}",
+        *differences(before, now),
+    ]
+
+
+def _rows(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _widths(path: Path, *, multiple: bool) -> dict[str, int]:

@@ -98,7 +98,7 @@ class StoreSearcher:
             self._models = StoreModels(self.manifest, registry, policy, devices, given)
             self._encoders = stack.enter_context(QueryEncoders(lessor, kept=kept, passes=passes))
             self._check_projection()
-            self._stack, self._closed = stack.pop_all(), False
+            self._stack, self.closed = stack.pop_all(), False
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class StoreSearcher:
 
     def close(self) -> None:
         """Let models, lease and store go."""
-        self._closed = True
+        self.closed = True
         self._stack.close()
 
     @property
@@ -132,7 +132,7 @@ class StoreSearcher:
         Raises UsageError for a question that is no text, and for weights, models and token vectors that the store has
         none of; UnavailableError for a model that is not there or does not fit.
         """
-        if self._closed:
+        if self.closed:
             raise UsageError("the store was closed: use another Searcher")
         for text in texts:
             check_question(text)

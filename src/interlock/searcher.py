@@ -9,6 +9,7 @@ from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.answering import Answering, ask_of, rerank_of
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import UsageError
+from interlock.engine.record.counting import several
 from interlock.engine.record.moved import store_of
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import path_of, telling
@@ -81,6 +82,14 @@ class Searcher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        searcher = self._answering.searcher
+        if searcher.closed:
+            return f"<searcher of {searcher.store.path}: closed>"
+        models = ", ".join(f"{name} {weight:.2g}" for name, weight in searcher.manifest.weights.items())
+        loaded = f"{', '.join(self.resident)} in memory" if self.resident else "no model in memory"
+        return f"<searcher of {searcher.store.path}: {several(searcher.store.count(), 'chunk')}, {models}; {loaded}>"
 
     def close(self) -> None:
         """Let models and store go."""
