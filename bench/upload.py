@@ -37,7 +37,12 @@ from interlock.engine.upload.patience import Patience
 from interlock.engine.upload.server import QdrantServer
 from interlock.engine.upload.upserts import Upserts
 
-SOURCES = tuple(f"engine/upload/{name}.py" for name in ("bodies", "grpc_points", "server", "upserts"))
+SOURCES = (
+    "engine/upload/bodies.py",
+    "engine/upload/grpc_points.py",
+    "engine/upload/server.py",
+    "engine/upload/upserts.py",
+)
 ROOT = Path(__file__).parents[1]
 LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})
 TERMS = 40
