@@ -51,7 +51,6 @@ class Ending:
     roster: Sequence[RosterEntry]
     gathered: Gathered
     earlier: Continuation
-    emit: ev.Emit
 
     def seconds_of(self, rows: Rows) -> float:
         """Predict on the safe side what the delivery of a collection takes."""
@@ -68,10 +67,12 @@ class Ending:
         if self.settings.partial:
             for cells in self.grid:
                 self.earlier.check(cells)
-            unseen = self.recorder.look(lacking)
+            unseen = self.recorder.look(
+                lambda state: {name: verdict.unfinished(state, name) for name in state.collections}
+            )
             for rows in self.corpus.rows:
                 name = rows.collection.name
-                if models := unseen.get(name):
+                if models := unseen[name]:
                     left_out[name] = f"not finished by {', '.join(models)}"
                 elif not (closed := self._closed(name)) and not deadline.fits(self.seconds_of(rows)):
                     left_out[name] = "too little time"
@@ -101,7 +102,7 @@ class Ending:
                 reason += f"; {gaps.OFFER}"
         except InterlockError as error:
             status, reason = "failed", str(error)
-        self.emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
+        self.recorder.emit(ev.CollectionClosed(collection=name, status=status, reason=reason))
         return status
 
     def _deliver(self, rows: Rows, without: Sequence[MissingModel]) -> None:
@@ -110,14 +111,15 @@ class Ending:
         roster = remaining(self.roster, without, [weight for _, weight in settings.roster])
         if without:
             weights = {entry.model: entry.weight for entry in roster if entry.kind == "dense"}
-            told = ev.DeliveredWithout(collection=rows.collection.name, models=list(without), weights=weights)
-            self.emit(told)
+            self.recorder.emit(
+                ev.DeliveredWithout(collection=rows.collection.name, models=list(without), weights=weights)
+            )
         passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
         form = Fusion(settings.fusion), form_of(settings)
         delivery = self.gathered.delivery(rows, self.corpus, passes, roster, *form, without)
         began = self.recorder.look(lambda state: state.began_at)
         to = Destination(self.directory, settings.export, settings.qdrant, settings.prune, began=began)
-        deliver(delivery, roster, to, self.emit)
+        deliver(delivery, roster, to, self.recorder.emit)
 
     def _missing(self, name: str, *, allowed: bool) -> list[MissingModel]:
         return self.recorder.look(lambda state: gaps.lacking(state, name, allowed=allowed))
@@ -131,7 +133,7 @@ class Ending:
         for text in np.unique(rows.texts).tolist():
             for event in self._parked.get(text, ()):
                 if (event.model_pass, text) not in known:
-                    self.emit(replace(event, collection=name))
+                    self.recorder.emit(replace(event, collection=name))
 
     @cached_property
     def _parked(self) -> dict[int, list[ev.RowParked]]:
@@ -166,12 +168,6 @@ def _left(state: RunState, name: str) -> int:
     """Batches without which a collection cannot be delivered, those it shares with earlier ones included."""
     owners = [state.collections[owner] for owner in (name, *state.collections[name].read.borrows)]
     return sum(share.plan.batches - share.batches_done for owner in owners for share in owner.shares.values())
-
-
-def lacking(state: RunState) -> dict[str, list[str]]:
-    """By collection that is not ready, the models that have not seen all of it."""
-    found = {name: verdict.unfinished(state, name) for name in state.collections}
-    return {name: models for name, models in found.items() if models}
 
 
 def told(deadline: str, snapshot: Snapshot, exported: Sequence[str], left_out: Mapping[str, str]) -> str:

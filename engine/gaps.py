@@ -59,7 +59,7 @@ def offering(error: UnavailableError, specs: Sequence[ModelSpec], number: int) -
     """Return the error that says how the rest is delivered all the same, where a dense model would be left."""
     if not any(other.kind == "dense" for place, other in enumerate(specs) if place != number):
         return error
-    return UnavailableError(f"{error}\nadd --allow-missing to deliver what the other models make")
+    return UnavailableError(f"{error}\n{OFFER}")
 
 
 def check_placed(refused: Mapping[int, str], specs: Sequence[ModelSpec], models: Models, *, allowed: bool) -> None:

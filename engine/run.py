@@ -238,8 +238,7 @@ class Run:
         def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
             self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
 
-        told = self._earlier, self._emit
-        ending = Ending(self.recorder, self.directory, settings, corpus, grid, roster, gathered, *told)
+        ending = Ending(self.recorder, self.directory, settings, corpus, grid, roster, gathered, self._earlier)
         if settings.partial:
             self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
         try:

@@ -4,14 +4,16 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import Policy, cached, resolve
-from interlock.engine.models.bundles import BundledModel, bundled, read_bundle
+from interlock.engine.models.bundles import BundledModel, bundled, read_bundle, write_bundle
 from interlock.engine.models.configurations import configurations
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sources import Copy
 from interlock.engine.record import events as ev
 from tests.builders import corpus, events_of, hub_snapshot, interlock, pins_of, sentences, summary_of, tiny_m3, toml
 from tests.test_network import COMMIT, REPO, WATCH
@@ -130,6 +132,30 @@ def test_a_bundle_made_again_has_the_files_of_its_models_and_nothing_of_those_be
     assert {path.relative_to(bundle / "tiny") for path in (bundle / "tiny").rglob("*")} == {*own, Path("notes.md")}
 
 
+def test_a_bundle_is_added_to_and_what_was_damaged_in_it_is_copied_again(tmp_path, tiny_a, tiny_b):
+    one, two = ((ModelSpec(path.name, (str(path),)), Copy(path, None), str(path)) for path in (tiny_a, tiny_b))
+    place, name = tmp_path / "bundle", Path(tiny_a.name, "model.safetensors")
+    write_bundle(place, [one], lambda *_: None)
+    (place / name).write_bytes(bytes((place / name).stat().st_size))
+    both = write_bundle(place, [two], lambda *_: None)
+    assert [each.key for each in both.models] == sorted([tiny_a.name, tiny_b.name])
+    write_bundle(place, [one], lambda *_: None)
+    assert (place / name).read_bytes() == (tiny_a / "model.safetensors").read_bytes()
+    assert read_bundle(place) == both
+
+
+def test_a_bundle_that_would_not_fit_is_refused_and_nothing_is_copied(tmp_path, tiny_a, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(UsageError, match="has 10 B free, but the bundle takes"):
+        write_bundle(tmp_path / "bundle", [(SPEC, Copy(tiny_a, None), f"hf:{REPO}")], lambda *_: None)
+    assert list((tmp_path / "bundle").iterdir()) == []
+
+
+def test_a_bundle_is_not_made_of_itself(stage):
+    words = ["models", "bundle", stage / "bundle", "--roster", "tiny", "--config", stage / "models.toml"]
+    assert "a bundle is not made of itself" in interlock(*words, "--models", stage / "bundle", check=2).stderr
+
+
 def test_a_bundle_is_seen_by_whoever_only_looks(copy):
     found = cached(SPEC)
     assert found and found[0] == copy / "tiny"
@@ -144,7 +170,10 @@ def test_a_model_that_is_not_in_the_bundle_is_found_in_the_cache(copy, stage):
         resolve(ModelSpec("other", ("hf:org/other",)), Policy(offline=True), lambda _: None)
 
 
-@pytest.mark.parametrize("text", [None, "{", '{"schema_version": "1"}', '["models"]'])
+NEWER = '{"schema_version": "2", "models": []}'
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"schema_version": "1"}', '["models"]', NEWER])
 def test_a_directory_that_is_no_bundle_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("INTERLOCK_MODELS", str(tmp_path))
     if text is not None:
@@ -173,6 +202,9 @@ def model_of(**more: object) -> BundledModel:
         (model_of(), ModelSpec("tiny", ("hf:org/other",)), False),
         (model_of(), ModelSpec("tiny", (f"hf:{REPO}",), revision=COMMIT), True),
         (model_of(), ModelSpec("tiny", (f"hf:{REPO}",), revision="2" * 40), False),
+        (model_of(), ModelSpec("tiny", (f"hf:{REPO}",), revision="v2"), False),
+        (model_of(revision="v2"), ModelSpec("tiny", (f"hf:{REPO}",), revision="v2"), True),
+        (model_of(commit=None, repository=None), ModelSpec("tiny", ("pkg:tiny",), revision="v2"), True),
         (model_of(repository=None, sources=[], source="tiny"), ModelSpec("tiny", ("/a/tiny",)), True),
         (model_of(repository=None, sources=[], source="tiny"), ModelSpec("other", ("/a/other",)), False),
         (model_of(), ModelSpec("tiny", ("/a/tiny",)), False),

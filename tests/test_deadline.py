@@ -5,17 +5,21 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from interlock.engine import ending
 from interlock.engine.config import load
-from interlock.engine.errors import ExitCode, Stopped, UsageError
+from interlock.engine.continuing import Continuation
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.passes import deadline
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.deadline import Deadline, seconds_until
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
+from interlock.engine.record.fold import fold_all
+from interlock.engine.record.state import RunState
 from interlock.engine.run import Run
 from tests.builders import corpus, entries, events_of, sentences, summary_of, toml
 from tests.clocks import Clock
@@ -124,7 +128,7 @@ def test_without_partial_nothing_is_exported_before_its_time(go, whole):
     assert not exports(run)
 
 
-def test_a_deadline_before_the_first_batch_leaves_all_to_the_next_session(go, whole):
+def test_a_deadline_before_the_first_batch_leaves_all_to_the_next_session(go):
     with pytest.raises(Stopped, match="while chunks were read") as stopped:
         go("at-once", deadline="5s")
     assert stopped.value.exit_code == ExitCode.STOPPED
@@ -152,7 +156,81 @@ def test_a_paused_run_does_not_sleep_through_its_deadline(go):
     assert controls.code == ExitCode.STOPPED
 
 
-def test_an_operator_who_stopped_the_run_first_keeps_his_exit_code(go, whole):
+def test_a_model_is_not_leased_where_that_would_not_be_done_in_time(go, monkeypatch):
+    allows = Deadline.allows
+    lease = lambda self, weights, cells, index: allows(self, 1e9 * (weights > 0 and cells.model_pass))  # noqa: E731
+    monkeypatch.setattr(Deadline, "allows_lease", lease)
+    run, code = go("unleased", deadline="500000s")
+    assert code == ExitCode.STOPPED
+    assert {each.model for each in events_of(run, ev.LeaseGranted)} == {"one"}
+
+
+def test_what_earlier_sessions_took_says_what_the_first_batch_of_the_next_one_takes(go, whole, monkeypatch):
+    monkeypatch.setattr("interlock.engine.run.paces", lambda *_: {})
+    run, _ = go("learnt", deadline=f"{in_the_midst(whole) + deadline.CLOSING_SECONDS:.0f}s")
+    _, code = go("learnt", deadline=f"{deadline.CLOSING_SECONDS + 1:.0f}s", **ASKED_NEXT)
+    assert (code, len(batches(run, 1))) == (ExitCode.STOPPED, 0)
+
+
+def test_a_collection_that_cannot_be_exported_in_time_is_told_of(go, monkeypatch):
+    monkeypatch.setattr(ending, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
+    monkeypatch.setattr(ending.Ending, "reserve", lambda *_: 0.0)
+    run, code = go("late", partial="yes", deadline="500000s")
+    assert code == ExitCode.STOPPED
+    assert "exported Early; not exported Late (too little time)" in summary_of(run)["reason"]
+    assert {path.split("/")[1] for path in exports(run)} == {"Early"}
+
+
+def test_vectors_that_changed_are_not_exported_before_a_session_ends_either(go, whole, monkeypatch):
+    def damaged(*_):
+        raise InterlockError("the vectors changed")
+
+    monkeypatch.setattr(Continuation, "check", damaged)
+    run, code = go("damaged", partial="yes", deadline=f"{in_the_midst(whole) + 200:.0f}s")
+    assert (code, summary_of(run)["reason"], exports(run)) == (ExitCode.FAILED, "the vectors changed", {})
+
+
+def test_a_collection_is_ready_with_its_last_batch_and_foreseen_before_it(whole):
+    (plan,) = [each for each in events_of(whole, ev.PassPlanned) if (each.model_pass, each.collection) == (1, "Early")]
+    second = [each.seq for each in batches(whole) if each.body.model_pass == 1]
+    seen = [fold_all(RunState(), entries(whole)[: second[plan.batches - 1] + last]) for last in (0, 1)]
+    assert [ending.ready(state) for state in seen] == [[], ["Early"]]
+    assert [ending.ready(state, 1) for state in seen] == [["Early"], ["Early"]]
+
+
+def cells_of(number: int, *costs: float) -> SimpleNamespace:
+    """What a deadline asks of a pass: the cost of each batch, and that it computes 100 tokens."""
+    layout = SimpleNamespace(cost=costs.__getitem__, computed=lambda _: 100)
+    return SimpleNamespace(
+        model_pass=number, card=SimpleNamespace(key=f"m{number}"), batches=range(len(costs)), layout=layout
+    )
+
+
+def test_a_batch_is_taken_to_last_as_the_slowest_and_longer_in_proportion_to_what_it_costs():
+    end, cells = Deadline(), cells_of(0, 1.0, 1.0, 3.0, 0.5)
+    end.learn(cells, 0, 10.0)
+    end.learn(cells, 1, 4.0)
+    assert [end.seconds_of(cells, index) for index in range(4)] == [10.0, 10.0, 30.0, 10.0]
+
+
+def test_the_first_batch_is_taken_to_last_twice_what_earlier_runs_or_other_passes_make_of_it():
+    end, first, second = Deadline(), cells_of(0, 2.0), cells_of(1, 3.0)
+    assert end.seconds_of(second, 0) == 0.0
+    end.learn(first, 0, 10.0)
+    assert end.seconds_of(second, 0) == deadline.UNSURE * 3.0 * 10.0 / 2.0
+    end.paces = {"m1": 50.0}
+    assert end.seconds_of(second, 0) == deadline.UNSURE * 100 / 50.0
+
+
+@pytest.mark.parametrize(("seconds", "allowed"), [(81, True), (79, False)])
+def test_a_lease_is_taken_to_last_in_proportion_to_its_weights_and_with_a_batch(seconds, allowed):
+    end, cells = Deadline(seconds, clock=lambda: 0.0), cells_of(0, 1.0)
+    end.learn_lease(100, 20.0)
+    end.learn(cells, 0, 10.0)
+    assert end.allows_lease(200, cells, 0) is allowed  # 40 s, 10 s, and 30 s for the end
+
+
+def test_an_operator_who_stopped_the_run_first_keeps_his_exit_code():
     controls = Controls()
     controls.stop(ExitCode.INTERRUPTED)
     clock = Clock()

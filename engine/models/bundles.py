@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -53,9 +54,10 @@ class BundledModel(Struct, frozen=True, kw_only=True):
         return sum(file.bytes for file in self.files)
 
     def serves(self, spec: ModelSpec) -> bool:
-        """Whether this is the model that a row of the registry means: of one of its sources, and of its commit where it
-        asks for one. Directories of other machines are known by the model's name alone."""
-        if COMMIT.fullmatch(spec.revision) and self.commit != spec.revision:
+        """Whether this is the model that a row of the registry means: of one of its sources, and of its commit, branch
+        or tag. Directories of other machines are known by the model's name alone."""
+        other = spec.revision not in (self.commit, self.revision)
+        if other and (self.commit or COMMIT.fullmatch(spec.revision)):
             return False
         named = {source for source in spec.sources if source.startswith((HUB, PACKAGE))}
         return bool(named.intersection(self.sources)) if named else spec.key == self.key and not self.repository
@@ -64,7 +66,7 @@ class BundledModel(Struct, frozen=True, kw_only=True):
 class Bundle(Struct, frozen=True):
     """What `models.json` says."""
 
-    schema_version: str
+    schema_version: Literal["1"]
     models: list[BundledModel]
 
 
@@ -95,8 +97,8 @@ def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
     """Find a model in the bundle of this process, and the source that it came from; None where there is no bundle or
     it has no such model.
 
-    Raises UnavailableError naming the first file that is missing or not the one of the manifest; without `whole`
-    nothing is hashed.
+    Raises UnavailableError naming the first file that is missing, not the one of the manifest or not in it; without
+    `whole` nothing is hashed.
     """
     directory = bundle_directory()
     if directory is None:
@@ -200,18 +202,13 @@ def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], tol
 
 
 def _check_room(directory: Path, total: int) -> None:
-    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
-    with atomic.explaining(there):
-        free = shutil.disk_usage(there).free
-    have = sum(size for size in _sizes(directory))
+    with atomic.explaining(directory):
+        free = shutil.disk_usage(directory).free
+    have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     if total > free + have:
         raise UsageError(
             f"{directory} has {human_bytes(free)} free, but the bundle takes {human_bytes(total)}: choose another place"
         )
-
-
-def _sizes(directory: Path) -> Iterator[int]:
-    yield from (file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def _same(file: Path, target: Path) -> str:

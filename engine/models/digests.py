@@ -35,7 +35,7 @@ def remembered_sha256(file: Path) -> str:
     if settled and stamp_of(real) == stamp:
         known = {"path": str(real), "stamp": stamp, "sha256": digest}
         with suppress(InterlockError):  # it can be hashed again
-            atomic.write_bytes(note, json.dumps(known).encode(errors="surrogateescape"))
+            atomic.write_bytes(note, json.dumps(known).encode())
     return digest
 
 
