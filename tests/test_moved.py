@@ -86,6 +86,16 @@ def test_a_copy_leaves_the_store_of_what_it_is_a_copy_of_alone(stopped, whole, m
     assert list((stopped / "store").iterdir()) == []
 
 
+def test_a_copy_makes_the_store_that_no_session_has_made_beside_itself(stopped, whole, monkeypatch):
+    shutil.rmtree(stopped / "store", ignore_errors=True)
+    after = stopped.with_name("after")
+    shutil.copytree(stopped, after)
+    monkeypatch.chdir(after)
+    assert session(out="runs", run_id="r", resume="yes") == ExitCode.COMPLETED
+    assert sorted(path.name for path in (after / "store").iterdir()) == ["early", "late"]
+    assert not (stopped / "store").exists()
+
+
 def test_a_run_directory_alone_finds_chunks_and_models_where_they_were(stopped, whole, tmp_path):
     elsewhere = tmp_path / "far" / "off"
     elsewhere.mkdir(parents=True)

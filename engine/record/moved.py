@@ -14,7 +14,8 @@ from interlock.engine.record.summary import Summary
 def moved(value: Any, before: Path, now: Path) -> Any:
     """Return a recorded setting with the paths in it as they are beside a run that lay at `before` and lies at `now`.
 
-    What is there, seen from the run, is taken; where nothing is, the recorded path stays if it can still be meant.
+    What is there, seen from the run, is taken; where nothing is, what is at the recorded path. What is in neither place
+    is to be made, and that beside the run, unless only the recorded path has a directory for it.
     """
     if before == now:
         return value
@@ -33,7 +34,9 @@ def _moved(path: Path, before: Path, now: Path) -> Path:
     if os.path.commonpath([path, before]) == "/":
         return path
     beside = Path(os.path.normpath(now / os.path.relpath(path, before)))
-    return beside if beside.exists() or not path.parent.exists() else path
+    if beside.exists() or not path.exists():
+        return beside if beside.parent.exists() or not path.parent.exists() else path
+    return path
 
 
 def same_files(files: list[str], root: Path) -> bool:
