@@ -37,7 +37,9 @@ def plan(options: argparse.Namespace) -> int:
     limit_threads(settings)
     seen = forecast(options.chunks, settings)
     print(plan_text(seen))
-    if refused := [each.refused for each in seen.passes if each.refused]:
+    left = any(each.layout.card.kind == "dense" and not each.refused for each in seen.passes)
+    refused = [each.refused for each in seen.passes if each.refused]
+    if refused and not (settings.settings.allow_missing and left):
         raise UnavailableError("\n".join(refused))
     return ExitCode.COMPLETED
 

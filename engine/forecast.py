@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from interlock.engine import gaps
 from interlock.engine.config import Configuration, RunSettings
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.cpu import CpuDevice
@@ -46,6 +47,7 @@ from interlock.engine.outlet.delivery import check_projectable, other_models
 from interlock.engine.outlet.form import FUSED, VectorForm, stored_bytes
 from interlock.engine.outlet.fusion import Fusion
 from interlock.engine.passes import reuse
+from interlock.engine.passes.backend import REAL
 from interlock.engine.passes.grid import Layout, lay_out
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Schedule, next_placement
@@ -182,7 +184,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     only which points it has.
 
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
-    a model or device that is not there; a pass that fits nowhere says why itself.
+    a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
     """
     settings = configuration.settings
     check(settings, chunks)
@@ -192,7 +194,12 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     collections = discover(chunks, settings.collections)
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
-    cards = cards_of(specs, policy, devices, lambda _: None)
+    models = (
+        gaps.resolved(REAL, specs, policy, devices, lambda _: None, allowed=True)
+        if settings.allow_missing
+        else gaps.Models(dict(enumerate(cards_of(specs, policy, devices, lambda _: None))), {})
+    )
+    specs, cards = [specs[number] for number in models.cards], [*models.cards.values()]
     dims = [delivered_dim(spec, card, settings.dim) for spec, card in zip(specs, cards, strict=True)]
     source = reuse.check(settings.reuse) if settings.reuse else None
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
@@ -201,7 +208,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
             collections, tokenisings(cards), Path(scratch), lambda _: None, stopped, beside
         )
         layouts, longs = [], []
-        for number, (spec, card) in enumerate(zip(specs, cards, strict=True)):
+        for number, spec, card in zip(models.cards, specs, cards, strict=True):
             tokens, reused = stores[token_key(card)], _reusable(source, card, corpus)
             layouts.append(lay_out(number, card, tokens, corpus.rows, reused))
             longs.append(_long(card, tokens, reused, spec.long_overlap or 0.0))
@@ -217,6 +224,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]
     lacking = [(card.key, reuse.lacking(source, as_input(entry_of(card, 1.0, card.dim)))) for card in cards]
     unused = [
+        *(f"planned without a model: {why}" for why in models.missing.values()),
         *(f"--reuse {settings.reuse}: no {what} of {key} there, computing it anew" for key, what in lacking if what),
         *without_effect(configuration, specs),
         *overlooked(chunks, collections),

@@ -4,6 +4,7 @@ A run that never missed a model, and one whose roster never had it, are what a r
 """
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import dataclass
@@ -353,3 +354,15 @@ def test_a_gap_that_a_whole_store_refuses_costs_that_store_nothing(world):
     assert world.manifest("whole") == manifest
     (collection,) = summary_of(world.run("one"))["collections"]
     assert (collection["status"], collection["missing"], collection["exports"]) == ("failed", [], [])
+
+
+def test_a_plan_is_made_without_a_model_that_may_be_missing_and_says_so(tmp_path, tiny_a, call):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(8)}})
+    words = ["plan", chunks, "--offline", "--sparse", tmp_path / "gone"]
+    code, _, said = call(*words, "--roster", tiny_a)
+    assert (code, "model gone is not on this machine" in said) == (5, True)
+    code, out, _ = call(*words, "--roster", tiny_a, "--allow-missing")
+    assert (code, "warning: planned without a model: model gone is not on this machine" in out) == (0, True)
+    assert [line.split()[1] for line in out.splitlines() if re.match(r" *\d+ +[a-z]", line)] == ["tiny-a"]
+    code, out, said = call(*words, "--roster", tmp_path / "away", "--allow-missing")
+    assert (code, "model away is not on this machine" in said) == (5, True)  # no dense model would be left
