@@ -76,6 +76,18 @@ def test_a_chunk_that_left_the_corpus_is_marked_and_counted():
     assert "left" not in answer_rows.found_in(Answer("q", [here]))
 
 
+def test_what_has_no_room_makes_way_whole():
+    took = {"models": 0.0001, "encoding": 0.143, "dense": 0.0009, "payloads": 0.0025}
+    answer = Answer("q", [Hit("1", 0.5, {})], {}, took)
+    every = "1 chunk in 146 ms: models 0.1, encoding 143, dense 0.9, payloads 2.5"
+    assert answer_rows.found_in(answer) == answer_rows.found_in(answer, len(every)) == every
+    assert answer_rows.found_in(answer, len(every) - 1) == "1 chunk in 146 ms: encoding 143, dense 0.9, payloads 2.5"
+    assert answer_rows.found_in(answer, 5) == "1 chunk in 146 ms"
+    assert answer_rows.in_memory(["one", "other"], 21) == "in memory: one, other"
+    assert answer_rows.in_memory(["one", "other"], 20) == "in memory: 2 models"
+    assert answer_rows.in_memory([], 5) == "no model in memory"
+
+
 def test_a_chunk_says_what_each_stage_made_of_it():
     by = {"stages": {"dense": StageScore(3, 0.63), "bm25": StageScore(1, 19.1)}}
     ranked = RankedHit("1", 0.9, {}, 4, 0.8, 0.7, **by)

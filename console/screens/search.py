@@ -34,7 +34,7 @@ from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import Condition, read_condition
 from interlock.engine.search.hits import Answer, Hit
 from interlock.widgets.pane import Bar, Key, Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, wrapped
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
 
 TICK = 0.25
 """Seconds between two looks at how long an answer takes."""
@@ -175,7 +175,6 @@ class SearchScreen(Keyed):
         self._under_way: _Wanted | None = None
         self._began = 0.0
         self._answer: Answer | None = None
-        self._told = ""  # how the answer was found
         self._failure = self._notice = ""
         self._resident: Sequence[str] = ()
         self._chosen = 0
@@ -260,7 +259,6 @@ class SearchScreen(Keyed):
             return
         (self._answer,) = reply.answers
         self._chosen = 0
-        self._told = answer_rows.found_in(self._answer)
         if self._answer.cut:
             self._failure = cut_text([self._answer.cut], 1)
         if reply.failure:
@@ -377,15 +375,15 @@ class SearchScreen(Keyed):
     def _draw_status(self) -> None:
         under_way, width = self._under_way, self.size.width
         took = time.monotonic() - self._began
-        first = self._told or "nothing asked yet"
+        first = answer_rows.found_in(self._answer, width - 1) if self._answer else "nothing asked yet"
         if under_way and (took > SLOW or not self._resident):
             wanted = answer_rows.loaded_for(under_way.ask, self._shown)
             missing = [name for name in wanted if name not in self._resident]
             what = f"loading {', '.join(missing)}" if missing else "searching"
             first = f"{what}... {took:.1f} s"
         rules = answer_rows.rules(self._ask, self._shown, reranked=self._reranked)
-        resident = f"in memory: {', '.join(self._resident)}" if self._resident else "no model in memory"
-        second = "  ".join([*rules, resident])
+        told = "  ".join([*rules, ""])
+        second = f"{told}{answer_rows.in_memory(self._resident, width - 1 - width_of(told))}"
         lines = [row((f" {fit(safe(first), max(1, width - 1))}", "bold" if under_way else ""))]
         self._status.show(self._plain([*lines, row((f" {fit(safe(second), max(1, width - 1))}", "dim"))]))
 

@@ -137,9 +137,25 @@ def copied(hit: Hit) -> str:
     return f"{hit.payload.get('chunk_id')}\n{hit.payload.get('text', '')}\n"
 
 
-def found_in(answer: Answer) -> str:
-    """Tell how many chunks there are, how many of these left the corpus, and how long that took in all and by stage."""
-    by = ", ".join(f"{stage} {_milliseconds(took)}" for stage, took in answer.seconds.items() if took >= 5e-5)
+def found_in(answer: Answer, width: int = sys.maxsize) -> str:
+    """Tell how many chunks there are, how many of these left the corpus, and how long that took in all and by stage, of
+    which the shortest ones make way where the `width` is not enough."""
+    stages = {stage: took for stage, took in answer.seconds.items() if took >= 5e-5}
+    while width_of(told := _found_in(answer, stages)) > width and stages:
+        del stages[min(stages, key=stages.__getitem__)]
+    return told
+
+
+def in_memory(names: Sequence[str], width: int) -> str:
+    """Name the models in memory, or count them where there is no room for their names."""
+    if not names:
+        return "no model in memory"
+    told = f"in memory: {', '.join(names)}"
+    return told if width_of(told) <= width else f"in memory: {several(len(names), 'model')}"
+
+
+def _found_in(answer: Answer, stages: Mapping[str, float]) -> str:
+    by = ", ".join(f"{stage} {_milliseconds(took)}" for stage, took in stages.items())
     stale = sum(hit.stale for hit in answer.hits)
     gone = f" ({stale:,} left the corpus)" if stale else ""
     taken = f"{several(len(answer.hits), 'chunk')}{gone} in {1000 * sum(answer.seconds.values()):.0f} ms"
