@@ -122,8 +122,8 @@ def models(options: argparse.Namespace) -> int:
     if options.action == "fetch":
         if not options.names:
             raise UsageError("models fetch: name the models to fetch")
+        policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models, allowed)
         for spec in specs:
-            policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models, allowed)
             found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event))))
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED

@@ -29,11 +29,9 @@ def bundle(settings: Configuration, options: argparse.Namespace) -> int:
     if options.plan:
         print(_plan(specs, settings.settings.allow_pickle))
         return ExitCode.COMPLETED
-    found = []
+    own, found = settings.settings, []
+    policy = assets.Policy(own.offline, own.refresh_models, own.allow_pickle)
     for spec in specs:
-        policy = assets.Policy(
-            settings.settings.offline, settings.settings.refresh_models, settings.settings.allow_pickle
-        )
         snapshot = assets.resolve(spec, policy, lambda event: _say(line_of(event)))
         found.append((spec, Copy(snapshot.path, snapshot.commit, snapshot.heads), snapshot.source))
     made = write_bundle(directory, found, _copied)
@@ -57,13 +55,12 @@ def _plan(specs: Sequence[ModelSpec], allowed: Sequence[str]) -> str:
     rows, total = [], 0
     for spec in specs:
         here = assets.cached(vouched(spec, allowed))
-        files = list(files_of(here[0], {}).values()) if here else []
-        size = sum(file.stat().st_size for file in files)
-        total += size
-        if not files:
-            rows.append([spec.key, label(spec.sources[0]), "", "to be fetched or unpacked"])
+        if here and (files := files_of(here[0], {})):
+            size = sum(file.stat().st_size for file in files.values())
+            total += size
+            rows.append([spec.key, label(here[1]), str(len(files)), human_bytes(size)])
         else:
-            rows.append([spec.key, label(here[1] if here else ""), str(len(files)), human_bytes(size)])
+            rows.append([spec.key, label(spec.sources[0]), "", "to be fetched or unpacked"])
     lacking = sum(not row[2] for row in rows)
     more = f", and {several(lacking, 'model')} whose size is not known yet" if lacking else ""
     return f"{render(['model', 'source', 'files', 'bytes'], rows)}\n{human_bytes(total)} on this machine{more}"

@@ -115,9 +115,12 @@ def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], forma
             coming += max(0, whole - cells.files.token_bytes)
             exported += whole * ("npy" in formats)
             stored += whole // form.bytes * form.dim * STORED_BYTES
-    wanted = {directory: coming + exported} | ({store: stored} if store else {})
-    for path, needed in wanted.items() if coming else ():
+    wanted: dict[int, int] = {}  # by disk, as both may lie on one
+    for path, needed in ((directory, coming + exported), (store or directory, stored * bool(store))) if coming else ():
         there = next(above for above in (path, *path.absolute().parents) if above.exists())
+        disk = there.stat().st_dev
+        needed += wanted.get(disk, 0)
+        wanted[disk] = needed
         if needed > (free := shutil.disk_usage(there).free):
             raise DiskError(
                 f"disk of {path} has {human_bytes(free)} free, but token vectors take {human_bytes(needed)}: free "

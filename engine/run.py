@@ -91,8 +91,8 @@ class Run:
             self._weights = [*dense, *[0.0] * (len(self._specs) - len(dense))]
             self._collections = discover(chunks, self.settings.collections)
             self._notes += [*without_effect(self._configuration, self._specs), *overlooked(chunks, self._collections)]
-            self._devices = self._choose_devices()
             self.deadline = self._choose_deadline()
+            self._devices = self._choose_devices()
             self._notes += unused_gpus(self.settings.devices, self._devices)
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()

@@ -21,7 +21,7 @@ from typing import NamedTuple, get_args
 from interlock.engine.errors import UnavailableError
 from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models.bundles import bundle_directory, bundled
-from interlock.engine.models.digests import remembered_sha256
+from interlock.engine.models.digests import remembered_sha256, stamp_of
 from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, Head, ModelSpec, name_of, vouched
@@ -65,7 +65,7 @@ class ModelSnapshot:
     def stamped(self) -> dict[Path, tuple[int, ...]]:
         """Ask what the system says now of every file that counts; empty where one is gone."""
         with suppress(OSError):
-            return {file: _stamp(file) for file in _counting(self.path, (*self.weights, *self.heads.values()))}
+            return {file: stamp_of(file) for file in _counting(self.path, (*self.weights, *self.heads.values()))}
         return {}
 
     def check_unchanged(self, model: str, looked: Mapping[Path, tuple[int, ...]]) -> None:
@@ -112,11 +112,9 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     (path, source, commit, heads), outcome = _locate(spec, policy, emit)
     try:
         weights = tuple(weights_of(path))
-        stamps = {file: _stamp(file) for file in _counting(path, (*weights, *heads.values()))}
-        hash_of = (
-            atomic.sha256_of if may_read_pickles(spec) else remembered_sha256
-        )  # what is vouched for by a hash is hashed
-        hashes = _hashes(path, weights, hash_of)
+        stamps = {file: stamp_of(file) for file in _counting(path, (*weights, *heads.values()))}
+        vouched_for = may_read_pickles(spec)  # by a hash, which is then computed each time
+        hashes = _hashes(path, weights, atomic.sha256_of if vouched_for else remembered_sha256)
         digest = hashes.get("model.safetensors")
         if spec.weights_sha256 and digest != spec.weights_sha256:
             raise UnavailableError(
@@ -232,12 +230,6 @@ def _hashes(path: Path, files: Iterable[Path], hash_of: Callable[[Path], str] = 
 
 def _digests(heads: Mapping[Head, Path]) -> dict[Head, str]:
     return {head: atomic.sha256_of(file) for head, file in heads.items()}
-
-
-def _stamp(file: Path) -> tuple[int, ...]:
-    """What changes with a file's contents: nobody can set the time of its last change."""
-    status = file.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _snapshot(repo: str, revision: str, heads: Sequence[str], *, pickles: bool) -> Path:

@@ -175,10 +175,10 @@ class RecordedRun:
         """Open the delivered vectors of `collection` by `model`, or the fused ones.
 
         A lone model's vectors are the fused ones, by whichever name they are asked for; those in int8 are read into
-        memory as the float32 that they stand for. A file is compared with the
-        SHA-256 that the run recorded when it is first opened in this process, and again once it was written to: a
-        second or two for each GB. Raises UsageError naming what there is where this was not delivered, InterlockError
-        for a file that is gone or not the one that was delivered.
+        memory as the float32 that they stand for. A file is compared with the SHA-256 that the run recorded when it is
+        first opened in this process, and again once it was written to: a second or two for each GB. Raises UsageError
+        naming what there is where this was not delivered, InterlockError for a file that is gone or not the one that
+        was delivered.
         """
         from interlock.engine.outlet.files import CODES, SCALE
         from interlock.engine.outlet.int8 import decode
