@@ -46,6 +46,8 @@ SOURCES = (
 ROOT = Path(__file__).parents[1]
 LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})
 TERMS = 40
+ROWS, LATEST = 60, 50
+"""Chunks of the run whose uploads are killed, and the latest of their requests at which they are."""
 GOAL = 1.0
 
 
@@ -166,16 +168,20 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kills(options: argparse.Namespace) -> dict[str, Any]:
-    """Kill uploads until there were so many kills, each upload until it ends by itself; then look at every point."""
+    """Kill uploads until there were so many kills, each upload until it ends by itself; then look at every point.
+
+    In turns into a new collection with an alias, and into one of a larger corpus, whose other points are pruned.
+    """
     from tests.builders import interlock, tiny_model
     from tests.edge_bridge import EdgeBridge, serving
     from tests.edge_grpc import serving_grpc
-    from tests.uploads import ROWS, SIDES, Uploads, embedded, killed
+    from tests.uploads import SIDES, Uploads, embedded, killed
 
     dice, done, uploads, wrong = random.Random(options.seed), 0, 0, list[str]()
     with tempfile.TemporaryDirectory() as made:
         home = Path(made)
-        run = embedded(home, tiny_model(home / "a", seed=1), "one", keep="both")
+        tiny = tiny_model(home / "a", seed=1)
+        larger, run = embedded(home, tiny, "larger", keep="both"), embedded(home, tiny, "one", rows=ROWS, keep="both")
         whole = EdgeBridge(home / "whole")
         Uploads(whole, run, home / "whole-uploads")()
         wanted = _held(whole, "docs")
@@ -183,17 +189,21 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
             bridge, copy = EdgeBridge(home / f"bridge-{uploads}"), home / f"run-{uploads}"
             bridge.strict = {"enabled": True, "upsert_max_batchsize": 5}
             subprocess.run(["cp", "-r", str(run), str(copy)], check=True)
+            pruning = uploads % 2 == 1
+            if pruning:
+                Uploads(bridge, larger, home / f"larger-uploads-{uploads}")()
             with serving(bridge) as url, serving_grpc(bridge) as port:
-                words = ["upload", copy, "--qdrant", url, "--alias", "docs", "--grpc-port", dice.choice((0, port))]
-                while done < options.kills and killed(words, bridge, dice.randint(1, 40), dice.choice(SIDES)):
+                words = ["upload", copy, "--qdrant", url, "--grpc-port", dice.choice((0, port))]
+                words += ["--prune"] if pruning else ["--alias", "docs"]
+                while done < options.kills and killed(words, bridge, dice.randint(1, LATEST), dice.choice(SIDES)):
                     done += 1
-                    if list(copy.glob("uploads/*.json")) and not bridge.aliases:
+                    if list(copy.glob("uploads/*.json")) and not (pruning or bridge.aliases):
                         wrong.append(f"upload {uploads}: reported before it was done")
                 told = interlock(*words).stdout
             (target,) = bridge.collections
             if (
                 _held(bridge, target) != wanted
-                or bridge.aliases != {"docs": target}
+                or bridge.aliases != ({} if pruning else {"docs": target})
                 or f"{ROWS} rows there" not in told
             ):
                 wrong.append(f"upload {uploads}: other points than of an undisturbed one")
@@ -211,8 +221,7 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
 
 def _held(bridge: Any, collection: str) -> dict[str, str]:
     """Every point of a collection as text, by id."""
-    ids = sorted(set(bridge.collections[collection].sent))
-    assert bridge.collections[collection].count(None) == len(ids)
+    ids, _ = bridge.collections[collection].page(None, 10_000)
     points = bridge.collections[collection].points(ids)
     return {each["id"]: json.dumps(each, sort_keys=True) for each in points}
 
