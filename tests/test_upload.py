@@ -23,6 +23,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.outlet.bm25 import BM25
 from interlock.engine.record import journal
 from interlock.engine.upload.address import Address, read_key
+from interlock.engine.upload.layout import MARK
 from interlock.engine.upload.sent import UploadJournal
 from tests.builders import ROOT, corpus
 from tests.builders import interlock as command
@@ -744,6 +745,13 @@ def test_every_request_and_every_answer_of_the_bridge_is_as_qdrant_describes_its
     upload()
     assert upload(small, prune=True).pruned == ROWS - 40
     assert len(seen) > 30
+
+
+def test_a_mark_may_be_taken_away_as_qdrant_describes_it():
+    if not OPENAPI.exists():
+        pytest.skip(f"{OPENAPI} is not there")
+    api, none = OpenApi(json.loads(OPENAPI.read_text())), {"metadata": {MARK: None}}
+    api.check("PATCH", "/collections/c", {}, json.dumps(none).encode())
 
 
 @pytest.mark.parametrize(
