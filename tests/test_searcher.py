@@ -537,6 +537,7 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("--queries", "{}/none.txt"), "cannot read"),
         (("--queries", "{}/empty.txt"), "empty.txt is empty: put a question on each line"),
         (("--queries", "{}/q.txt"), "q.txt:2: the question is empty: remove the line"),
+        (("--queries", "{}/blank.tsv"), "blank.tsv:2: the question is empty: remove the line"),
         (("--queries", "{}/twice.tsv"), "twice.tsv:2: id 'x' is that of line 1 too"),
         (("--queries", "{}/torn.jsonl"), "torn.jsonl:1: Input data was truncated"),
         (("--queries", "{}/good.txt", "--out", "{}/a.csv"), "name it .jsonl, or .trec or .run for trec_eval"),
@@ -548,6 +549,7 @@ def test_what_cannot_be_asked_is_refused_by_name(place: Path, tmp_path: Path, fl
         "q.txt": "a\n \n",
         "empty.txt": "",
         "twice.tsv": "x\ta\nx\tb\n",
+        "blank.tsv": "x\ta\n\n",
         "torn.jsonl": '{"text": "a',
         "good.txt": "a\n",
     }

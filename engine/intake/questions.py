@@ -62,7 +62,7 @@ def _read(place: str, line: bytes, suffix: str, number: str) -> Question:
     own = number
     if suffix == ".jsonl":
         own, text = _of_json(place, text, number)
-    elif suffix == ".tsv":
+    elif suffix == ".tsv" and text.strip():
         own, tab, text = text.partition("\t")
         if not tab or not own.strip():
             raise UsageError(f"{place}: no tab: put an id and a tab before the question, or use a .txt")
