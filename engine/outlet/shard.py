@@ -363,7 +363,7 @@ def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockEr
     if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
         return UsageError(f"{path} is in use by another run or search: wait for its end{otherwise}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
-        return _failed(path, "opening", cause)
+        return _failed(path, "opening for delivery" if elsewhere else "opening", cause)
     return UsageError(
         f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
         f"delete it and deliver again{otherwise}"
