@@ -113,7 +113,6 @@ def _cells(number: int, asked: TextPass, name: str, scratch: Path) -> Cells:
         tokenizer = load_tokenizer(card.tokenizer_file)
         with TokenStore(scratch / f"{number}.ids", tokenizer, asked.prompt, card.max_tokens) as store:
             store.add(texts)
-    rows = Rows(Collection(name, name, scratch, ()), 0, texts=np.arange(len(texts), dtype=np.int32))
-    rows.own_texts = len(texts)
+    rows = Rows(Collection(name, name, scratch, ()), 0, own_texts=len(texts))
     layout = lay_out(number, card, store, [rows], np.zeros(len(texts), np.bool_))
     return Cells(number, layout, store, open_pass(scratch / f"pass-{number}", card, len(texts)))
