@@ -38,9 +38,10 @@ from interlock.engine.outlet.gap import remaining
 from interlock.engine.outlet.gathered import Gathered
 from interlock.engine.passes import reuse
 from interlock.engine.passes.backend import REAL, Backend, RunContext
+from interlock.engine.passes.backlog import Backlog, completed
 from interlock.engine.passes.controls import STOP, Controls
 from interlock.engine.passes.deadline import Deadline, seconds_until
-from interlock.engine.passes.executor import PassExecutor, completed
+from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells
 from interlock.engine.record import atomic, rundir, summary, verdict
 from interlock.engine.record import events as ev
@@ -222,7 +223,7 @@ class Run:
         for cells, batches in zip(grid, done, strict=True):
             for batch in batches:
                 self.deadline.learn(cells, batch.batch_index, batch.seconds)
-        executor = PassExecutor(grid, done, self._weights, self._context())
+        executor = PassExecutor(Backlog(grid, done, self._weights, self._emit), self._context())
         gaps.check_placed(executor.unplaceable(), self._specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         for rows in corpus.rows:

@@ -28,6 +28,7 @@ from interlock.engine.models.weightless import (
 )
 from interlock.engine.models.weights import DTYPES, Master
 from interlock.engine.passes.backend import Backend, RunContext
+from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.schedule import Schedule
@@ -154,5 +155,5 @@ class Desk(Told):
             sync=lambda: None,
             backend=Backend(laws=law, encoders=lambda card, network, _: WeightlessRows(card, network), load=load),
         )
-        PassExecutor(cells, [[] for _ in cells], [1.0] * len(cells), context).run()
+        PassExecutor(Backlog(cells, [[] for _ in cells], [1.0] * len(cells), context.emit), context).run()
         return summarise(self.state)

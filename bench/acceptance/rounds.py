@@ -12,6 +12,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
 from interlock.engine.passes.backend import Backend, RunContext
+from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.batches import plan
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
@@ -58,7 +59,7 @@ def compute(
     grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
     lessor = Lessor([bench.device, bench.host], ceiling)
     context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, Backend(laws=laws))
-    PassExecutor(grid, [[] for _ in grid], [1.0] * len(grid), context).run()
+    PassExecutor(Backlog(grid, [[] for _ in grid], [1.0] * len(grid), context.emit), context).run()
     vectors = [np.array(cells.files.dense.array) for cells in grid]
     for cells in grid:
         cells.files.path.unlink()

@@ -23,6 +23,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.models.masters import Masters
 from interlock.engine.passes.backend import Backend, RunContext
+from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells
 from interlock.engine.passes.instance import first_calibration
@@ -181,4 +182,4 @@ def _rounds(
     )
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
-    return PassExecutor(grid, done, [1.0] * len(grid), context)
+    return PassExecutor(Backlog(grid, done, [1.0] * len(grid), context.emit), context)

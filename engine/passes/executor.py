@@ -6,43 +6,33 @@ left undone is in the next placement.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
 
 from interlock.engine.errors import InterlockError, NoDeviceError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.passes.backend import RunContext
+from interlock.engine.passes.backlog import Backlog, indices
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.canary import Canaries, in_wider
-from interlock.engine.passes.grid import Cells, Queue
+from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.passes.resident import ResidentModel
 from interlock.engine.passes.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.passes.worker import Worker, run_all, without_frames
 from interlock.engine.record.counting import several
-from interlock.engine.record.events import BatchCommitted, DeviceLost, EnsemblePassCompleted, Mitigated, PassFailed
+from interlock.engine.record.events import DeviceLost, Mitigated
 from interlock.engine.record.facts import joined
 
 
 class PassExecutor:
     """Computes the passes of a run over their grid; `run` may be called once."""
 
-    def __init__(
-        self,
-        grid: Sequence[Cells],
-        done: Sequence[Iterable[BatchCommitted]],
-        weights: Sequence[float],
-        context: RunContext,
-    ) -> None:
-        """`done` are, for each pass of the grid, the batches that earlier sessions committed; `weights[k]` is that of
-        pass k, which the grid lacks where its model is missing."""
-        self._grid = {cells.model_pass: cells for cells in grid}
-        self._done = {cells.model_pass: list(batches) for cells, batches in zip(grid, done, strict=True)}
-        self._left = [list(range(len(self._grid[k].batches))) if k in self._grid else [] for k in range(len(weights))]
-        self._left = self._left_without({number: _indices(batches) for number, batches in self._done.items()})
-        self._weights = weights
+    def __init__(self, backlog: Backlog, context: RunContext) -> None:
+        self._backlog = backlog
+        self._grid = backlog.grid
         self._context = context
         self._lost: set[str] = set()
         self._waited: set[int] = set()
@@ -64,17 +54,17 @@ class PassExecutor:
         emit, controls = self._context.emit, self._context.controls
         controls.attend(self, emit)
         try:
-            while any(self._left):
+            while self._backlog.more():
                 controls.apply_pending(emit)
                 if controls.stop_requested:
                     whose = "the deadline" if self._context.deadline.near else "the operator"
                     raise Stopped(f"stopped by {whose} between batches: --resume continues")
                 self._free = self._rooms()
                 self._stop_without_gpus()
-                now = self._next(controls.schedule, self._left)
+                now = self._next(controls.schedule, self._backlog.left)
                 assert now is not None, "there are batches left"
                 for model_pass, reason in now.refused.items():
-                    self._fail(model_pass, reason)
+                    self._backlog.fail(model_pass, reason)
                 if now.assignments and self._in_time(now):
                     self._place(now)
         finally:
@@ -83,8 +73,8 @@ class PassExecutor:
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""
-        committed = {queue.cells.model_pass: _indices(queue.committed) for queue in self._queues}
-        return self._next(schedule, self._left_without(committed))
+        committed = {queue.cells.model_pass: indices(queue.committed) for queue in self._queues}
+        return self._next(schedule, self._backlog.without(committed))
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
@@ -105,15 +95,11 @@ class PassExecutor:
         """Tell which passes would fit nowhere, even with every device to themselves, and why."""
         fallback, refused = self._context.controls.cpu_fallback, {}
         for number, cells in self._grid.items():
-            batches, need = self._left[number], self._planner.of(cells.layout)
+            batches, need = self._backlog.left[number], self._planner.of(cells.layout)
             alone = next_placement(Schedule.EXCLUSIVE, [batches], [need], self._rooms(), 0, None, cpu_fallback=fallback)
             if alone and alone.refused:
                 refused[number] = alone.refused[0]
         return refused
-
-    def _left_without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
-        """The batches that each pass has left when these are `done` too."""
-        return [sorted({*batches} - {*done.get(number, ())}) for number, batches in enumerate(self._left)]
 
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
         window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
@@ -184,8 +170,9 @@ class PassExecutor:
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
+            queue = self._backlog.queue(cells, assignment.batches)
             resident = ResidentModel(
-                context, self._planner, self._canaries, cells, assignment, stack, limits, self.lose, self.make_room
+                context, self._planner, self._canaries, queue, assignment, stack, limits, self.lose, self.make_room
             )
             residents.append(resident)
             try:
@@ -242,7 +229,7 @@ class PassExecutor:
     def _prefetch(self, now: Placement) -> None:
         """Read the weights of the model that comes next while this placement computes, if it goes to a GPU."""
         done = {assignment.model_pass: assignment.batches for assignment in now.assignments}
-        then = self._next(self._context.controls.schedule, self._left_without(done))
+        then = self._next(self._context.controls.schedule, self._backlog.without(done))
         for assignment in then.assignments if then else ():
             if assignment.model_pass not in done and assignment.devices != (self._context.host.name,):
                 device = self._context.devices[0]
@@ -287,16 +274,15 @@ class PassExecutor:
                 self._context.controls.rearrange()
 
     def _close(self, model_pass: int, queue: Queue) -> None:
-        self._done[model_pass] += queue.committed
-        self._left = self._left_without({model_pass: _indices(queue.committed)})
+        self._backlog.take_in(model_pass, queue.committed)
         if queue.narrow:
             self._widen(model_pass, queue)
         elif queue.failed:
             error = queue.failed
             known = isinstance(error, InterlockError)
-            self._fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
-        elif not self._left[model_pass]:
-            self._context.emit(completed(self._grid[model_pass], self._weights[model_pass], self._done[model_pass]))
+            self._backlog.fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
+        else:
+            self._backlog.close(model_pass)
 
     def _widen(self, model_pass: int, queue: Queue) -> None:
         """Have the rest of a pass computed in the next wider precision."""
@@ -313,39 +299,15 @@ class PassExecutor:
 
     def _mitigated(self, model_pass: int, rung: Rung, cause: str, action: str, device: str) -> None:
         """Emit a step that concerns all that a pass has left."""
-        batches = self._grid[model_pass].batches
         self._context.emit(
             Mitigated(
                 model_pass=model_pass,
                 batch_index=None,
                 cause=cause,
                 action=action,
-                rows=sum(len(batches[index].rows) for index in self._left[model_pass]),
+                rows=self._backlog.rows_left(model_pass),
                 cost_seconds=0.0,
                 rung=rung,
                 device=device,
             )
         )
-
-    def _fail(self, model_pass: int, reason: str) -> None:
-        """Give up a pass; the others go on. Whoever tells the reason names the model."""
-        self._left[model_pass] = []
-        model = self._grid[model_pass].card.key
-        self._context.emit(PassFailed(model_pass=model_pass, model=model, reason=reason.removeprefix(f"{model} ")))
-
-
-def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
-    """Describe a pass that has ended by its batches of all sessions, as they ran."""
-    return EnsemblePassCompleted(
-        model_pass=cells.model_pass,
-        model=cells.card.key,
-        device=joined(batch.device for batch in batches),
-        dtype=joined(batch.dtype or cells.card.dtype for batch in batches),
-        weight=weight,
-        rows=sum(batch.rows for batch in batches),
-        seconds=round(sum(batch.seconds for batch in batches), 3),
-    )
-
-
-def _indices(batches: Iterable[BatchCommitted]) -> list[int]:
-    return [batch.batch_index for batch in batches]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.memory import Calibration, Law
@@ -21,8 +22,9 @@ from interlock.engine.models.packing import filling, padded_tokens
 from interlock.engine.models.registry import Output, name_of_output
 from interlock.engine.passes.batches import Batch, Forward, in_spans, plan
 from interlock.engine.passes.encoder import computed_tokens
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.pass_files import PassFiles
-from interlock.engine.record.events import BatchCommitted, PassPlanned
+from interlock.engine.record.events import BatchCommitted, Emit, PassPlanned
 
 
 @dataclass
@@ -227,6 +229,20 @@ class Queue:
     def give_back(self, index: int) -> None:
         """Return a batch that was taken ahead, and that no device has begun."""
         self._left.appendleft(index)
+
+    def more(self) -> bool:
+        """Whether batches may still come where none is left; waits for one a moment."""
+        return False
+
+    def commit(self, event: BatchCommitted, outputs: Outputs, emit: Emit) -> None:
+        """Write what a batch gave, and tell of it as it ran, with the CRC-32 of what was written."""
+        event = replace(event, crc=self.cells.files.put(self.cells.batches[event.batch_index].rows, outputs))
+        emit(event)
+        self.committed.append(event)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        self.cells.files.sync()
 
     def put_back(self, index: int, device: str) -> None:
         """Return a batch that `device` took and did not compute."""

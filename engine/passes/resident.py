@@ -19,7 +19,7 @@ from interlock.engine.passes.backend import RunContext
 from interlock.engine.passes.batch_runner import BatchRunner
 from interlock.engine.passes.canary import Canaries
 from interlock.engine.passes.encoder import computed_tokens
-from interlock.engine.passes.grid import Cells, Queue
+from interlock.engine.passes.grid import Queue
 from interlock.engine.passes.instance import ModelInstance, first_calibration
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.passes.lease_events import tell_granted, tell_released
@@ -53,7 +53,7 @@ class ResidentModel:
     context: RunContext
     planner: MemoryPlanner
     canaries: Canaries
-    cells: Cells
+    queue: Queue
     assignment: Assignment
     stack: ExitStack
     limits: Mapping[str, int] | None
@@ -62,7 +62,7 @@ class ResidentModel:
     lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
-        self.queue = Queue(self.cells, self.assignment.batches)
+        self.cells = self.queue.cells
         self.instances: list[ModelInstance] = []
         self._host: ModelInstance | None = None
         self._wide: dict[str, ModelInstance | None] = {}

@@ -22,6 +22,7 @@ from interlock.engine.intake.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters, hydrated_for
 from interlock.engine.passes.backend import RunContext
+from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.executor import PassExecutor
 from interlock.engine.passes.grid import Cells, lay_out
@@ -97,7 +98,7 @@ class TextDevices:
 
 def _interruptible(grid: Sequence[Cells], context: RunContext) -> None:
     """Compute a grid; an interrupt comes to the thread that waits, and not to those that compute."""
-    executor = PassExecutor(grid, [[] for _ in grid], [1.0] * len(grid), context)
+    executor = PassExecutor(Backlog(grid, [[] for _ in grid], [1.0] * len(grid), context.emit), context)
     with ThreadPoolExecutor(1, "passes") as beside:
         passes = beside.submit(executor.run)
         try:

@@ -87,14 +87,17 @@ class Worker:
     def _next(self) -> "_Taken | None":
         """The batch that was taken ahead, or the next; None when there is none, no time for it, or the operator wants
         otherwise."""
-        controls = self.controls
-        controls.apply_pending(self.emit)
-        if controls.stop_requested or controls.reorders != self._reorders:
-            return None
-        taken, self._ahead = self._ahead, None
-        if not (taken and taken.runner.queue.open):
-            taken = self._take(least=1)
-        if taken and not self.deadline.allows_batch(taken.runner.queue.cells, taken.index):
+        controls, taken = self.controls, None
+        while not taken:
+            controls.apply_pending(self.emit)
+            if controls.stop_requested or controls.reorders != self._reorders:
+                return None
+            taken, self._ahead = self._ahead, None
+            if not (taken and taken.runner.queue.open):
+                taken = self._take(least=1)
+            if not taken and not any(runner.queue.more() for runner in self.runners):
+                return None
+        if not self.deadline.allows_batch(taken.runner.queue.cells, taken.index):
             self._ahead = taken  # which is given back
             return None
         return taken
@@ -154,7 +157,7 @@ class Worker:
         cells, batch = runner.queue.cells, runner.queue.cells.batches[index]
         own = Computed(device=self.device.name, dtype=runner.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
-        crc, terms = cells.files.put(batch.rows, result.outputs), result.outputs.terms
+        terms = result.outputs.terms
         event = BatchCommitted(
             model_pass=cells.model_pass,
             batch_index=index,
@@ -163,7 +166,7 @@ class Worker:
             padding=cells.layout.padding(batch),
             seconds=round(seconds, 6),
             device=joined(part.device for part in parts),
-            crc=crc,
+            crc=0,
             forwards=result.forwards,
             dtype=joined(part.dtype for part in parts),
             spans=batch.spans if batch.spans > len(batch.rows) else 0,
@@ -172,8 +175,7 @@ class Worker:
             token_vectors=0 if result.outputs.tokens is None else len(result.outputs.tokens.records),
             parts=[] if [part.rows for part in parts] == [len(batch.rows)] else parts,
         )
-        self.emit(event)
-        runner.queue.committed.append(event)
+        runner.queue.commit(event, result.outputs, self.emit)
         if learnt:
             self._record_calibration(runner, learnt)
         if time.monotonic() - self._synced > SYNC_SECONDS:
@@ -195,7 +197,7 @@ class Worker:
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
         for runner in list(self.runners):  # which take turns meanwhile
-            runner.queue.cells.files.sync()
+            runner.queue.sync()
         self.sync()
         self._synced = time.monotonic()
 
