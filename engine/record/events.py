@@ -92,6 +92,53 @@ class DeviceLost(Event, frozen=True, tag="device_lost"):
     reason: str
 
 
+class NodeJoined(Event, frozen=True, tag="node_joined"):
+    """A node of a cluster that computes from now on, or again, with its devices; `label` says what machine it is,
+    `sent_bytes` how much of the models it had to be sent, and `seconds` what it took to be ready."""
+
+    node: str
+    label: str
+    devices: list[DeviceFacts]
+    sent_bytes: int = 0
+    seconds: float = 0.0
+
+
+class NodeLost(Event, frozen=True, tag="node_lost"):
+    """A node that is gone or does not answer; the `batches` that it alone held, of so many `rows`, are computed
+    elsewhere. A process of it that comes back is not listened to."""
+
+    node: str
+    reason: str
+    batches: int
+    rows: int
+
+
+class NodeRefused(Event, frozen=True, tag="node_refused"):
+    """A node that cannot take part, and why."""
+
+    node: str
+    reason: str
+
+
+class ControlReached(Event, frozen=True, tag="control_reached"):
+    """What an operator asked for is in force on a node."""
+
+    node: str
+    control: str
+    value: str
+
+
+class BatchesDoubled(Event, frozen=True, tag="batches_doubled"):
+    """Batches that a slow `node` holds near the end of a pass were given to an `other` one too: the first result
+    counts."""
+
+    model_pass: int
+    node: str
+    other: str
+    batches: list[int]
+    rows: int
+
+
 class ControlApplied(Event, frozen=True, tag="control_applied"):
     """Something an operator changed while the run went on, and from when on it counts."""
 
@@ -421,14 +468,15 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
 
 
 _Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound | DeviceSampled
-_Steers = DeviceLost | ControlApplied | ControlRefused
+_Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
+_Steers = DeviceLost | ControlApplied | ControlRefused | ControlReached
 _Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
 _Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
 _Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
 _Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
 _Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
 _Delivers = DeliveredWithout | ArtefactWritten | StoreVerified | VectorsKept | CollectionClosed | Warned | RunClosed
-AnyEvent = _Begins | _Steers | _Reads | _Plans | _Scores | _Computes | _Ends | _Delivers
+AnyEvent = _Begins | _Joins | _Steers | _Reads | _Plans | _Scores | _Computes | _Ends | _Delivers
 Emit = Callable[[AnyEvent], object]
 """Where events go."""
 

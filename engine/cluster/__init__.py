@@ -1,0 +1,1 @@
+"""Several machines compute one run: its head hands batches out, and nodes compute them."""

@@ -1,0 +1,54 @@
+"""What carries messages between the head of a run and its nodes: Ray in production, threads in tests."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from interlock.engine.cluster.messages import Hello, ModelFiles, Orders, Plan, Ready, Report, Welcome
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that could be a node; `id` stays its own for as long as it is there."""
+
+    id: str
+    label: str
+
+
+class Link(Protocol):
+    """One node's process. A future fails, with whatever the carrier raises, where the process or the way to it is gone."""
+
+    def welcome(self) -> "Future[Welcome]":
+        """Have the process look at its devices and hold them."""
+
+    def begin(self, plan: Any) -> "Future[Ready]":
+        """Give it the plan, as `Cluster.shared` made it of a `Plan`."""
+
+    def take(self, files: Any) -> "Future[Ready]":
+        """Give it a model that it lacks, as `Cluster.shared` made it of `ModelFiles`; then it looks at the plan again."""
+
+    def exchange(self, orders: Orders) -> "Future[Report]":
+        """Tell it what is new; it answers when it has news or has waited. One at a time."""
+
+    def nudge(self) -> None:
+        """Have an exchange that waits answer now."""
+
+    def close(self) -> None:
+        """End the process, and do not wait for it."""
+
+
+class Cluster(Protocol):
+    """The machines that a run may use, while it lasts."""
+
+    def machines(self) -> Sequence[Machine]:
+        """List those that are there now."""
+
+    def start(self, machine: Machine, hello: Hello) -> Link:
+        """Start a node's process on a machine; its `welcome` says when it is there."""
+
+    def shared(self, value: Plan | ModelFiles) -> Any:
+        """Make a value ready to be given to any node, sent to each machine once."""
+
+    def close(self) -> None:
+        """Let go of everything, and end what was started for this run."""
