@@ -17,7 +17,7 @@ class Machine:
 
 
 class Link(Protocol):
-    """One node's process. A future fails, with whatever the carrier raises, where the process or the way to it is gone."""
+    """One node's process. A future fails, with whatever the carrier raises, where it cannot be reached any more."""
 
     def welcome(self) -> "Future[Welcome]":
         """Have the process look at its devices and hold them."""
@@ -26,7 +26,7 @@ class Link(Protocol):
         """Give it the plan, as `Cluster.shared` made it of a `Plan`."""
 
     def take(self, files: Any) -> "Future[Ready]":
-        """Give it a model that it lacks, as `Cluster.shared` made it of `ModelFiles`; then it looks at the plan again."""
+        """Give it a model that it lacks, as `Cluster.shared` made it of `ModelFiles`."""
 
     def exchange(self, orders: Orders) -> "Future[Report]":
         """Tell it what is new; it answers when it has news or has waited. One at a time."""
