@@ -10,7 +10,7 @@ from interlock.engine.record import events as ev
 
 SAMPLES: dict[str, Any] = {
     "model": "bge-m3", "models": "bge-m3", "collection": "Handbook", "qdrant_collection": "handbook",
-    "device": "cuda:0", "devices": "cuda:0", "name": "cuda:0", "label": "Tesla T4",
+    "node": "node-2", "device": "cuda:0", "devices": "cuda:0", "name": "cuda:0", "label": "Tesla T4",
     "kind": "cuda", "device_kind": "cuda", "attempt": 1,
     "run_id": "20261122-120000", "chunks": "chunks", "lease": "L001", "schedule": "exclusive", "model_pass": 1,
     "batch_index": 13, "row": 41, "source": "hf:BAAI/bge-m3", "commit": "5617a9f61b028005a4858fdac845db406aefb181",
@@ -29,6 +29,13 @@ SAMPLES: dict[str, Any] = {
 OWN: dict[tuple[type[Struct], str], Any] = {
     (ev.RecordRefused, "reason"): "the text is empty",
     (ev.DeviceLost, "reason"): "unspecified launch failure",
+    (ev.NodeJoined, "label"): "ws-2",
+    (ev.NodeJoined, "sent_bytes"): 91 << 20,
+    (ev.NodeLost, "reason"): "no answer for 30 s",
+    (ev.NodeRefused, "reason"): "interlock is 0.3.0 there, 0.4.0 here",
+    (ev.BatchesDoubled, "other"): "node-1",
+    (ev.ControlReached, "control"): "pause",
+    (ev.ControlReached, "value"): "yes",
     (ev.DownloadRetried, "reason"): "read timed out",
     (ev.ControlRefused, "reason"): "the roster has only one model",
     (ev.RowParked, "reason"): "not finite",

@@ -4,6 +4,7 @@ The events pane, plain output and whatever else names an event ask `describe`; n
 Text is one line, made of the event alone. Seconds are left out where the device is not a real one.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.models.registry import label
@@ -65,11 +66,24 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             return Description(None, "device", f"{event.device}: {held} occupied, {ours} in tensors", printed=False)
         case ev.DeviceLost():
             return Description("error", "device", f"{event.device} lost: {event.reason}")
+        case ev.NodeJoined():
+            return Description("notice", "node", _joined(event, real))
+        case ev.NodeLost():
+            held = f"; {_held(event.batches, event.rows)} computed again elsewhere" * bool(event.batches)
+            return Description("error", "node", f"{event.node} lost: {event.reason}{held}")
+        case ev.NodeRefused():
+            return Description("warning", "node", f"{event.node} takes no part: {event.reason}")
+        case ev.BatchesDoubled():
+            held = f"{_held(len(event.batches), event.rows)} of {pass_of(event.model_pass)} also given to {event.other}"
+            return Description("note", "node", f"{event.node} is slow: {held}, and the first result counts")
         case ev.ControlApplied():
             return Description("notice", "control", f"{event.who} {_asked(event)}")
         case ev.ControlRefused():
             text = f"{event.control} stays as it is: {event.reason} ({event.who} asked for {event.value})"
             return Description("warning", "control", text)
+        case ev.ControlReached():
+            reached = _REACHED.get((event.control, event.value), f"has the {event.control} {event.value}")
+            return Description("note", "control", f"{event.node} {reached}", f"nodes: {event.control} {event.value}")
         case ev.ModelResolved():
             verb = {"hit": "found on this machine", "download": "downloaded", "refresh": "refreshed"}[event.outcome]
             commit = f" @ {event.commit[:12]}" if event.commit else ""
@@ -210,6 +224,14 @@ _ASKED = {
     ("cpu_fallback", "no"): "turned CPU fallback off",
 }
 
+_REACHED = {
+    ("stop", "yes"): "stops",
+    ("pause", "yes"): "has paused",
+    ("pause", "no"): "has resumed",
+    ("cpu_fallback", "yes"): "has turned CPU fallback on",
+    ("cpu_fallback", "no"): "has turned CPU fallback off",
+}
+
 
 def _share(entry: RosterEntry) -> str:
     share = "sparse" if entry.kind == "sparse" else f"weight {entry.weight:g}"
@@ -256,6 +278,23 @@ def _devices(event: ev.DevicesFound) -> str:
     )
     unreal = next((word for each in event.devices if (word := feigned(each.kind))), "")
     return f"{unreal}device{'s' * (len(event.devices) > 1)}: {facts}"
+
+
+def _joined(event: ev.NodeJoined, timed: bool) -> str:
+    """Devices of a kind are counted: their names follow from the node's."""
+    alike = Counter(
+        (each.label, human_bytes(each.total_bytes), human_bytes(each.ceiling_bytes)) for each in event.devices
+    )
+    facts = [f"{count} x {name}, {total}, ceiling {ceiling}" for (name, total, ceiling), count in alike.items()]
+    unreal = next((word for each in event.devices if (word := feigned(each.kind))), "")
+    sent = f"; {human_bytes(event.sent_bytes)} of models sent" * bool(event.sent_bytes)
+    where = f" ({event.label})" * bool(event.label)
+    return f"{event.node}{where} joined{_took(event.seconds, timed)}: {unreal}{'; '.join(facts) or 'no device'}{sent}"
+
+
+def _held(batches: int, rows: int) -> str:
+    """What a node had in its hands."""
+    return f"{several(batches, 'batch', 'batches')} ({several(rows, 'text')})"
 
 
 def _collection(event: ev.CollectionRead) -> str:
