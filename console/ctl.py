@@ -13,13 +13,13 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.passes.controls import NO, STOP, YES
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import percent
+from interlock.engine.record.counting import nodes_reached, percent
 from interlock.engine.record.health import STALLED
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import Overview, overview, state_of
 from interlock.engine.record.safe import named, safe
-from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
 from interlock.engine.record.units import duration
 from interlock.widgets.formats import clock
@@ -105,7 +105,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         "paused": now.paused,
         "in_use_by": str(seen.occupant) if seen.held and seen.occupant else None,
         "pending": [f"{each.control}={each.value} ({each.who})" for each in standing.pending],
-        "answered": [_told(each) for each in now.controls[-5:]],
+        "answered": [_told(each, now) for each in now.controls[-5:]],
         "cannot_steer": unsteered,
     }
     if as_json:
@@ -119,7 +119,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         f"in use by {facts['in_use_by']}" if facts["in_use_by"] else "",
         f"schedule {now.schedule}, CPU fallback {yes[now.cpu_fallback]}, paused {yes[now.paused]}",
         *(f"pending: {each.control}={each.value} ({each.who})" for each in standing.pending),
-        *(_told(each) for each in now.controls[-5:]),
+        *(_told(each, now) for each in now.controls[-5:]),
         unsteered,
     ]
     return "\n  ".join(safe(line, 1000) for line in lines if line)
@@ -172,9 +172,12 @@ def _instead(directory: Path, why: str, seen: Overview | None = None) -> str:
     return f"{how}: continue it with {command(words)}" if seen.resumable else how
 
 
-def _told(answer: Control) -> str:
+def _told(answer: Control, now: Snapshot) -> str:
     what = f"{answer.control}={answer.value} asked by {answer.who}, {_iso(answer.at)}"
-    return f"{what}: refused, {answer.refused}" if answer.refused else f"{what}: acknowledged"
+    if answer.refused:
+        return f"{what}: refused, {answer.refused}"
+    nodes = nodes_reached(now, answer.control) if now.asked(answer.control) is answer and not now.over else ""
+    return f"{what}: acknowledged{f' by {nodes}' * bool(nodes)}"
 
 
 def _iso(at: float) -> str:

@@ -191,6 +191,10 @@ def _families(seen: RunMetrics) -> Iterator[Any]:
     yield family(gauge, "device_occupied_bytes", "Bytes occupied on a device", "device", seen.occupied)
     yield family(gauge, "device_peak_occupied_bytes", "The most of them so far", "device", seen.peaks)
     yield family(gauge, "device_ceiling_bytes", "Bytes that the run may occupy", "device", seen.ceilings)
+    if seen.nodes:
+        yield family(gauge, "node_up", "Whether a node of the cluster is there", "node", seen.nodes)
+        yield family(counter, "node_losses", "How often a node was lost", "node", seen.node_losses)
+        yield family(counter, "rows_again", "Texts that a lost node held, computed again", "node", seen.rows_again)
     warnings = CounterMetricFamily("interlock_warnings", "Warnings")
     warnings.add_metric([], seen.warnings)
     yield warnings

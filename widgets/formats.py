@@ -7,12 +7,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
+from interlock.engine.record.counting import several
+from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
 
 MIB, GIB = 2**20, 2**30
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
 """The style of each level of a run's health."""
 NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
+EXACT = 28
+"""Cells that the names of nodes' devices may take before they are counted instead."""
 RECENT = 10
 """Seconds over which a pace is told, at least."""
 
@@ -68,7 +72,29 @@ def trouble(mitigations: int, parked: int) -> str:
 
 
 def devices_of(names: Sequence[str]) -> str:
-    """Name devices: `cuda:0,1` for two cards, `cuda:0-3` for four in a row."""
+    """Name devices: `cuda:0,1` for two cards, `cuda:0-3` for four in a row, `node-1/cuda:0,1` for those of a node, and
+    `4 GPUs on 2 nodes` where that would be long."""
+    by_node: dict[str, list[str]] = {}
+    for name in names:
+        by_node.setdefault(node_of(name), []).append(name.rpartition("/")[2])
+    exact = " ".join(f"{node}/{_cards(local)}" if node else _cards(local) for node, local in by_node.items())
+    short = len(by_node) < 2 or len(exact) <= EXACT
+    return exact if short else f"{several_devices(names)} on {len(by_node)} nodes"
+
+
+def several_devices(names: Sequence[str]) -> str:
+    """Count devices: `4 GPUs`, `1 CPU`, `4 GPUs, 2 CPUs`."""
+    hosts = sum(map(on_host, names))
+    counts = {"GPU": len(names) - hosts, "CPU": hosts}
+    return ", ".join(several(number, kind) for kind, number in counts.items() if number)
+
+
+def placed(names: Sequence[str], between: str = ",") -> str:
+    """Name every device of one machine; those of nodes as `devices_of` does."""
+    return devices_of(names) if any(map(node_of, names)) else between.join(names)
+
+
+def _cards(names: Sequence[str]) -> str:
     cards = [int(name[5:]) for name in names if name.startswith("cuda:") and name[5:].isdecimal()]
     others = [name for name in names if not (name.startswith("cuda:") and name[5:].isdecimal())]
     if not cards:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from interlock.engine.record.counting import batches_of, pass_of, percent
+from interlock.engine.record.counting import batches_of, pass_of, percent, several
 from interlock.engine.record.health import DEGRADED, Attention, Health
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import GONE, Snapshot
@@ -54,9 +54,9 @@ def rows(
     """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
     and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown."""
     chip = _chip(snapshot, health, source_kind, pending, ascii)
-    left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_times(snapshot)]
+    left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_nodes(snapshot), *_times(snapshot)]
     if health.word == DEGRADED:  # which says it already
-        fresh = replace(fresh, lost=0)
+        fresh = replace(fresh, lost=0, nodes=0)
     rest = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
     spelt = [*_counts(fresh, spelt=True), *rest]
     fields = left + spelt
@@ -110,6 +110,14 @@ def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
     return [Field(5, "  ".join(fresh.words) if spelt else f"!{fresh.total}", style)]
 
 
+def _nodes(snapshot: Snapshot) -> list[Field]:
+    """How many nodes compute, of how many that did in this session; nothing on one machine."""
+    joined = [node for node in snapshot.nodes if node.since]
+    here = sum(node.here for node in joined)
+    some = f"{here} of " * (here < len(joined))
+    return [Field(12, some + several(len(joined), "node"), "warn" if some else "")] * bool(joined and not snapshot.over)
+
+
 def _where(snapshot: Snapshot) -> list[Field]:
     """How far, in which pass, which batch and whose."""
     fields = [Field(2, percent(snapshot.share_done), "bold")] if snapshot.passes else []
@@ -142,12 +150,19 @@ def _times(snapshot: Snapshot) -> list[Field]:
 
 
 def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
-    """Both, always; a star where something else was asked for than counts."""
+    """Both, always; a star where something else was asked for than counts everywhere."""
     schedule = pending.get("schedule", snapshot.schedule)
     fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
     other = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
-    exclusive = _toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending)
-    return [exclusive, *other, _toggle(4, "CPU-FB", fallback == "yes", "cpu_fallback" in pending)]
+    exclusive = _toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending or _awaited(snapshot, "schedule"))
+    asked = "cpu_fallback" in pending or _awaited(snapshot, "cpu_fallback")
+    return [exclusive, *other, _toggle(4, "CPU-FB", fallback == "yes", asked)]
+
+
+def _awaited(snapshot: Snapshot, control: str) -> bool:
+    """Whether a node of a cluster still works as before."""
+    done, of = snapshot.reached(control)
+    return done < of
 
 
 def _toggle(rank: int, name: str, on: bool, asked: bool) -> Field:

@@ -7,7 +7,7 @@ GiB.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.facts import Receipt
+from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.units import duration, human_bytes
@@ -217,9 +217,13 @@ def _residue(lease: LeaseState, snapshot: Snapshot) -> str:
 def _notes(lease: LeaseState, snapshot: Snapshot) -> str:
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
     retries = sum(receipt.retries for receipt in lease.receipts)
-    notes = [f"lost {devices_of(lost)}"] * bool(lost) + ["session ended"] * lease.left
+    notes = [f"lost {devices_of(lost)}"] * bool(lost) + [_ended(lease)] * lease.left
     notes += ["streamed"] * lease.streamed + ["warm"] * lease.warm + [f"retries {retries}"] * bool(retries)
     return " ".join(notes)
+
+
+def _ended(lease: LeaseState) -> str:
+    return "no receipt" if node_of(lease.lease) else "session ended"
 
 
 def _left(lease: LeaseState) -> int:

@@ -139,8 +139,8 @@ def _get(value: object, name: str) -> object:
 SHARED = ("leases", "cache")
 """Lists that every collection repeats, or that belong to the run."""
 OVERVIEW = (
-    "collections", "passes", "leases", "mitigations", "parked", "devices", "exports", "verification", "refusals",
-    "missing", "residues", "canaries", "calibrations", "controls", "warnings",
+    "collections", "passes", "leases", "mitigations", "parked", "nodes", "devices", "exports", "verification",
+    "refusals", "missing", "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
@@ -174,6 +174,8 @@ COLUMNS: Mapping[str, str] = {
     "missing": "pass=model_pass model kind weight reason",
     "cache": "model outcome bytes seconds retries source commit",
     "devices": "device=name label total=total_bytes ceiling=ceiling_bytes peak=peak_occupied_bytes lost",
+    "nodes": "node=name label batches rows seconds lost again=rows_again doubled=batches_doubled sent=sent_bytes "
+    "devices refused",
     "residues": "lease device bytes left=left_bytes action",
     "canaries": "pass=model_pass model device dtype outcome cosine least reference rows attention streamed "
     "action detail seconds remembered",

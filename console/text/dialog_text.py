@@ -4,6 +4,7 @@ from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.counting import several
+from interlock.engine.record.facts import on_host
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
@@ -59,7 +60,7 @@ def no_fallback(snapshot: Snapshot) -> list[str]:
         "A model that fits on no GPU is refused and a text that does not fit is parked, so the run may end "
         "incomplete (exit code 1).",
     ]
-    if any(lease.held and "cpu" in lease.devices for lease in snapshot.leases):
+    if any(lease.held and any(map(on_host, lease.devices)) for lease in snapshot.leases):
         lines.append("The lease on the CPU ends after its batch.")
     left = snapshot.batches - snapshot.batches_done
     return [*lines, f"{left:,} of {several(snapshot.batches, 'batch', 'batches')} left."]

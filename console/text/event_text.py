@@ -13,6 +13,7 @@ from interlock.engine.record.counting import batch_of, pass_of, several
 from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, RosterEntry, Status, timed
 from interlock.engine.record.snapshot import side_by_side
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
+from interlock.widgets.formats import placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.events import Severity
@@ -316,7 +317,7 @@ def _lost(event: ev.BatchesLost) -> str:
 def _granted(event: ev.LeaseGranted) -> str:
     predicted, budget = distinct_sizes(event.predicted_bytes, event.budget_bytes)
     streamed = ", layers streamed" if event.streamed else ""
-    where = f"{feigned(event.device_kind)}{','.join(event.devices)}{streamed}, {event.schedule}"
+    where = f"{feigned(event.device_kind)}{placed(event.devices)}{streamed}, {event.schedule}"
     place = f"lease {event.lease}: {pass_of(event.model_pass)} {event.model} on {where}"
     return f"{place}, {_work(event)}, {predicted} predicted of {budget}"
 
@@ -375,4 +376,4 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     if timed and event.seconds:
         seconds = event.seconds / side_by_side(event.device.split(","))
         begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
-    return begin + (f", {event.dtype} on {event.device}" if event.device else "")
+    return begin + (f", {event.dtype} on {placed(event.device.split(','))}" if event.device else "")

@@ -9,15 +9,20 @@ from interlock.console.text.next_step import command, resume_words
 from interlock.engine.record.counting import outputs_of, percent, several
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import attention, health
-from interlock.engine.record.snapshot import PassView, Snapshot
+from interlock.engine.record.nodes import NodeState
+from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot
 from interlock.engine.record.units import duration, human_bytes
+from interlock.widgets.formats import placed, several_devices
 
 RESUMABLE = ("stopped", "failed", "incomplete")
+MOST = 8
+"""Nodes in trouble, and devices of nodes, that are told one by one."""
 
 
 def recap(snapshot: Snapshot, run: Path, width: int | None = None) -> list[str]:
     """Sum up a run whose directory is `run`; a table of models wider than `width` is told as a line for each."""
-    lines = [_headline(snapshot), *_models(snapshot, width), *(f"memory: {text}" for text in _memory(snapshot))]
+    lines = [_headline(snapshot), *_models(snapshot, width), *(f"nodes: {text}" for text in _nodes(snapshot))]
+    lines += [f"memory: {text}" for text in _memory(snapshot)]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"]
     return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run))]
@@ -59,7 +64,7 @@ def _headline(snapshot: Snapshot) -> str:
 def _models(snapshot: Snapshot, width: int | None) -> list[str]:
     """A line for each model: under one another, or in words where columns would be broken."""
     cells = [
-        [each.model, _word(each, snapshot), _done(each), *_speed(each, snapshot), ", ".join(each.devices)]
+        [each.model, _word(each, snapshot), _done(each), *_speed(each, snapshot), placed(each.devices, ", ")]
         for each in snapshot.passes
     ]
     table = render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
@@ -94,17 +99,42 @@ def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
     return duration(each.wall_seconds), f"{each.rows_per_second:.1f}"
 
 
+def _nodes(snapshot: Snapshot) -> list[str]:
+    """How many there were, and each that was lost or refused; nothing on one machine."""
+    if not snapshot.nodes:
+        return []
+    texts = [text for node in snapshot.nodes if (text := _trouble(node))]
+    more = [f"and {len(texts) - MOST} more like these (all are in the summary)"] * (len(texts) > MOST)
+    devices = several_devices([name for node in snapshot.nodes for name in node.devices])
+    return [f"{len(snapshot.nodes)} with {devices or 'no device'}", *texts[:MOST], *more]
+
+
+def _trouble(node: NodeState) -> str:
+    """What went wrong with a node, and what that cost; empty where nothing did."""
+    if not node.losses:
+        return f"{node.node} took no part: {node.refused}" if node.refused else ""
+    times = {1: "once", 2: "twice"}.get(len(node.losses), f"{len(node.losses)} times")
+    batches = f"{several(node.batches_again, 'batch', 'batches')} of {several(node.rows_again, 'text')}"
+    again = f"{batches} computed again" if node.batches_again else "nothing to compute again"
+    return f"{node.node} lost {times} ({'; '.join(dict.fromkeys(node.losses))}): {again}"
+
+
 def _memory(snapshot: Snapshot) -> list[str]:
     """The peak of each device beside its ceiling, and of the leases on it beside what was predicted for them."""
     texts = []
-    for device in snapshot.devices:
-        if not device.peak:
-            continue
+    devices = [device for device in snapshot.devices if device.peak]
+    many = len(devices) > MOST and bool(snapshot.nodes)
+    for device in [max(devices, key=_filled)] if many else devices:
         share = f"{device.peak / device.facts.ceiling_bytes:.0%}" if device.facts.ceiling_bytes else "?"
         text = f"{device.facts.name} peak {human_bytes(device.peak)}, {share} of the ceiling"
         lost = f"; LOST: {device.lost}" if device.lost else ""
+        lost += f", the fullest of {len(devices)} devices" * many
         texts.append(text + _against(snapshot, device.facts.name) + lost)
     return texts
+
+
+def _filled(device: DeviceView) -> float:
+    return device.peak / max(1, device.facts.ceiling_bytes)
 
 
 def _against(snapshot: Snapshot, device: str) -> str:

@@ -1,6 +1,6 @@
 """How people are told of passes and batches, which they count from 1, and of numbers of things."""
 
-from interlock.engine.record.snapshot import PassView
+from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.units import human_bytes
 
 
@@ -33,6 +33,12 @@ def outputs_of(each: PassView) -> list[str]:
     facts += [f"{each.termless:,} without terms"] * bool(each.termless)
     kept = f"{several(each.token_vectors, 'token vector')} ({human_bytes(each.token_bytes)})"
     return facts + [kept] * bool(each.token_vectors)
+
+
+def nodes_reached(snapshot: Snapshot, control: str) -> str:
+    """Tell on how many nodes a control is in force: `2 of 3 nodes`, `all 3 nodes`; nothing on one machine."""
+    done, of = snapshot.reached(control)
+    return "" if not of else f"all {several(of, 'node')}" if done == of > 1 else f"{done} of {several(of, 'node')}"
 
 
 def several(number: int, thing: str, things: str = "") -> str:

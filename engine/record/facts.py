@@ -325,6 +325,16 @@ class KeptVectors(Struct, frozen=True, kw_only=True):
     sampled: Annotated[int, says("rows, spread over the collection, whose neighbours were compared")] = 0
 
 
+def node_of(name: str) -> str:
+    """Name the node that a device or a lease is of, as in `node-1/cuda:0`; empty on one machine."""
+    return name.rpartition("/")[0]
+
+
+def on_host(device: str) -> bool:
+    """Tell whether a device is the CPU, of whatever node."""
+    return device.rpartition("/")[2] == "cpu"
+
+
 def joined(names: Iterable[str]) -> str:
     """Write several devices or precisions as one word: sorted, by commas; empty for none."""
     return ",".join(sorted({each for name in names for each in name.split(",") if each}))

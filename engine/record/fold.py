@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
-from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.facts import DeviceFacts, Setting, node_of
+from interlock.engine.record.nodes import NodeEvent, NodeState
 from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
 
 STAGES: dict[type[ev.AnyEvent], str] = {
@@ -25,7 +26,9 @@ STAGES: dict[type[ev.AnyEvent], str] = {
     ev.LeaseGranted: "running",
 }
 """The stage that begins with an event."""
-STILL: frozenset[type[ev.AnyEvent]] = frozenset({ev.DeviceSampled, ev.ControlApplied, ev.ControlRefused})
+STILL: frozenset[type[ev.AnyEvent]] = frozenset(
+    {ev.DeviceSampled, ev.ControlApplied, ev.ControlRefused, ev.ControlReached}
+)
 """What is told where no work goes on as well."""
 
 
@@ -98,6 +101,8 @@ def fold(state: RunState, entry: Entry) -> None:
         case ev.CorpusTokenised():
             state.tokenised.append(entry.body)
             state.texts_digest = state.texts_digest or entry.body.digest
+        case ev.NodeJoined() | ev.NodeLost() | ev.NodeRefused() | ev.ControlReached() | ev.BatchesDoubled():
+            _fold_node(state, entry.body)
         case ev.RunClosed():
             state.status, state.reason, state.exit_code = entry.body.status, entry.body.reason, entry.body.exit_code
         case _:
@@ -116,7 +121,7 @@ def _lifts(event: ev.AnyEvent) -> bool:
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
     match event:
         case ev.DevicesFound():
-            state.devices = {facts.name: _gauge(state, facts) for facts in event.devices}
+            _equip(state, event.devices, list(state.devices))
         case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
             gauge.take(event, state.pace.second)
         case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
@@ -136,11 +141,29 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             state.residues.append(event)
 
 
-def _gauge(state: RunState, facts: DeviceFacts) -> Gauge:
-    """A device as a session found it; the peak is that of all sessions on the same one."""
-    before = state.devices.get(facts.name)
-    same = before and before.facts.label == facts.label
-    return Gauge(facts, peak_occupied=before.peak_occupied if before and same else 0)
+def _equip(state: RunState, found: Iterable[DeviceFacts], before: Iterable[str]) -> None:
+    """Take devices as a session or a node has them, in place of those `before`; a peak is that of all sessions on the
+    same one."""
+    for name in before:
+        gone = state.devices.pop(name)
+        state.peaks[name, gone.facts.label] = gone.peak_occupied
+    for facts in found:
+        state.devices[facts.name] = Gauge(facts, peak_occupied=state.peaks.get((facts.name, facts.label), 0))
+
+
+def _fold_node(state: RunState, event: NodeEvent) -> None:
+    node = state.nodes.get(event.node) or NodeState(node=event.node)
+    state.nodes[event.node] = node.after(event, state.latest_at)
+    mine = [name for name in state.devices if node_of(name) == event.node]
+    match event:
+        case ev.NodeJoined():
+            _equip(state, event.devices, mine)
+        case ev.NodeLost():
+            for name in mine:
+                state.devices[name].lost = state.devices[name].lost or event.reason
+            for lease in list(state.held.values()):
+                if node_of(lease.lease) == event.node:
+                    _keep(state, replace(lease, left=True))
 
 
 def _reopen(state: RunState, event: ev.RunResumed) -> None:
@@ -157,6 +180,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     state.failures.clear()
     for lease in list(state.held.values()):
         _keep(state, replace(lease, left=True))
+    state.nodes = {name: node.before_joining() for name, node in state.nodes.items()}
     state.models.clear()
     state.tokenised.clear()
     state.schedule = event.schedule or state.schedule

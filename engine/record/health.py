@@ -7,7 +7,8 @@ the same.
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from interlock.engine.record.counting import several
+from interlock.engine.record.counting import nodes_reached, several
+from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.units import duration
 
@@ -45,7 +46,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if snapshot.phase == GONE:
         return Health("PROCESS DIED", "error", snapshot.reason)
     if snapshot.paused:
-        return Health("PAUSED", "warn")
+        return Health("PAUSED", "warn", nodes_reached(snapshot, "pause"))
     if (still := now - snapshot.progressed_at) > _patience(snapshot):
         return Health(STALLED, "error", f"no progress for {duration(still)}")
     if without := degraded(snapshot):
@@ -56,12 +57,19 @@ def health(snapshot: Snapshot, now: float) -> Health:
 
 def degraded(snapshot: Snapshot) -> str:
     """Say what a run goes on without; empty where it has all that it began with."""
-    lost = sum(bool(device.lost) for device in snapshot.devices)
+    gone, lost = sum(bool(node.lost) for node in snapshot.nodes), _lost(snapshot)
     failed = sum(bool(each.failure) for each in snapshot.passes)
-    on_host = snapshot.on_gpus and any(lease.held and "cpu" in lease.devices for lease in snapshot.leases)
-    parts = [several(lost, "GPU") + " lost"] * bool(lost) + [several(failed, "model") + " failed"] * bool(failed)
-    parts += ["computing on the CPU"] * on_host
+    fell_back = snapshot.on_gpus and any(lease.held and any(map(on_host, lease.devices)) for lease in snapshot.leases)
+    parts = [several(gone, "node") + " lost"] * bool(gone) + [several(lost, "GPU") + " lost"] * bool(lost)
+    parts += [several(failed, "model") + " failed"] * bool(failed)
+    parts += ["computing on the CPU"] * fell_back
     return ", ".join(parts)
+
+
+def _lost(snapshot: Snapshot) -> int:
+    """Count lost devices, but for those that went with their node."""
+    gone = {node.node for node in snapshot.nodes if node.lost}
+    return sum(bool(device.lost) and node_of(device.facts.name) not in gone for device in snapshot.devices)
 
 
 def _patience(snapshot: Snapshot) -> float:
@@ -80,6 +88,8 @@ class Attention:
     warnings: int = 0
     mitigations: int = 0
     refused: int = 0
+    nodes: int = 0
+    """How often a node was lost."""
 
     def __sub__(self, seen: "Attention") -> "Attention":
         """Count what came since `seen`; a count that fell, as in a replay, has nothing new."""
@@ -93,6 +103,7 @@ class Attention:
     def words(self) -> list[str]:
         """Name each count that is not zero, what matters most first."""
         named = [
+            (self.nodes, several(self.nodes, "node loss", "node losses")),
             (self.lost, several(self.lost, "GPU") + " lost"),
             (self.parked, f"{self.parked} parked"),
             (self.warnings, several(self.warnings, "warning")),
@@ -105,9 +116,10 @@ class Attention:
 def attention(snapshot: Snapshot) -> Attention:
     """Count what an operator should look at in a run."""
     return Attention(
-        lost=sum(bool(device.lost) for device in snapshot.devices),
+        lost=_lost(snapshot),
         parked=sum(each.parked for each in snapshot.passes),
         warnings=snapshot.warnings,
         mitigations=snapshot.mitigations,
         refused=sum(each.refused for each in snapshot.collections),
+        nodes=sum(len(node.losses) for node in snapshot.nodes),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
-from interlock.engine.record.facts import timed
+from interlock.engine.record.facts import node_of, timed
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Up to how many seconds each bucket of a histogram counts; the last one, behind these, counts all."""
@@ -46,6 +46,11 @@ class RunMetrics:
     ceilings: dict[str, int] = field(default_factory=dict)
     occupied: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, bool] = field(default_factory=dict)
+    """Whether each node of a cluster is there."""
+    node_losses: Counter[str] = field(default_factory=Counter)
+    rows_again: Counter[str] = field(default_factory=Counter)
+    """By the node that was lost with them."""
     warnings: int = 0
     latest: float = 0.0
     """When anything was told last, in seconds since the epoch."""
@@ -64,9 +69,15 @@ class RunMetrics:
             case ev.RunResumed(run_id=run):
                 self.run, self.status = run or self.run, "running"
                 self.held.clear()  # by a session that died
+                self.nodes = dict.fromkeys(self.nodes, False)
             case ev.DevicesFound(devices=devices):
                 self.ceilings = {device.name: device.ceiling_bytes for device in devices}
                 self.occupied.clear()
+            case ev.NodeJoined(node=node, devices=devices):
+                self.nodes[node] = True
+                self.ceilings |= {device.name: device.ceiling_bytes for device in devices}
+            case ev.NodeLost(node=node, rows=rows):
+                self._lose(node, rows)
             case ev.RosterResolved(roster=roster):
                 self._models = dict(enumerate(entry.model for entry in roster))
             case ev.LeaseGranted(lease=lease, model=model):
@@ -93,6 +104,13 @@ class RunMetrics:
         self.tokens[model] += batch.tokens
         if timed(device_kind):
             self.batch_seconds.setdefault(model, SecondsHistogram()).add(batch.seconds)
+
+    def _lose(self, node: str, rows: int) -> None:
+        self.nodes[node] = False
+        self.node_losses[node] += 1
+        self.rows_again[node] += rows
+        self.held = {lease: model for lease, model in self.held.items() if node_of(lease) != node}
+        self.occupied = {device: size for device, size in self.occupied.items() if node_of(device) != node}
 
     def _occupy(self, device: str, occupied: int) -> None:
         self.occupied[device] = occupied

@@ -47,8 +47,8 @@ def of_run(snapshot: Snapshot) -> Outlook | None:
 
 
 def _usable(snapshot: Snapshot) -> int:
-    """How many GPUs the next lease may hold; 0 where the host computes."""
-    return sum(not device.lost for device in snapshot.devices if device.facts.kind != "cpu")
+    """How many devices the next leases may hold."""
+    return side_by_side([device.facts.name for device in snapshot.devices if not device.lost])
 
 
 def _pace(each: PassView, usual: float) -> tuple[float, float]:

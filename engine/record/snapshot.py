@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings, rehearsed
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, on_host, rehearsed
+from interlock.engine.record.nodes import NodeState
 from interlock.engine.record.state import Control, Lately, LeaseState, Pace, RunState
 
 NEARLY = 1 - 1e-9
@@ -115,8 +116,8 @@ def wall_seconds(passes: Sequence[PassView]) -> float:
 
 
 def side_by_side(devices: Collection[str]) -> int:
-    """Count the devices that share work: beside GPUs, the host computes what they could not, and hardly counts."""
-    return sum(name != "cpu" for name in devices) or 1
+    """Count the devices that share work: beside GPUs, a host computes what they could not, and hardly counts."""
+    return sum(not on_host(name) for name in devices) or len(devices) or 1
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ class Snapshot:
     warnings: int = 0
     pace: Pace = field(default_factory=Pace)
     controls: tuple[Control, ...] = ()
+    nodes: tuple[NodeState, ...] = ()
+    """Of a cluster, those of earlier sessions too; none on one machine."""
 
     @property
     def over(self) -> bool:
@@ -224,6 +227,17 @@ class Snapshot:
     def mitigations(self) -> int:
         return sum(each.mitigations for each in self.passes)
 
+    def asked(self, control: str) -> Control | None:
+        """Find what operators changed a control to last; None where nobody has."""
+        return next((each for each in reversed(self.controls) if each.control == control and not each.refused), None)
+
+    def reached(self, control: str) -> tuple[int, int]:
+        """Count the nodes that are there on which the latest change of a control is in force, and all of them. A node
+        that joined after it was begun with it."""
+        here, asked = [node for node in self.nodes if node.here], self.asked(control)
+        done = (not asked or node.since >= asked.at or node.reached.get(control) == asked.value for node in here)
+        return sum(done), len(here)
+
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """Copy what the state says now, where `seq` is that of the entry folded last."""
@@ -264,9 +278,11 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         retries=len(state.retries),
         warnings=len(state.warnings)
         + len(state.residues)
+        + sum(bool(node.refused) for node in state.nodes.values())
         + sum(len(each.warnings) for each in state.collections.values()),
         pace=state.pace.copy(),
         controls=tuple(state.controls),
+        nodes=tuple(state.nodes.values()),
     )
 
 

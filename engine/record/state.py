@@ -20,6 +20,7 @@ from interlock.engine.record.facts import (
     Status,
     timed,
 )
+from interlock.engine.record.nodes import NodeState
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""
@@ -173,7 +174,7 @@ class LeaseState(Grant, frozen=True, kw_only=True):
     receipts: list[Receipt] = msgspec.field(default_factory=list)
     granted_at: float = 0.0
     left: bool = False
-    """Whether its session died before it was released."""
+    """Whether its session or its node was gone before it was released."""
 
     @property
     def held(self) -> bool:
@@ -232,6 +233,10 @@ class RunState:
     versions: dict[str, str] = field(default_factory=dict)
     schedule: str = ""
     devices: dict[str, Gauge] = field(default_factory=dict)
+    peaks: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Of devices that earlier sessions, or nodes before they joined again, had; by name and label."""
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    """Empty on one machine."""
     controls: list[Control] = field(default_factory=list)
     cpu_fallback: bool = True
     paused: bool = False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
 from interlock.engine.record import atomic
@@ -37,6 +37,7 @@ from interlock.engine.record.facts import (
     Status,
     Verification,
     joined,
+    node_of,
     says,
     timed,
 )
@@ -132,6 +133,23 @@ class DeviceSummary(DeviceFacts, frozen=True, kw_only=True):
     lost: Annotated[str, says("why it was lost; empty if it was not")]
 
 
+class NodeSummary(Struct, frozen=True, kw_only=True):
+    """A node of a cluster, over all sessions."""
+
+    name: str
+    label: Annotated[str, says("the machine that it was last")]
+    devices: list[str]
+    batches: Annotated[int, says("committed batches that its devices computed")]
+    rows: Annotated[int, says("texts of them")]
+    seconds: Annotated[float | None, says("sum of their wall times; null if the device is simulated")]
+    lost: Annotated[list[str], says("why it was lost, each time")]
+    batches_again: Annotated[int, says("batches that it alone held when it was lost, computed again")]
+    rows_again: Annotated[int, says("texts of them")]
+    batches_doubled: Annotated[int, says("batches that another node was given too, because this one was slow")]
+    sent_bytes: Annotated[int, says("bytes of models that were sent to it")]
+    refused: Annotated[str, says("why it took no part in the last session; empty if it did")]
+
+
 class ControlSummary(Struct, frozen=True, kw_only=True):
     """Something an operator asked for during the run."""
 
@@ -211,6 +229,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         float | None,
         says("share of the predicted cost of all passes that was done, 0 to 1; null in older summaries"),
     ] = None
+    nodes: Annotated[list[NodeSummary] | UnsetType, says("nodes of the cluster; left out on one machine")] = UNSET
 
 
 @uncollected()
@@ -246,6 +265,7 @@ def summarise(state: RunState) -> Summary:
         environment=started.environment,
         warnings=list(state.warnings),
         share_done=round(snapshot(state, 0).share_done, 4),
+        nodes=_nodes(state) if state.nodes else UNSET,
     )
 
 
@@ -351,6 +371,30 @@ def _pass(state: RunState, share: Share) -> PassSummary:
         rows_without_terms=share.termless if "sparse" in entry.gives else None,
         coverage=None if (seen := coverage([plan])) is None else round(seen, 4),
     )
+
+
+def _nodes(state: RunState) -> list[NodeSummary]:
+    done: dict[str, list[ev.BatchCommitted]] = {name: [] for name in state.nodes}
+    for batches in state.committed.values():
+        for batch in batches.values():
+            done.get(node_of(batch.device.partition(",")[0]), []).append(batch)
+    return [
+        NodeSummary(
+            name=name,
+            label=node.label,
+            devices=list(node.devices),
+            batches=len(done[name]),
+            rows=sum(batch.rows for batch in done[name]),
+            seconds=round(sum(batch.seconds for batch in done[name]), 3) if state.timed else None,
+            lost=list(node.losses),
+            batches_again=node.batches_again,
+            rows_again=node.rows_again,
+            batches_doubled=node.batches_doubled,
+            sent_bytes=node.sent_bytes,
+            refused=node.refused,
+        )
+        for name, node in state.nodes.items()
+    ]
 
 
 def _mitigation(state: RunState, step: ev.Mitigated) -> Mitigation:
