@@ -12,7 +12,8 @@ from typing import Any
 from msgspec import structs
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, node_of
+from interlock.engine.record.nodes import NodeState
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import Lately, LeaseState, Pace
 
@@ -75,6 +76,44 @@ def sample(
         pace=pace() if views else Pace(),
     )
     return replace(snapshot, **fields)
+
+
+def on_nodes(nodes: int, gpus: int = 2, *, lost: Sequence[int] = (), **fields: Any) -> Snapshot:
+    """A run on so many nodes of so many GPUs; `lost` are numbers of nodes, from 1, and `fields` are those of
+    `sample`."""
+    run = sample(nodes * gpus, **fields)
+    place = {f"cuda:{at}": f"node-{at // gpus + 1}/cuda:{at % gpus}" for at in range(nodes * gpus)}
+    reason = {f"node-{number}": "no answer for 30 s" for number in lost}
+    devices = tuple(
+        replace(
+            each,
+            facts=structs.replace(each.facts, name=place[each.facts.name]),
+            lost=reason.get(node_of(place[each.facts.name]), each.lost),
+        )
+        for each in run.devices
+    )
+    leases = tuple(
+        one_lease(
+            number, lease=f"node-{node}/L{number:03d}", model_pass=lease.model_pass, model=lease.model,
+            devices=[f"node-{node}/cuda:{card}" for card in range(gpus)], held=lease.held_seconds, left=node in lost,
+        )
+        for number, lease in enumerate(run.leases, 1)
+        for node in range(1, nodes + 1)
+    )  # fmt: skip
+    return replace(
+        run,
+        devices=devices,
+        passes=tuple(replace(each, devices=tuple(place[name] for name in each.devices)) for each in run.passes),
+        leases=leases,
+        leases_in_all=len(leases),
+        nodes=tuple(
+            NodeState(
+                node=f"node-{number}", label=f"ws-{number}", since=BEGAN, lost=reason.get(f"node-{number}", ""),
+                losses=(reason[f"node-{number}"],) if number in lost else (),
+            )
+            for number in range(1, nodes + 1)
+        ),
+    )  # fmt: skip
 
 
 def many_passes(

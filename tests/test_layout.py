@@ -26,6 +26,12 @@ def test_panes_fill_the_space_between_header_and_footer_without_overlap(width, h
     assert chosen in boxes
 
 
+@pytest.mark.parametrize("size", [(80, 24), (140, 45)])
+def test_many_nodes_leave_room_for_the_other_panes(size):
+    boxes = layout(*size, Wants(64, 3), "events", zoomed=False)
+    assert boxes["vram"].height - 2 >= 5 and boxes["events"].height - 2 >= 2
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_every_pass_and_device_has_a_line_at_the_sizes_of_the_design(size, devices):

@@ -19,13 +19,13 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import GONE, Snapshot
-from interlock.engine.record.state import Course, Pace, RunState
+from interlock.engine.record.state import Control, Course, Pace, RunState
 from interlock.engine.record.units import duration
-from interlock.widgets import cache, glyphs, header, leases, passes, vram
+from interlock.widgets import cache, cluster, gauges, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, plain, width_of
-from tests.snapshots import GIB, MIB, one_device, one_lease, one_pass, sample
+from tests.snapshots import GIB, MIB, on_nodes, one_device, one_lease, one_pass, sample
 
 Draw = Callable[..., list[Row]]
 
@@ -258,6 +258,111 @@ def test_a_lost_device_is_always_shown_with_its_reason() -> None:
     assert "1 LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.integers(1, 70), gpus=st.integers(1, 8), lost=st.sets(st.integers(1, 70)), width=widths, height=heights,
+    ascii=st.booleans(), opened=st.frozensets(st.sampled_from(("node-1", "node-2"))), detail=st.booleans(),
+)  # fmt: skip
+def test_any_number_of_nodes_fills_the_pane_the_lost_first(nodes, gpus, lost, width, height, ascii, opened, detail):
+    run = on_nodes(nodes, gpus, lost=sorted(lost))
+    fold = cluster.Fold(opened, "node-2/cuda:0")
+    made = plain((vram.detail if detail else vram.rows)(run, width, height, fold=fold, ascii=ascii))
+    assert 1 <= len(made) <= height and all(width_of(line) == width for line in made)
+    assert not ascii or all(line.isascii() for line in made)
+    worst = [line.lost for line in cluster.lines(run.devices, opened) if not line.device]
+    assert worst == sorted(worst, reverse=True) and len(worst) == nodes
+
+
+def test_nodes_whose_devices_fit_are_not_folded_and_those_of_one_machine_never_are() -> None:
+    assert [line.split()[0] for line in plain(vram.rows(on_nodes(2), 78, 4))] == [
+        "node-1/cuda:0", "node-1/cuda:1", "node-2/cuda:0", "node-2/cuda:1",
+    ]  # fmt: skip
+    assert not vram.folds(sample(16).devices, 78, 4) and not vram.folds(on_nodes(1, 16).devices, 78, 4)
+    assert vram.folds(on_nodes(8).devices, 78, 4)
+
+
+def test_a_folded_node_tells_of_its_fullest_device_and_an_unfolded_one_of_all() -> None:
+    run = on_nodes(8, lost=(3,))
+    folded = plain(vram.rows(run, 78, 4))
+    assert folded[0].startswith(" ▶ node-3  2 GPUs LOST no answer for 30 s")
+    assert folded[1].startswith(" ▶ node-8  2 GPUs cuda:1 ") and " 9.6/12.0/14.7 GiB  79%" in folded[1]
+    assert folded[3].startswith("and 5 more nodes, none above 67%")
+    opened = plain(vram.rows(run, 78, 5, fold=cluster.Fold(frozenset({"node-8"}), "node-8/cuda:0")))
+    assert [line[:24].split() for line in opened[1:4]] == [
+        ["▼", "node-8", "2", "GPUs", "cuda:1"], [">", "cuda:0"], ["cuda:1"],
+    ]  # fmt: skip
+    assert "1 LOST" in plain(vram.rows(run, 78, 3, fold=cluster.Fold(chosen="node-1")))[-1]
+
+
+def test_a_node_that_lacks_a_device_stands_before_the_whole_ones_and_says_so() -> None:
+    run = on_nodes(8)
+    devices = [replace(each, lost="gone" * (each.facts.name == "node-2/cuda:1")) for each in run.devices]
+    line = plain(vram.rows(replace(run, devices=tuple(devices)), 78, 4))[0]
+    assert line.startswith(" ▶ node-2  1 of 2 GPUs cuda:0 ")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(["cuda:0", "cuda:1"], "cuda:0,1"), (["cpu"], "cpu"), (["node-1/cuda:0", "node-1/cuda:1"], "node-1/cuda:0,1"),
+     ([f"node-12/cuda:{card}" for card in range(8)], "node-12/cuda:0-7"),
+     (["node-1/cuda:0", "node-2/cuda:0"], "node-1/cuda:0 node-2/cuda:0"), (["node-1/cpu"], "node-1/cpu"),
+     ([f"node-{node}/cuda:{card}" for node in (1, 2) for card in (0, 1)], "4 GPUs on 2 nodes"),
+     ([f"node-{node}/{name}" for node in range(1, 4) for name in ("cuda:0", "cpu")], "3 GPUs, 3 CPUs on 3 nodes")],
+)  # fmt: skip
+def test_devices_are_named_where_that_is_short_and_counted_on_many_nodes(names, told) -> None:
+    assert words.devices_of(names) == told
+
+
+def test_the_header_counts_nodes_and_a_toggle_waits_for_all_of_them() -> None:
+    run = on_nodes(3, lost=(2,))
+    assert "2 of 3 nodes" in _text(_head(run, 140)) and "1 node lost" in _text(_head(run, 80))
+    assert "3 nodes" in _text(_head(on_nodes(3), 80)) and "node" not in _text(_head(sample(), 200))
+    asked = Control("schedule", "shared", "kim", run.latest_at)
+    waits = replace(run, schedule="shared", controls=(asked,))
+    assert "EXCL off*" in _text(_head(waits, 140))
+    heard = tuple(amended(node, reached={"schedule": "shared"}) for node in run.nodes)
+    assert "EXCL off " in _text(_head(replace(waits, nodes=heard), 140))
+
+
+def test_a_pass_in_detail_tells_how_fast_its_nodes_are_the_slowest_first() -> None:
+    cells = some_cells()
+    moved = {
+        index: amended(batch, device=f"node-{index}/cuda:0,node-{index}/cuda:1")
+        for index, batch in cells.committed.items()
+    }
+    made = plain(passes.detail(on_nodes(5), 1, replace(cells, committed=moved), 160, 20))
+    assert made[3].rstrip().endswith("5 of 512 batches, median 0.75 s, longest 1.25 s")
+    assert made[4].startswith("5 nodes: node-5 1 at 1600 tokens/s, node-4 1 at 2000 tokens/s, node-3 1 at 2667")
+    assert made[4].rstrip().endswith("and 1 faster")
+
+
+async def test_enter_unfolds_a_node_arrows_move_and_leaving_goes_back_to_the_worst() -> None:
+    app = _Screen(vram.Vram())
+    async with app.run_test(size=(80, 8)) as pilot:
+        pane: Any = app.pane
+        pane.draw(on_nodes(8, lost=(3,)))
+        pane.focus()
+        await pilot.pause()
+
+        def lines() -> list[str]:
+            return ["".join(segment.text for segment in pane.render_line(y)).rstrip() for y in range(6)]
+
+        assert lines()[0].startswith(">▶ node-3")
+        await pilot.press("down", "enter")
+        assert [line[:11] for line in lines()[1:4]] == [">▼ node-8  ", " " * 11, " " * 11]
+        await pilot.press("down", "down")
+        assert any(line.startswith(">  ") and "cuda:1" in line for line in lines())
+        await pilot.press("left")
+        assert ">▶ node-8" in "\n".join(lines())
+        await pilot.press(*["down"] * 9, "right")
+        assert any(line.startswith(">▼ node-1") for line in lines())
+        await pilot.click(pane, offset=(5, 2))
+        assert any(line.startswith(">") for line in lines())
+        pane.blur()
+        await pilot.pause()
+        assert lines()[0].startswith(" ▶ node-3")
+
+
 @pytest.mark.parametrize("ascii", [False, True])
 def test_weights_work_ceiling_and_peak_have_their_own_signs(ascii: bool) -> None:
     device = one_device(0, weights=3 * GIB, work=3 * GIB, peak=10 * GIB)
@@ -289,7 +394,7 @@ def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, styl
     device = one_device(0, weights=used - 300 * MIB, work=0, peak=used)
     (row,) = vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii)
     percent = next(span for span in row if "%" in span.text)
-    assert percent == (f"{int(share * 100):>3}%{vram.SIGNS[style][ascii]}", style)
+    assert percent == (f"{int(share * 100):>3}%{gauges.SIGNS[style][ascii]}", style)
     assert (style in {span.style for span in row if span.text[0] in "▇#▃+"}) == bool(style)
 
 

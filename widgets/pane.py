@@ -122,17 +122,24 @@ class Pane(ScrollView, can_focus=True):
 
 
 class Chooser(Pane):
-    """A pane that, while it is shown in detail, tells of one thing among several: up and down choose it."""
+    """A pane that, mostly while it is shown in detail, tells of one thing among several: up and down choose it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "choose(-1)", "Up", show=False),
         Binding("down,j", "choose(1)", "Down", show=False),
     ]
+    KEYS: ClassVar[str] = "up/down choose"
+    """What the keys of it do, while it tells of one thing."""
 
     def __init__(self, title: str = "", *, id: str | None = None) -> None:
         super().__init__(title, id=id)
         self._again: Callable[[int], None] | None = None
-        """Draws the detail anew, so many places further; None while it is not shown."""
+        """Draws it anew, so many places further; None while there is nothing to choose."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is something to choose now."""
+        return self._again is not None
 
     def action_choose(self, places: int) -> None:
         """Choose the next one, or the one before; scroll where nothing is chosen."""

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from interlock.engine.record.cells import PassCells
 from interlock.engine.record.counting import outputs_of, percent, several
+from interlock.engine.record.events import BatchCommitted
+from interlock.engine.record.facts import node_of
 from interlock.engine.record.outlook import of_pass
 from interlock.engine.record.snapshot import GONE, CollectionView, PassView, Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets import cache, glyphs
-from interlock.widgets.formats import devices_of, tally, trouble
+from interlock.widgets.formats import count, devices_of, tally, trouble
 from interlock.widgets.pane import Chooser
 from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, width_of
 
@@ -31,7 +33,7 @@ CELLS = {
     "queued": (("▁", "."), "rest"), "committed": (("▇", "#"), "fill"), "mitigated": (("▲", "!"), "warn"),
     "parked rows": (("✖", "X"), "error"),
 }  # fmt: skip
-SECONDS, CELL_GAP = 6, 2
+SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
 
 
 class PassColumn(NamedTuple):
@@ -106,7 +108,7 @@ def detail(
     shown = [fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)]
     shown += [
         fitted([Span(_summed(now, cells))], width),
-        *(fitted([Span(text)], width) for text in _gave(now)),
+        *(fitted([Span(text)], width) for text in (*_nodes(cells), *_gave(now))),
         _signs(width, ascii),
         *_board(now.batches, cells, width, ascii),
     ]
@@ -119,8 +121,25 @@ def _summed(each: PassView, cells: PassCells) -> str:
     text = f"pass {each.model_pass + 1} {each.model}: {len(seconds)} of {several(each.batches, 'batch', 'batches')}"
     if seconds:
         text += f", median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.2f} s; "
-        text += ", ".join(f"{name} {number}" for name, number in sorted(_counted(cells).items()))
-    return text
+        counts = sorted(_counted(cells).items())
+        text += ", ".join(f"{name} {number}" for name, number in counts if not node_of(name))
+    return text.removesuffix("; ")
+
+
+def _nodes(cells: PassCells) -> list[str]:
+    """How many batches each node has computed, and how fast, the slowest first; nothing on one machine."""
+    mine: dict[str, list[BatchCommitted]] = {}
+    for batch in cells.committed.values():
+        mine.setdefault(node_of(batch.device.partition(",")[0]), []).append(batch)
+    paces = {
+        node: sum(batch.tokens for batch in batches) / max(1e-9, sum(batch.seconds for batch in batches))
+        for node, batches in mine.items()
+        if node
+    }
+    slowest = sorted(paces, key=lambda node: (paces[node], node))
+    told = [f"{node} {len(mine[node])} at {count(paces[node])} tokens/s" for node in slowest[:MOST_NODES]]
+    more = [f"and {len(slowest) - MOST_NODES} faster"] * (len(slowest) > MOST_NODES)
+    return [f"{several(len(slowest), 'node')}: {', '.join(told + more)}"] if slowest else []
 
 
 def _gave(each: PassView) -> list[str]:

@@ -35,7 +35,7 @@ from interlock.widgets.leases import Leases
 from interlock.widgets.pane import Bar, Chooser, Key, Pane
 from interlock.widgets.passes import Passes
 from interlock.widgets.text import row
-from interlock.widgets.vram import Vram
+from interlock.widgets.vram import Vram, lines_wanted
 
 
 class Picture(NamedTuple):
@@ -149,7 +149,7 @@ class Main(Steering):
 
     def _draw(self) -> None:
         snapshot = self._picture.snapshot
-        wants = Wants(max(1, len(snapshot.devices)), max(1, len(snapshot.passes)))
+        wants = Wants(max(1, lines_wanted(snapshot.devices)), max(1, len(snapshot.passes)))
         if wants != self._wants:
             self._wants = wants
             self._arrange()
@@ -173,7 +173,7 @@ class Main(Steering):
         for name in PANES:
             pane = self._pane(name)
             hints = [f"{keys['unzoom']} all panes" if self._zoomed else f"{keys['zoom']} zoom"]
-            hints[:0] = ["up/down choose"] * (self._zoomed and isinstance(pane, Chooser))
+            hints[:0] = [pane.KEYS] if isinstance(pane, Chooser) and pane.chooses else []
             hints += [f"{keys['detail']} detail"] * (pane is self._events)
             pane.hint("  ".join(hints) if pane.has_focus else "")
 

@@ -121,7 +121,7 @@ class NodeRefused(Event, frozen=True, tag="node_refused"):
 
 
 class ControlReached(Event, frozen=True, tag="control_reached"):
-    """What an operator asked for is in force on a node."""
+    """What an operator asked for is in force on a node: told once for every change and every node that was there."""
 
     node: str
     control: str

@@ -1,0 +1,141 @@
+"""The devices of many nodes, folded: a line for each node with the fullest of its devices, and below one that is
+unfolded a line for each of them.
+
+The worst stands first: lost nodes, those that lack a device, then the fullest, in steps so that lines keep their places
+for a while. Pure.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from msgspec.structs import replace as amended
+
+from interlock.engine.record.counting import several
+from interlock.engine.record.facts import node_of
+from interlock.engine.record.snapshot import DeviceView
+from interlock.widgets import gauges
+from interlock.widgets.formats import several_devices
+from interlock.widgets.text import Row, Span, fit, fitted, width_of
+from interlock.widgets.tree import PLAIN_SIGNS, SIGNS
+
+STEPS, LONGEST_NAME = 20, 16
+"""Of the ceiling: nodes within one of these stand in the order of their names. Cells of a name, at most."""
+Devices = tuple[DeviceView, ...]
+
+
+class Fold(NamedTuple):
+    """The nodes that are unfolded, and the line that is chosen, by its name; none where it is empty."""
+
+    opened: frozenset[str] = frozenset()
+    chosen: str = ""
+
+
+FOLDED = Fold()
+
+
+class NodeLine(NamedTuple):
+    """A node with its devices, or one device of it."""
+
+    node: str
+    devices: Devices
+    device: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.device or self.node
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing of it is left."""
+        return all(each.lost for each in self.devices)
+
+    @property
+    def worst(self) -> DeviceView:
+        """The fullest device that is left; any where none is."""
+        return max(self.devices, key=lambda each: (not each.lost, gauges.fraction(each)))
+
+
+def several_nodes(devices: Devices) -> int:
+    """Count the nodes that devices are of; one machine counts as one."""
+    return len({node_of(each.facts.name) for each in devices})
+
+
+def lines(devices: Devices, opened: Collection[str] = ()) -> list[NodeLine]:
+    """List nodes, the worst first, and the devices of those that are unfolded."""
+    nodes: dict[str, list[DeviceView]] = {}
+    for each in devices:
+        nodes.setdefault(node_of(each.facts.name), []).append(each)
+    ranked = sorted((NodeLine(node, tuple(mine)) for node, mine in nodes.items()), key=_calm)
+    return [
+        line
+        for node in ranked
+        for line in (node, *(NodeLine(node.node, (each,), each.facts.name) for each in node.devices))
+        if not line.device or node.node in opened
+    ]
+
+
+def _calm(line: NodeLine) -> tuple[bool, bool, int, int, str]:
+    """How little there is to look at; `node-2` comes before `node-10`."""
+    some_lost = any(each.lost for each in line.devices)
+    return not line.lost, not some_lost, -int(gauges.fraction(line.worst) * STEPS), len(line.node), line.node
+
+
+def in_sight(found: Sequence[NodeLine], chosen: str, height: int) -> range:
+    """Choose the lines that are shown, the chosen one in the middle; where they are not all, one line is left over."""
+    room = height if len(found) <= height else max(1, height - 1)
+    place = next((place for place, line in enumerate(found) if line.name == chosen), 0)
+    first = max(0, min(place - room // 2, len(found) - room))
+    return range(first, min(first + room, len(found)))
+
+
+def rows(devices: Devices, fold: Fold, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+    """Draw at most `height` rows; the last one tells of what is not in sight."""
+    found = lines(devices, fold.opened)
+    sight = in_sight(found, fold.chosen, height)
+    shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
+    heads = [_head(line, fold, ascii) for line in shown]
+    size = max(width_of(head) for head in heads)
+    local = [_local(line.worst) for line in shown]
+    drawn = [
+        _line(line, Span(fit(head, size)), gauges.single(device, tuple(local), max(1, width - size - 1), ascii), width)
+        for line, head, device in zip(shown, heads, local, strict=True)
+    ]
+    return [*drawn, *([_more(others, width)] if others else [])][: max(1, height)]
+
+
+def _head(line: NodeLine, fold: Fold, ascii: bool) -> str:
+    """Whether it is chosen and unfolded, its name, and what it has."""
+    cursor, closed, opened = PLAIN_SIGNS if ascii else SIGNS
+    mark = cursor if line.name == fold.chosen else " "
+    if line.device:
+        return mark
+    left = sum(not each.lost for each in line.devices)
+    of = f"{left} of " * (0 < left < len(line.devices))
+    have = several_devices([each.facts.name for each in line.devices])
+    name = fit(line.node, min(width_of(line.node), LONGEST_NAME))
+    return f"{mark}{opened if line.node in fold.opened else closed} {name}  {of}{have}"
+
+
+def _line(line: NodeLine, head: Span, gauge: Row, width: int) -> Row:
+    if line.lost and not line.device:
+        return fitted([head, Span(" "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")], width)
+    some_lost = any(each.lost for each in line.devices)
+    return fitted([Span(head.text, "warn" if some_lost else ""), Span(" "), *gauge], width)
+
+
+def _local(device: DeviceView) -> DeviceView:
+    """A device by its name on its node."""
+    return replace(device, facts=amended(device.facts, name=device.facts.name.rpartition("/")[2]))
+
+
+def _more(others: Sequence[NodeLine], width: int) -> Row:
+    nodes = [line for line in others if not line.device]
+    if not nodes:
+        return fitted([Span(f"and {several(len(others), 'more device', 'more devices')}", "dim")], width)
+    lost = sum(line.lost for line in nodes)
+    fullest = max((line.worst for line in nodes), key=gauges.fraction)
+    text = f", {lost} LOST" if lost else f", none above {gauges.percent(fullest).strip()}"
+    return fitted(
+        [Span(f"and {several(len(nodes), 'more node', 'more nodes')}{text}", "warn" if lost else "dim")], width
+    )
