@@ -12,8 +12,7 @@ import numpy as np
 from interlock.engine.gpu.device import Device
 from interlock.engine.intake.collections import Collection
 from interlock.engine.intake.corpus import Rows
-from interlock.engine.intake.spans import Splitting
-from interlock.engine.intake.tokens import EVERY, Specials
+from interlock.engine.intake.tokens import Specials, Tokenised
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.roster import entry_of
 from interlock.engine.passes.grid import Cells, lay_out
@@ -77,30 +76,15 @@ def grid_of(
     return cells
 
 
-class Tokens:
+class Tokens(Tokenised):
     """Rows of these lengths; `ids` makes those of a row from its number and its length."""
 
-    specials = Specials((), ())
-
     def __init__(self, lengths: Sequence[int], ids: Callable[[int, int], np.ndarray]) -> None:
-        self._lengths = np.asarray(lengths, np.int64)
-        self._rows = [ids(row, length) for row, length in enumerate(lengths)]
+        super().__init__(np.asarray(lengths, np.int64), max(lengths, default=0), Specials((), ()), ())
+        self._rows = [ids(row, length).astype(np.uint32) for row, length in enumerate(lengths)]
 
-    def lengths(self, limit: int) -> np.ndarray:
-        return np.minimum(self._lengths, limit)
-
-    def truncated(self, limit: int, texts: np.ndarray | slice = EVERY) -> np.ndarray:
-        return np.maximum(self._lengths[texts] - limit, 0)
-
-    def row(self, text: int, limit: int) -> np.ndarray:
-        return self._rows[text][:limit]
-
-    def splitting(self, limit: int, share: float) -> Splitting:
-        return Splitting.of(limit, 0, share)
-
-    def further(self, text: int, number: int, splitting: Splitting) -> np.ndarray:
-        new = splitting.room + number * splitting.step
-        return self._rows[text][new - splitting.overlap : new + splitting.step]
+    def stored(self, text: int) -> np.ndarray:
+        return self._rows[text]
 
 
 def written_out(outputs: Outputs, card: ModelCard) -> np.ndarray:
@@ -141,7 +125,7 @@ class File:
     def put(self, rows: np.ndarray, outputs: Outputs) -> int:
         self.array[rows] = written_out(outputs, self._card)
         self.puts.update(rows.tolist())
-        return 0
+        return outputs.crc()
 
     def sync(self) -> None:
         """There is no disk."""

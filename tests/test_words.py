@@ -24,7 +24,18 @@ def engine() -> dict[str, str]:
     """Where each public class of the engine's rooms is defined, by its name."""
     rooms = tuple(
         f"engine/{room}/"
-        for room in ("gpu", "intake", "models", "outlet", "passes", "record", "search", "evaluation", "upload")
+        for room in (
+            "cluster",
+            "gpu",
+            "intake",
+            "models",
+            "outlet",
+            "passes",
+            "record",
+            "search",
+            "evaluation",
+            "upload",
+        )
     )
     return {name: places[0] for name, places in public_classes().items() if places[0].startswith(rooms)}
 

@@ -135,11 +135,11 @@ def carry_out(plan: Plan, shop: Workshop) -> Outcome:
     return outcome
 
 
-class _Lessor(Lessor):
+class PlanLessor(Lessor):
     """Promises more of a device than the engine would: all but the plan's reserve."""
 
-    def __init__(self, devices: Sequence[Device], plan: Plan, granted: int) -> None:
-        super().__init__(devices, plan.ceiling, granted=granted)
+    def __init__(self, devices: Sequence[Device], plan: Plan, granted: int, whose: str = "") -> None:
+        super().__init__(devices, plan.ceiling, granted=granted, whose=whose)
         self._reserve = plan.reserve
 
     def budget(self, device: Device) -> int:
@@ -173,7 +173,7 @@ def _rounds(
     context = RunContext(
         devices=devices,
         host=host,
-        lessor=_Lessor([*(device for device in devices if device is not host), host], plan, granted),
+        lessor=PlanLessor([*(device for device in devices if device is not host), host], plan, granted),
         masters=Masters(1 << 30, shop.master),
         controls=heard.controls,
         emit=heard,

@@ -5,25 +5,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from interlock.engine.cluster.messages import Hello, ModelFiles, Orders, Plan, Ready, Report, Welcome
+from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Welcome
 
 
 @dataclass(frozen=True)
-class Machine:
+class NodeMachine:
     """A machine that could be a node; `id` stays its own for as long as it is there."""
 
     id: str
     label: str
 
 
-class Link(Protocol):
+class NodeLink(Protocol):
     """One node's process. A future fails, with whatever the carrier raises, where it cannot be reached any more."""
 
     def welcome(self) -> "Future[Welcome]":
         """Have the process look at its devices and hold them."""
 
     def begin(self, plan: Any) -> "Future[Ready]":
-        """Give it the plan, as `Cluster.shared` made it of a `Plan`."""
+        """Give it the plan, as `Cluster.shared` made it of a `GridPlan`."""
 
     def take(self, files: Any) -> "Future[Ready]":
         """Give it a model that it lacks, as `Cluster.shared` made it of `ModelFiles`."""
@@ -41,13 +41,13 @@ class Link(Protocol):
 class Cluster(Protocol):
     """The machines that a run may use, while it lasts."""
 
-    def machines(self) -> Sequence[Machine]:
+    def machines(self) -> Sequence[NodeMachine]:
         """List those that are there now."""
 
-    def start(self, machine: Machine, hello: Hello) -> Link:
+    def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
         """Start a node's process on a machine; its `welcome` says when it is there."""
 
-    def shared(self, value: Plan | ModelFiles) -> Any:
+    def shared(self, value: GridPlan | ModelFiles) -> Any:
         """Make a value ready to be given to any node, sent to each machine once."""
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Hello:
     warm: int
     threads: int
     granted: int = 0
-    """Leases that this name was granted before."""
+    """Leases that earlier processes of the node were granted in this session."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TokenFacts:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """One pass as a node gets it, once; `tokens` names its tokenizer in `Plan.tokens`."""
+    """One pass as a node gets it, once; `tokens` names its tokenizer in `GridPlan.tokens`."""
 
     model_pass: int
     spec: ModelSpec
@@ -75,14 +75,15 @@ class PassPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GridPlan:
     """The grid of a run, once for every node."""
 
     passes: Sequence[PassPlan]
     tokens: Mapping[str, TokenFacts]
     roster: int
     """The number of passes, those that the grid lacks included."""
-    offline: bool
+    granted: int
+    """Leases that were granted in earlier sessions."""
     pickles: tuple[str, ...]
 
 
@@ -96,9 +97,11 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Ready:
-    """What became of the plan: models that are `lacking` have to be sent; `trouble` is why the node cannot compute."""
+    """What became of the plan: models that are `lacking` have to be sent; `refused` passes fit nowhere on the node, for
+    these reasons; `trouble` is why it cannot compute at all."""
 
     lacking: Sequence[str] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
     trouble: str = ""
 
 
@@ -122,12 +125,13 @@ class Handed:
 
 @dataclass(frozen=True)
 class Phase:
-    """What is open for computing: `batches` of each pass, on a schedule. A later number ends the phase before it."""
+    """What is open for computing: `batches` of each pass, on a schedule. Phases are numbered from 1."""
 
-    number: int
-    schedule: str
-    window: int
-    batches: Mapping[int, Sequence[int]]
+    number: int = 0
+    schedule: str = "exclusive"
+    batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    later: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """What would come after it: a model that can be read ahead."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,14 @@ class Report:
     """Batches by pass that it would take."""
     asks: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Texts by pass whose ids it lacks."""
-    returned: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Batches by pass that it was handed and does not compute."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """Passes that it cannot compute, and why."""
+    phase: int = 0
+    """The phase that it knows of, which `refused` is about."""
+    working: int = 0
+    """The phase that it computes, which `wants` is about; 0 while it has none."""
     ended: int = 0
-    """The last phase whose leases it has given back."""
+    """The last phase whose leases it has given back; what it was handed in that and did not commit is handed back."""
     reached: Mapping[str, str] = field(default_factory=dict)
     """Controls as they are in force there."""
     trouble: str = ""

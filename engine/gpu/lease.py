@@ -23,6 +23,17 @@ HOST_RESERVE = 512 << 20
 """Bytes of the host that are left to everything else where no ceiling limits what a model may have there."""
 
 
+@contextmanager
+def imports_left_alone() -> Iterator[None]:
+    """Spare what is there before the block: every lease ends with a collection of garbage, which would walk it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @dataclass
 class Lease:
     """What a holder may use: devices, and on each at most so many bytes."""
@@ -80,9 +91,12 @@ class Measure:
 class Lessor:
     """Grants leases on a set of devices."""
 
-    def __init__(self, devices: Sequence[Device], ceiling: int, host_ceiling: int = 0, *, granted: int = 0) -> None:
+    def __init__(
+        self, devices: Sequence[Device], ceiling: int, host_ceiling: int = 0, *, granted: int = 0, whose: str = ""
+    ) -> None:
         """`ceiling` is the most memory in bytes that the run may occupy on one device, `host_ceiling` on the host: 0 is
-        all that is free but a reserve, or `ceiling` where there is no GPU. Ids go on from `granted`."""
+        all that is free but a reserve, or `ceiling` where there is no GPU. Ids begin with `whose` and go on from
+        `granted`."""
         self.devices = devices
         self.ceiling = ceiling
         self._host_ceiling = host_ceiling or (0 if any(device.kind != "cpu" for device in devices) else ceiling)
@@ -92,6 +106,7 @@ class Lessor:
         self._lock = threading.RLock()
         self._forward_locks = {device.name: threading.RLock() for device in devices}
         self._granted = granted
+        self._whose = whose
 
     @contextmanager
     def lease(
@@ -191,7 +206,7 @@ class Lessor:
             budgets = {device.name: self.check(holder, needs[device.name], device) for device in devices}
             budgets = {name: min(budget, limits.get(name, budget)) for name, budget in budgets.items()}
             self._granted += 1
-            lease = Lease(f"L{self._granted:03d}", holder, devices, budgets, shared)
+            lease = Lease(f"{self._whose}L{self._granted:03d}", holder, devices, budgets, shared)
             self._open.append(lease)
             return lease
 

@@ -169,21 +169,59 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> tuple[int, ...]:
     return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, before, strict=False)))
 
 
-class TokenStore:
+class Tokenised:
+    """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
+
+    def __init__(self, full_lengths: Lengths, cap: int, specials: Specials, prompt_ids: tuple[int, ...]) -> None:
+        """At most `cap` ids are kept of each text, without special tokens and with those of the prompt."""
+        self.full_lengths = full_lengths
+        self.cap = cap
+        self.specials = specials
+        self.prompt_ids = prompt_ids
+
+    def stored(self, text: int) -> Ids:
+        """Return the ids that are kept of a text."""
+        raise NotImplementedError
+
+    def lengths(self, limit: int) -> Lengths:
+        """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
+        return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
+
+    def truncated(self, limit: int, texts: Lengths | slice = EVERY) -> Lengths:
+        """Count the tokens of every text that a model with this `limit` does not see, or sees in further spans."""
+        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
+
+    def splitting(self, limit: int, share: float) -> Splitting:
+        """Say how a model with this `limit` has longer texts split, of which two spans share this much."""
+        return Splitting.of(limit, self.specials.count + len(self.prompt_ids), share)
+
+    def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
+        """Return the ids that a model with this `limit` is given for one text."""
+        return self._framed((), self.stored(text)[: limit - self.specials.count])
+
+    def further(self, text: int, number: int, splitting: Splitting) -> npt.NDArray[np.int64]:
+        """Return the ids of a text's further span of this `number`, counted from 0."""
+        new = len(self.prompt_ids) + splitting.room + number * splitting.step
+        return self._framed(self.prompt_ids, self.stored(text)[new - splitting.overlap : new + splitting.step])
+
+    def _framed(self, prompt: Sequence[int], ids: Ids) -> npt.NDArray[np.int64]:
+        """Put the special tokens around a prompt and ids of a text."""
+        before, after = (*self.specials.before, *prompt), self.specials.after
+        return np.concatenate([np.asarray(before, np.int64), ids.astype(np.int64), np.asarray(after, np.int64)])
+
+
+class TokenStore(Tokenised):
     """Ids of texts in the order in which they were added; a context manager while it is written."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, prompt: str, cap: int) -> None:
         """Keep at most `cap` ids of each text (without special tokens) in the file `path`."""
+        super().__init__(np.empty(0, np.int64), cap, specials_of(tokenizer), prompt_ids(tokenizer, prompt))
         self.path = path
         self.prompt = prompt
-        self.cap = cap
-        self.specials = specials_of(tokenizer)
-        self.prompt_ids = prompt_ids(tokenizer, prompt)
         self._tokenizer = tokenizer
         self._full: list[Lengths] = []
         self._file: IO[bytes] | None = None
         self._ids: Ids = np.empty(0, np.uint32)
-        self.full_lengths: Lengths = np.empty(0, np.int64)
         self._offsets: Lengths = np.zeros(1, np.int64)
 
     def __enter__(self) -> Self:
@@ -217,31 +255,5 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.full_lengths)
 
-    def lengths(self, limit: int) -> Lengths:
-        """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
-        return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
-
-    def truncated(self, limit: int, texts: Lengths | slice = EVERY) -> Lengths:
-        """Count the tokens of every text that a model with this `limit` does not see, or sees in further spans."""
-        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
-
-    def splitting(self, limit: int, share: float) -> Splitting:
-        """Say how a model with this `limit` has longer texts split, of which two spans share this much."""
-        return Splitting.of(limit, self.specials.count + len(self.prompt_ids), share)
-
-    def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
-        """Return the ids that a model with this `limit` is given for one text."""
-        start = self._offsets[text]
-        kept = min(int(self._offsets[text + 1] - start), limit - self.specials.count)
-        return self._framed((), self._ids[start : start + kept])
-
-    def further(self, text: int, number: int, splitting: Splitting) -> npt.NDArray[np.int64]:
-        """Return the ids of a text's further span of this `number`, counted from 0."""
-        new = int(self._offsets[text]) + len(self.prompt_ids) + splitting.room + number * splitting.step
-        stop = min(int(self._offsets[text + 1]), new + splitting.step)
-        return self._framed(self.prompt_ids, self._ids[new - splitting.overlap : stop])
-
-    def _framed(self, prompt: Sequence[int], ids: Ids) -> npt.NDArray[np.int64]:
-        """Put the special tokens around a prompt and ids of a text."""
-        before, after = (*self.specials.before, *prompt), self.specials.after
-        return np.concatenate([np.asarray(before, np.int64), ids.astype(np.int64), np.asarray(after, np.int64)])
+    def stored(self, text: int) -> Ids:
+        return self._ids[self._offsets[text] : self._offsets[text + 1]]

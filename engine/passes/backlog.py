@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from interlock.engine.passes.grid import Cells, Queue
+from interlock.engine.passes.schedule import Assignment
 from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed
 from interlock.engine.record.facts import joined
 
@@ -30,9 +31,9 @@ class Backlog:
         """Whether anything is left to be placed."""
         return any(self.left)
 
-    def queue(self, cells: Cells, batches: Iterable[int]) -> Queue:
+    def queue(self, cells: Cells, assignment: Assignment) -> Queue:
         """Make the queue of an assignment."""
-        return Queue(cells, batches)
+        return Queue(cells, assignment.batches)
 
     def without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
         """The batches that each pass has left when these are `done` too."""

@@ -170,7 +170,7 @@ class PassExecutor:
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
-            queue = self._backlog.queue(cells, assignment.batches)
+            queue = self._backlog.queue(cells, assignment)
             resident = ResidentModel(
                 context, self._planner, self._canaries, queue, assignment, stack, limits, self.lose, self.make_room
             )
@@ -184,6 +184,8 @@ class PassExecutor:
         self._prefetch(now)
         runners: dict[str, deque[BatchRunner]] = {}
         for resident in residents:
+            if resident.instances:
+                resident.queue.begin()
             for runner in resident.runners():
                 runners.setdefault(runner.instance.device.name, deque()).append(runner)
         workers = [

@@ -15,7 +15,7 @@ from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.intake.corpus import Rows
 from interlock.engine.intake.spans import NO_SPANS, Spans, Splitting
-from interlock.engine.intake.tokens import TokenStore
+from interlock.engine.intake.tokens import Tokenised
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.cost import cost_of
 from interlock.engine.models.packing import filling, padded_tokens
@@ -78,7 +78,7 @@ class Cells:
 
     model_pass: int
     layout: Layout
-    tokens: TokenStore
+    tokens: Tokenised
     files: PassFiles
 
     def name_of(self, output: Output) -> str:
@@ -129,7 +129,7 @@ class Cells:
 
 
 def lay_out(
-    model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Sequence[Rows], reused: npt.NDArray[np.bool_]
+    model_pass: int, card: ModelCard, tokens: Tokenised, corpus: Sequence[Rows], reused: npt.NDArray[np.bool_]
 ) -> Layout:
     """Lay out one pass over `corpus`, without the texts that are `reused` [texts].
 
@@ -181,7 +181,7 @@ def token_bytes(card: ModelCard, lengths: npt.NDArray[np.int64]) -> int:
     return int(np.sum(kept)) * form.bytes if form else 0
 
 
-def splitting_of(card: ModelCard, tokens: TokenStore, share: float) -> Splitting:
+def splitting_of(card: ModelCard, tokens: Tokenised, share: float) -> Splitting:
     """Return how a model splits longer texts, or would. Raises UsageError where its prompt leaves no room for them."""
     splitting = tokens.splitting(card.max_tokens, share)
     if splitting.room < 1:
@@ -206,6 +206,9 @@ class Queue:
         self.returned: Counter[str] = Counter()
         """Rows of the batches that were put back, by the device that had taken them."""
         self._left = deque(batches)
+
+    def begin(self) -> None:
+        """Somebody is about to work it off."""
 
     @property
     def open(self) -> bool:

@@ -14,7 +14,7 @@ from interlock.engine.intake.ragged import starts_of
 from interlock.engine.models.card import ModelCard
 from interlock.engine.passes.sparse import SparseRows
 from interlock.engine.passes.token_rows import TokenRows, record_of
-from interlock.engine.passes.vectors import NOT_FINITE, Vectors, gate
+from interlock.engine.passes.vectors import NOT_FINITE, Vectors, crc_of, crc_together, gate
 
 Part = TypeVar("Part")
 NOTHING = np.empty(0, np.int64)
@@ -50,6 +50,18 @@ class Outputs:
             None if self.terms is None else SparseRows.joined(rows, _of(pieces, lambda each: each.terms)),
             None if self.tokens is None else TokenRows.joined(rows, _of(pieces, lambda each: each.tokens)),
         )
+
+    def crc(self) -> int:
+        """Return the CRC-32 of the rows as their pass writes them, of all parts."""
+        dense = [] if self.dense is None else [crc_of(self.dense)]
+        return crc_together([*dense, *(part.crc() for part in (self.terms, self.tokens) if part is not None)])
+
+    @property
+    def bytes(self) -> int:
+        """What the rows take in memory."""
+        terms = [] if self.terms is None else [self.terms.indices, self.terms.values]
+        tokens = [] if self.tokens is None else [self.tokens.records]
+        return sum(each.nbytes for each in (*([] if self.dense is None else [self.dense]), *terms, *tokens))
 
     @property
     def words(self) -> int:

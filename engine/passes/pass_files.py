@@ -1,11 +1,8 @@
 """What a pass has given so far, on disk: a file for each kind of output, written and committed together."""
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Output
@@ -13,7 +10,7 @@ from interlock.engine.passes.batches import Rows
 from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.sparse import SparseFile
 from interlock.engine.passes.token_rows import TokenFile
-from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.passes.vectors import VectorFile, crc_together
 
 PLACES: dict[Output, str] = {"dense": "vectors.npy", "sparse": "rows.npy", "tokens": "token_rows.npy"}
 """The file in the directory of a pass that each output is found by."""
@@ -56,11 +53,11 @@ class PassFiles:
             crcs.append(self.terms.put(rows, outputs.terms))
         if self.tokens and outputs.tokens is not None:
             crcs.append(self.tokens.put(rows, outputs.tokens))
-        return _together(crcs)
+        return crc_together(crcs)
 
     def crc(self, rows: Rows) -> int:
         """Return the CRC-32 of what stands in `rows` now, which is another one where any of it is torn."""
-        return _together([file.crc(rows) for file in self._all()])
+        return crc_together([file.crc(rows) for file in self._all()])
 
     def take(self, rows: Rows) -> Outputs:
         """Read `rows`. Raises InterlockError where what is there is no row."""
@@ -93,8 +90,3 @@ def open_pass(directory: Path, card: ModelCard, texts: int) -> PassFiles:
 def damaged_batches(files: PassFiles, batches: Sequence[Rows], committed: dict[int, int]) -> list[int]:
     """List the committed batches (index -> CRC-32) whose rows in `files` are not what was committed."""
     return [index for index, crc in committed.items() if files.crc(batches[index]) != crc]
-
-
-def _together(crcs: Sequence[int]) -> int:
-    """One CRC-32 of several; that of a pass with one output is its only one."""
-    return crcs[0] if len(crcs) == 1 else zlib.crc32(np.array(crcs, "<u4").tobytes())

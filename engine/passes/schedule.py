@@ -104,6 +104,16 @@ def next_placement(
     return Placement((), refused) if refused else None
 
 
+def due(schedule: Schedule, left: Sequence[Sequence[int]], window: int, last: int | None) -> dict[int, Sequence[int]]:
+    """Name the passes that are due now with their batches, wherever they fit: one, or with `shared` all. The arguments
+    are those of `next_placement`; empty where nothing is left."""
+    waiting = {model_pass: batches for model_pass, batches in enumerate(left) if len(batches)}
+    if not waiting or schedule is Schedule.SHARED:
+        return waiting
+    first, batches = _due(waiting, window if schedule is Schedule.ROTATING else 0, last)
+    return {first: batches}
+
+
 def budgets(needs: Sequence[Mapping[str, int]], devices: Sequence[DeviceRoom]) -> list[dict[str, int]]:
     """Divide devices among models side by side: to each what it needs there, and an equal part of what is left over."""
     needed = Counter(name for need in needs for name in need)

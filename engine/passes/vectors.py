@@ -10,6 +10,7 @@ import mmap
 import os
 import tokenize
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -42,6 +43,11 @@ def gate(vectors: Vectors, dim: int) -> dict[int, str]:
 def crc_of(vectors: Vectors) -> int:
     """Return the CRC-32 of the vectors' bytes, row by row."""
     return zlib.crc32(np.ascontiguousarray(vectors).data)
+
+
+def crc_together(crcs: Sequence[int]) -> int:
+    """Make one CRC-32 of several; that of a pass with one output is its only one."""
+    return crcs[0] if len(crcs) == 1 else zlib.crc32(np.array(crcs, "<u4").tobytes())
 
 
 def header_of(path: Path, *, complete: bool = True) -> tuple[np.dtype[np.generic], tuple[int, ...], int]:

@@ -95,8 +95,10 @@ class Worker:
             taken, self._ahead = self._ahead, None
             if not (taken and taken.runner.queue.open):
                 taken = self._take(least=1)
-            if not taken and not any(runner.queue.more() for runner in self.runners):
-                return None
+            if not taken:
+                self._settle()
+                if not any(runner.queue.more() for runner in self.runners):
+                    return None
         if not self.deadline.allows_batch(taken.runner.queue.cells, taken.index):
             self._ahead = taken  # which is given back
             return None

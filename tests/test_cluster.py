@@ -1,0 +1,399 @@
+"""The head and its nodes, carried by threads of this process: who computes what, what is lost, and what counts."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
+from bench.scenarios.plan import ids_of
+from bench.scenarios.workshop import Workshop, workshop
+from interlock.engine.cluster.crew import Crew, CrewPatience
+from interlock.engine.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.cluster.messages import Hello, ModelFiles, Orders, Report, Welcome
+from interlock.engine.cluster.node import ClusterNode, versions
+from interlock.engine.cluster.pool import BatchPool
+from interlock.engine.errors import ExitCode, Stopped, UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.sim import Card, SimDevice
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.passes.backend import Backend
+from interlock.engine.passes.backlog import Backlog
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.deadline import Deadline
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from tests.harness import Told, grid_of
+from tests.threads import Threads
+
+FIRST, PLANS = 0, 16
+CEILING = 12 << 30
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Workshop]:
+    with workshop() as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def outcomes(shop: Workshop) -> list[CrewOutcome]:
+    return [carry_out_on(draw_crew(seed, shop), shop) for seed in range(FIRST, FIRST + PLANS)]
+
+
+def test_nothing_is_lost_or_doubled_with_any_random_crew(outcomes):
+    assert [(outcome.crew.plan.seed, wrong) for outcome in outcomes for wrong in crew_wrongs(outcome)] == []
+
+
+def test_everything_that_can_befall_a_node_befalls_one(outcomes):
+    befell = {what for outcome in outcomes for what in outcome.heard.befell}
+    assert befell == set(MENU)
+    assert any(outcome.of(ev.BatchesDoubled) for outcome in outcomes)
+    assert any(event.batches for outcome in outcomes for event in outcome.of(ev.NodeLost))
+
+
+class Slow:
+    """An encoder that takes its time, and computes what the other would."""
+
+    def __init__(self, inner: Any, seconds: Callable[[], float]) -> None:
+        self._inner, self._seconds = inner, seconds
+        self.padded = inner.padded
+
+    def encode(self, rows: Any) -> Any:
+        time.sleep(self._seconds())
+        return self._inner.encode(rows)
+
+
+class Stand:
+    """A head with nodes of two simulated GPUs, one model each pass, and 40 texts of it in ten batches."""
+
+    def __init__(self, shop: Workshop, machines: int, *models: str, patience: CrewPatience = IMPATIENT) -> None:
+        from interlock.engine.passes.encoder import encoder_for
+
+        self.cards = {key: replace(shop.cards[key], batch_tokens=32) for key in models or ("flat",)}
+        self.grid = grid_of([*self.cards.values()], [8] * 40, ids_of)
+        self.seconds: dict[str, float] = {}
+        """What a batch takes on a machine."""
+        self.heard, self.controls = Told(), Controls()
+        self.spoils: Callable[[str, ClusterNode], object] = lambda machine, node: None
+
+        def made(machine: str) -> ClusterNode:
+            backend = Backend(
+                devices=lambda *_: [SimDevice(f"cuda:{number}", Card("T4", 15 << 30)) for number in range(2)],
+                host=CpuDevice,
+                cards=lambda specs, *_: [self.cards[spec.key] for spec in specs],
+                laws=shop.law,
+                load=shop.network,
+                hydrate=lambda _: shop.master,
+                encoders=lambda *it: Slow(encoder_for(*it), lambda: self.seconds.get(machine, 0.0)),
+            )
+            node = ClusterNode(backend)
+            self.spoils(machine, node)
+            return node
+
+        self.threads = Threads(made, [f"m{number}" for number in range(machines)])
+        hello = Hello("run", "", "sim", (), CEILING, 0, 1 << 30, 0)
+        self.crew = Crew(self.threads, hello, versions(), patience)
+        self.specs = [ModelSpec(key, ("none",)) for key in self.cards]
+
+    def run(self, schedule: Schedule = Schedule.EXCLUSIVE) -> None:
+        self.controls.begin(schedule, 0, cpu_fallback=True)
+        self.heard.begin(self.grid, [], CEILING, schedule, "run")
+        try:
+            self.crew.gather()
+            self.crew.begin(plan_of(self.grid, self.specs, Policy(offline=True)), lambda key: ModelFiles(key, {}))
+            backlog = Backlog(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
+            ClusterExecutor(backlog, self.crew, self.controls, self.heard, lambda: None, Deadline()).run()
+        finally:
+            self.crew.close()
+            self.threads.join()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return self.heard.of(kind)
+
+    def whole(self) -> bool:
+        """Whether every row was computed once and told once."""
+        batches = [(event.model_pass, event.batch_index) for event in self.of(ev.BatchCommitted)]
+        puts = [cells.files.puts[row] for cells in self.grid for row in range(40)]
+        return len(batches) == len({*batches}) and puts == [1] * len(puts)
+
+
+def on_batch(stand: Stand, number: int, act: Callable[[], object]) -> None:
+    """Do something once so many batches are committed."""
+    seen = 0
+
+    def told(event: ev.AnyEvent) -> None:
+        nonlocal seen
+        seen += isinstance(event, ev.BatchCommitted)
+        if isinstance(event, ev.BatchCommitted) and seen == number:
+            act()
+
+    stand.heard.told = told  # type: ignore[method-assign]
+
+
+def test_devices_leases_and_samples_are_told_by_the_names_of_their_nodes(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    stand.run()
+    assert stand.whole()
+    devices = {event.device for event in stand.of(ev.BatchCommitted)}
+    assert devices <= {f"node-{node}/cuda:{number}" for node in (1, 2) for number in (0, 1)}
+    assert {name.partition("/")[0] for name in devices} == {"node-1", "node-2"}
+    assert {event.lease for event in stand.of(ev.LeaseGranted)} == {"node-1/L001", "node-2/L001"}
+    assert {event.device for event in stand.of(ev.DeviceSampled)} >= devices
+    assert len(stand.of(ev.LeaseReleased)) == 2
+
+
+def test_one_pass_is_open_on_all_nodes_at_a_time(shop):
+    stand = Stand(shop, 2, "flat", "deep")
+    stand.run()
+    order = [event.model_pass for event in stand.of(ev.BatchCommitted)]
+    assert order == sorted(order)
+    assert {event.model_pass for event in stand.of(ev.EnsemblePassCompleted)} == {0, 1}
+
+
+def test_vectors_are_those_of_one_node(shop):
+    one, three = Stand(shop, 1, "flat", "deep"), Stand(shop, 3, "flat", "deep")
+    one.run()
+    three.run()
+    for mine, theirs in zip(one.grid, three.grid, strict=True):
+        np.testing.assert_array_equal(mine.files.array, theirs.files.array)
+
+
+def test_what_a_killed_node_held_is_computed_once_more_and_told(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    on_batch(stand, 2, lambda: stand.threads.kill("m1", gone=True))
+    stand.run()
+    (lost,) = stand.of(ev.NodeLost)
+    assert (lost.node, lost.rows) == ("node-2", 4 * lost.batches)
+    assert 1 <= lost.batches <= 6
+    assert stand.whole()
+
+
+def test_a_node_whose_process_died_is_there_again_and_its_leases_go_on_counting(shop):
+    stand = Stand(shop, 1)
+    stand.seconds = {"m0": 0.03}
+    on_batch(stand, 2, lambda: stand.threads.kill("m0"))
+    stand.run()
+    assert [event.node for event in stand.of(ev.NodeJoined)] == ["node-1", "node-1"]
+    assert [event.lease for event in stand.of(ev.LeaseGranted)] == ["node-1/L001", "node-1/L002"]
+    assert stand.whole()
+
+
+def test_what_a_node_that_was_given_up_sends_later_counts_no_more(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, silent=0.3))
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    stalled = []
+
+    def stall() -> None:
+        stalled.append(stand.threads.latest("m1"))
+        stalled[0].silent = True
+
+    on_batch(stand, 2, stall)
+    stand.run()
+    assert any(event.reason == "did not answer for 0 s" for event in stand.of(ev.NodeLost))
+    assert stand.whole()
+
+
+def test_a_node_that_joins_in_mid_pass_gets_work(shop):
+    stand = Stand(shop, 1)
+    stand.seconds = {"m0": 0.3, "m1": 0.3}
+    on_batch(stand, 1, lambda: stand.threads.there.append("m1"))
+    stand.run()
+    assert any(event.device.startswith("node-2/") for event in stand.of(ev.BatchCommitted))
+    assert stand.whole()
+
+
+def test_the_last_batches_of_a_slow_node_are_given_to_another_too(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.01, "m1": 2.0}
+    began = time.monotonic()
+    stand.run()
+    doubled = stand.of(ev.BatchesDoubled)
+    assert {(event.node, event.other) for event in doubled} == {("node-2", "node-1")}
+    assert stand.whole()
+    assert all(event.device.startswith("node-1/") for event in stand.of(ev.BatchCommitted))
+    assert time.monotonic() - began < 10
+
+
+def test_a_slow_node_does_not_hold_the_next_pass(shop):
+    stand = Stand(shop, 2, "flat", "deep")
+    stand.seconds = {"m0": 0.01, "m1": 1.5}
+    stand.run()
+    granted = [event.lease for event in stand.of(ev.LeaseGranted)]
+    assert stand.whole()
+    first = next(k for k, each in enumerate(stand.heard.events) if getattr(each, "lease", "") == granted[2])
+    ends = [k for k, each in enumerate(stand.heard.events) if isinstance(each, ev.LeaseReleased)]
+    assert first < max(ends)
+
+
+@pytest.mark.parametrize("what", ["version", "kind", "fingerprint", "trouble"])
+def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(shop, what):
+    stand = Stand(shop, 2)
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        if machine != "m1":
+            return
+        welcome, begin = node.welcome, node.begin
+
+        def welcomed(hello: Hello) -> Welcome:
+            answer = welcome(hello)
+            if what == "version":
+                return replace(answer, versions={**answer.versions, "torch": "1.0"})
+            if what == "kind":
+                (device, *_) = answer.devices
+                from msgspec.structs import replace as other
+
+                return replace(answer, devices=[replace(device, facts=other(device.facts, kind="cuda"))])
+            return answer
+
+        def begun(plan: Any) -> Any:
+            if what == "fingerprint":
+                plan = replace(plan, passes=[replace(each, fingerprint="0" * 64) for each in plan.passes])
+            answer = begin(plan)
+            return replace(answer, trouble="its disk is full") if what == "trouble" else answer
+
+        node.welcome, node.begin = welcomed, begun  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    stand.run()
+    (refused,) = stand.of(ev.NodeRefused)
+    words = {"version": "torch 1.0, the head has", "kind": "has GPUs, the others have simulated GPUs"}
+    words |= {"fingerprint": "its copy of model flat", "trouble": "its disk is full"}
+    assert refused.node == "node-2"
+    assert words[what] in refused.reason
+    assert stand.whole()
+
+
+def test_pause_reaches_every_node_and_each_acknowledges_it(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    committed: list[int] = []
+
+    def pause() -> None:
+        stand.controls.ask("pause", "yes", "tester")
+
+        def later() -> None:
+            time.sleep(0.6)
+            committed.append(len(stand.of(ev.BatchCommitted)))
+            time.sleep(0.4)
+            committed.append(len(stand.of(ev.BatchCommitted)))
+            stand.controls.ask("pause", "no", "tester")
+
+        threading.Thread(target=later).start()
+
+    on_batch(stand, 2, pause)
+    stand.run()
+    reached = [(event.node, event.control, event.value) for event in stand.of(ev.ControlReached)]
+    assert {*reached} == {(f"node-{node}", "pause", value) for node in (1, 2) for value in ("yes", "no")}
+    assert len(reached) == 4
+    assert committed[0] == committed[1] < 10
+    assert stand.whole()
+
+
+def test_a_stop_ends_between_batches_and_the_rest_is_left(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    on_batch(stand, 2, lambda: stand.controls.stop(ExitCode.STOPPED))
+    with pytest.raises(Stopped, match="stopped by the operator between batches"):
+        stand.run()
+    assert 2 <= len(stand.of(ev.BatchCommitted)) < 10
+    assert len(stand.of(ev.LeaseReleased)) == 2
+
+
+def test_without_any_node_left_the_run_stops_resumably(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, empty=0.3))
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    on_batch(stand, 1, lambda: [stand.threads.kill(name, gone=True) for name in ("m0", "m1")])
+    with pytest.raises(Stopped, match="no node is left: --resume continues"):
+        stand.run()
+
+
+def test_a_cluster_without_a_node_that_can_compute_says_why(shop):
+    stand = Stand(shop, 1)
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        node.welcome = lambda hello: Welcome(versions=versions(), trouble="no usable GPU")  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    with pytest.raises(UnavailableError, match="no node of the cluster can compute: node-1: no usable GPU"):
+        stand.run()
+
+
+def test_a_pass_that_one_node_cannot_compute_is_computed_by_the_others(shop):
+    stand = Stand(shop, 2)
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        if machine == "m1":
+            node._backend = replace(node._backend, hydrate=lambda _: _unreadable)
+
+    def _unreadable(card: Any) -> Any:
+        raise UnavailableError(f"model {card.key}: its weights cannot be read")
+
+    stand.spoils = spoil
+    stand.run()
+    assert [event.message for event in stand.of(ev.Warned)] == [
+        "node-2 does not compute flat, other nodes do: model flat: its weights cannot be read"
+    ]
+    assert stand.whole()
+
+
+def test_a_pass_that_no_node_can_compute_has_failed(shop):
+    stand = Stand(shop, 2)
+
+    def unreadable(card: Any) -> Any:
+        raise UnavailableError(f"{card.key} cannot be read")
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        node._backend = replace(node._backend, hydrate=lambda _: unreadable)
+
+    stand.spoils = spoil
+    stand.run()
+    assert [event.reason for event in stand.of(ev.PassFailed)] == ["cannot be read"]
+
+
+def test_bytes_that_changed_on_the_way_are_not_kept(shop):
+    stand = Stand(shop, 1)
+    damaged = []
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        exchange = node.exchange
+
+        def damaging(orders: Orders) -> Report:
+            report = exchange(orders)
+            for news in report.news:
+                if news.outputs is not None and not damaged:
+                    damaged.append(news.event)
+                    dense = news.outputs.dense.copy()
+                    dense.view(np.uint32)[0, 0] ^= 1
+                    object.__setattr__(news, "outputs", replace(news.outputs, dense=dense))
+            return report
+
+        node.exchange = damaging  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    stand.run()
+    (lost,) = stand.of(ev.NodeLost)
+    assert "arrived with other bytes than it sent" in lost.reason
+    batches = [event.batch_index for event in stand.of(ev.BatchCommitted)]
+    assert sorted(batches) == list(range(10))
+
+
+def test_a_pool_knows_who_has_what():
+    pool = BatchPool([0, 1, 2, 3])
+    assert [pool.hand("a"), pool.hand("b"), pool.hand("a")] == [0, 1, 2]
+    pool.double(2, "b")
+    assert pool.held("b") == [1, 2]
+    assert pool.alone("a") == [0]
+    assert pool.finish(2, "b") == ["a"]
+    assert pool.finish(2, "a") is None
+    assert pool.take_back("a") == [0]
+    assert pool.next == 0
+    assert pool.finish(0, "a") is None
+    assert (pool.waiting, len(pool)) == (2, 3)
