@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from interlock.engine.cluster.messages import Handed, News, Orders, Phase, Report, Texts, TokenFacts
-from interlock.engine.errors import InterlockError
+from interlock.engine.errors import Stopped
 from interlock.engine.intake.tokens import Ids, Tokenised
 from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.controls import NO, YES, Controls
@@ -195,7 +195,7 @@ class NodeFeed:
         with self.changed:
             while text not in self._ids[model_pass]:
                 if self.over:
-                    raise InterlockError("the head of the run is gone")
+                    raise Stopped("the head of the run is gone: --resume continues there")
                 self._asked[model_pass].add(text)
                 self.nudge()
                 self.changed.wait()

@@ -40,7 +40,7 @@ def unpack(files: ModelFiles, place: Path) -> Path:
     for name in files.files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise UnavailableError(f"model {files.key}: {name!r} is no file of a model's directory")
+            raise UnavailableError(f"model {files.key}: {name!r} leads out of its directory, so it was not written")
         with atomic.replacing(place / path) as partial, partial.open("wb") as out:
             out.write(files.files[name].data)
     return place
