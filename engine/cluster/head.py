@@ -44,6 +44,8 @@ class _Hand:
     heard: bool = False
     """Whether its exchange has been answered, so that it waits for orders."""
     version: int = 0
+    told: int = 0
+    """The phase whose batches it knows."""
     pace: float = 0.0
     """Seconds for each unit of a batch's cost, on one device."""
     progress: float = 0.0
@@ -373,9 +375,9 @@ class ClusterExecutor:
     def _order(self, hand: _Hand) -> None:
         link = hand.member.link
         assert link
-        report, asks, refused = hand.report, hand.report.asks, hand.member.refused
+        report, asks = hand.report, hand.report.asks
         orders = Orders(
-            replace(self._phase, batches={k: each for k, each in self._phase.batches.items() if k not in refused}),
+            self._phase_for(hand),
             frozenset(self._closed),
             [] if self._halts else self._handed(hand, report),
             hand.dropped,
@@ -387,6 +389,14 @@ class ClusterExecutor:
         hand.dropped, hand.heard, hand.version, hand.asked = {}, False, self._version, self._clock()
         answer = link.exchange(orders)
         answer.add_done_callback(lambda done: self._inbox.put((hand, done)))
+
+    def _phase_for(self, hand: _Hand) -> Phase:
+        """The phase as a node is told it: with its batches once, since they are as many as the run has."""
+        phase, refused = self._phase, hand.member.refused
+        if hand.told == phase.number:
+            return Phase(phase.number, phase.schedule)
+        hand.told = phase.number
+        return replace(phase, batches={k: each for k, each in phase.batches.items() if k not in refused})
 
     @property
     def _halts(self) -> bool:

@@ -139,6 +139,7 @@ class Orders:
     """What the head wants of a node from now on, and what is new for it."""
 
     phase: Phase
+    """What is open; a node is told its batches once."""
     closed: frozenset[int] = frozenset()
     """Passes of the phase of which nothing more will come."""
     handed: Sequence[Handed] = ()

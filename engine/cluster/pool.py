@@ -1,6 +1,6 @@
 """Who has which batch of a pass: each is waiting, held by one node or by two, or done. Pure."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 
@@ -10,6 +10,8 @@ class BatchPool:
     def __init__(self, batches: Iterable[int]) -> None:
         self._waiting = deque(batches)
         self._holders: dict[int, list[str]] = {}
+        self._held: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        """By node, in the order in which they were given; a thousand nodes ask often."""
 
     def __len__(self) -> int:
         """How many are not done."""
@@ -29,31 +31,36 @@ class BatchPool:
         """Give the next batch to a node."""
         batch = self._waiting.popleft()
         self._holders[batch] = [node]
+        self._held[node][batch] = None
         return batch
 
     def held(self, node: str) -> list[int]:
         """List what a node holds, in the order in which it was given."""
-        return [batch for batch, holders in self._holders.items() if node in holders]
+        return list(self._held[node])
 
     def alone(self, node: str) -> list[int]:
         """List what only this node holds."""
-        return [batch for batch, holders in self._holders.items() if holders == [node]]
+        return [batch for batch in self._held[node] if len(self._holders[batch]) == 1]
 
     def double(self, batch: int, node: str) -> None:
         """Give a batch that one node holds to another too."""
         self._holders[batch].append(node)
+        self._held[node][batch] = None
 
     def finish(self, batch: int, node: str) -> list[str] | None:
         """Count a batch as done by a node that holds it; who else does. None where it does not, so that it counts no
         more."""
-        if node not in self._holders.get(batch, ()):
+        if batch not in self._held[node]:
             return None
-        return [other for other in self._holders.pop(batch) if other != node]
+        holders = self._holders.pop(batch)
+        for holder in holders:
+            del self._held[holder][batch]
+        return [other for other in holders if other != node]
 
     def take_back(self, node: str) -> list[int]:
         """Take everything from a node; what it alone held waits again, first of all."""
         back = self.alone(node)
-        for batch in self.held(node):
+        for batch in self._held.pop(node, {}):
             self._holders[batch].remove(node)
         for batch in back:
             del self._holders[batch]
