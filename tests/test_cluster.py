@@ -233,6 +233,44 @@ def test_a_slow_node_does_not_hold_the_next_pass(shop):
     assert first < max(ends)
 
 
+def test_a_late_node_with_an_older_gpu_than_the_run_is_planned_for_is_refused(shop):
+    stand = Stand(shop, 1)
+    stand.seconds = {"m0": 0.1}
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        welcome, capability = node.welcome, (8, 0) if machine == "m0" else (7, 5)
+
+        def welcomed(hello: Hello) -> Welcome:
+            answer = welcome(hello)
+            return replace(answer, devices=[replace(each, capability=capability) for each in answer.devices])
+
+        node.welcome = welcomed  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    on_batch(stand, 1, lambda: stand.threads.there.append("m1"))
+    stand.run()
+    (refused,) = stand.of(ev.NodeRefused)
+    assert "compute capability 7.5), and the run is planned for 8.0 and up" in refused.reason
+    assert stand.whole()
+
+
+def test_a_pass_whose_only_able_node_is_lost_fails_and_does_not_wait_for_ever(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, empty=0.3))
+    stand.seconds = {"m0": 0.05}
+
+    def unreadable(card: Any) -> Any:
+        raise UnavailableError(f"{card.key} cannot be read")
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        if machine == "m1":
+            node._backend = replace(node._backend, hydrate=lambda _: unreadable)
+
+    stand.spoils = spoil
+    on_batch(stand, 2, lambda: stand.threads.kill("m0", gone=True))
+    stand.run()
+    assert [event.reason for event in stand.of(ev.PassFailed)] == ["cannot be read"]
+
+
 @pytest.mark.parametrize("what", ["version", "kind", "fingerprint", "trouble"])
 def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(shop, what):
     stand = Stand(shop, 2)
@@ -339,7 +377,7 @@ def test_a_pass_that_one_node_cannot_compute_is_computed_by_the_others(shop):
     stand.spoils = spoil
     stand.run()
     assert [event.message for event in stand.of(ev.Warned)] == [
-        "node-2 does not compute flat, other nodes do: model flat: its weights cannot be read"
+        "node-2 does not compute flat, which is left to other nodes: model flat: its weights cannot be read"
     ]
     assert stand.whole()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from interlock.engine.cluster.links import Cluster, NodeLink, NodeMachine
 from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Ready, RemoteFacts, Welcome
-from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class CrewPatience:
     """Between two looks at which machines there are."""
     start: float = 180.0
     """For a node's process to start and to look at its devices: torch is imported meanwhile."""
+    prepare: float = 1800.0
+    """For it to be ready: weights are hashed where they never were, and sent where they are lacking."""
     again: float = 2.0
     """Before a machine whose node was lost or busy is tried again: twice as long each time."""
     tries: int = 5
@@ -100,7 +102,10 @@ class Crew:
         self._pack: Callable[[str], ModelFiles] | None = None
         self._packed: dict[str, tuple[Any, int]] = {}
         self._kind = ""
+        self._lowest: tuple[int, int] | None = None
+        """What every GPU can do that the run is planned for."""
         self._looked = -1e9
+        self._closed = False
 
     def gather(self) -> None:
         """Start a node on every machine that is there, and wait until each has looked at its devices.
@@ -116,14 +121,19 @@ class Crew:
                 "no node of the cluster can compute: " + ("; ".join(self._troubles()) or "it has no machine")
             )
 
-    def begin(self, plan: GridPlan, pack: Callable[[str], ModelFiles]) -> None:
+    def begin(
+        self, plan: GridPlan, pack: Callable[[str], ModelFiles], stops: Callable[[], bool] = lambda: False
+    ) -> None:
         """Give every node the plan, and wait until each is ready; `pack` makes the files of a model that one lacks.
 
-        Raises UnavailableError where none is ready.
+        Raises UnavailableError where none is ready, Stopped where an operator `stops` the run meanwhile.
         """
+        self._lowest = min((each.capability for each in self.devices if each.capability), default=None)
         self._plan, self._pack = self._cluster.shared(plan), pack
         while any(not each.ready for each in self.welcomed):
             self._wait()
+            if stops():
+                raise Stopped("stopped by the operator while nodes got ready: --resume continues")
         if not self.ready:
             raise UnavailableError(f"no node of the cluster can compute: {'; '.join(self._troubles())}")
 
@@ -168,7 +178,10 @@ class Crew:
             member.out = f"lost or refused {member.failures} times, at last: {why}"
 
     def close(self) -> None:
-        """End every node, and the cluster."""
+        """End every node, and the cluster; once it is closed, nothing is left to end."""
+        if self._closed:
+            return
+        self._closed = True
         for member in self.members.values():
             if member.link:
                 member.link.close()
@@ -238,8 +251,9 @@ class Crew:
                 self._ask(member, member.link.begin(self._plan))
             return
         if not member.asked.done():
-            if self._clock() - member.since > self.patience.start:
-                self.lose(member, f"did not answer for {self.patience.start:.0f} s")
+            most = self.patience.prepare if member.welcomed else self.patience.start
+            if self._clock() - member.since > most:
+                self.lose(member, f"did not answer for {most:.0f} s")
             return
         try:
             answer, member.asked = member.asked.result(), None
@@ -268,6 +282,12 @@ class Crew:
                 f"has {kinds[welcome.devices[0].facts.kind]}, the others have {kinds[self._kind]}: vectors would be "
                 "computed in other precisions; name the same --devices for all",
             )
+        elif weak := [each for each in welcome.devices if self._lowest and (each.capability or ()) < self._lowest]:
+            self._refuse(
+                member,
+                f"has a {weak[0].facts.label} (compute capability {_dotted(weak[0].capability)}), and the run is "
+                f"planned for {_dotted(self._lowest)} and up: --resume with it from the start",
+            )
         else:
             self._kind = welcome.devices[0].facts.kind
             member.devices, member.environment, member.welcomed = welcome.devices, welcome.environment, True
@@ -278,7 +298,11 @@ class Crew:
         if ready.trouble:
             self._refuse(member, ready.trouble)
         elif ready.lacking:
-            files, size = self._packed_model(ready.lacking[0])
+            try:
+                files, size = self._packed_model(ready.lacking[0])
+            except InterlockError as error:
+                self._refuse(member, f"lacks model {ready.lacking[0]}, which cannot be sent: {error}")
+                return
             member.sent_bytes += size
             self._ask(member, member.link.take(files))
         else:
@@ -298,3 +322,7 @@ class Crew:
             member.link.close()
         member.link, member.asked, member.out = None, None, why
         member.welcomed = member.ready = member.told = False
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return ".".join(map(str, capability or ()))

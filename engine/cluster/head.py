@@ -93,7 +93,7 @@ class ClusterExecutor:
         self._version = 0
         self._last: int | None = None
         self._looked, self._synced = -math.inf, clock()
-        self._empty_since = clock()
+        self._idle_since = clock()
         self._steered: set[str] = set()
         self._reorders = controls.reorders
 
@@ -146,10 +146,6 @@ class ClusterExecutor:
         )
         self._pools = {number: BatchPool(each) for number, each in batches.items()}
         self._closed, self._last, self._reorders = set(), max(batches), self._controls.reorders
-        for number in batches:
-            everyone = [hand for hand in self._hands.values() if number in hand.member.refused]
-            if everyone and len(everyone) == len(self._hands):
-                self._give_up(number, everyone[0].member.refused[number])
         self._changed()
 
     def _goes_on(self) -> bool:
@@ -244,11 +240,17 @@ class ClusterExecutor:
         self._check_crew(now)
 
     def _check_crew(self, now: float) -> None:
-        if self._hands:
-            self._empty_since = now
-        elif now - self._empty_since > self._crew.patience.empty or not self._crew.hopes:
-            self._take_in()
-            raise Stopped("no node is left: --resume continues, on any number of nodes or without --cluster")
+        """See whether anybody is left who computes what is open; another node may come of those that were lost."""
+        unclosed = {*self._pools} - self._closed
+        if not unclosed or any(unclosed - {*hand.member.refused} for hand in self._hands.values()):
+            self._idle_since = now
+        elif now - self._idle_since > self._crew.patience.empty or not self._crew.hopes:
+            if not self._hands:
+                self._take_in()
+                raise Stopped("no node is left: --resume continues, on any number of nodes or without --cluster")
+            first = next(iter(self._hands.values()))
+            for number in unclosed:
+                self._give_up(number, first.member.refused[number])
 
     def _hear(self, hand: _Hand, answer: "Future[Report]") -> None:
         if self._hands.get(hand.name) is not hand:
@@ -326,14 +328,12 @@ class ClusterExecutor:
         """A node cannot compute a pass: the others do, or the pass has failed."""
         hand.member.refused[number] = why
         self._return(hand, number)
-        if all(number in each.member.refused for each in self._hands.values()):
-            self._give_up(number, why)
-        elif number not in self._closed:
+        if number not in self._closed:
             self._tell_refused(hand, number, why)
 
     def _tell_refused(self, hand: _Hand, number: int, why: str) -> None:
         model = self._backlog.grid[number].card.key
-        message = f"{hand.name} does not compute {model}, other nodes do: {why.removeprefix(f'{model} ')}"
+        message = f"{hand.name} does not compute {model}, which is left to other nodes: {why.removeprefix(f'{model} ')}"
         self._emit(ev.Warned(message=message))
 
     def _return(self, hand: _Hand, number: int) -> None:
