@@ -176,7 +176,8 @@ def _told(answer: Control, now: Snapshot) -> str:
     what = f"{answer.control}={answer.value} asked by {answer.who}, {_iso(answer.at)}"
     if answer.refused:
         return f"{what}: refused, {answer.refused}"
-    nodes = nodes_reached(now, answer.control) if now.asked(answer.control) is answer and not now.over else ""
+    in_force = not now.over and now.in_force.get(answer.control) == answer.value
+    nodes = nodes_reached(now, answer.control) if in_force else ""
     return f"{what}: acknowledged{f' by {nodes}' * bool(nodes)}"
 
 

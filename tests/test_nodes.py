@@ -138,8 +138,10 @@ def test_a_control_is_counted_on_the_nodes_that_are_there_until_all_have_it():
     assert of(asked(), reached("node-1"), reached("node-2")) == (2, 3)
     assert of(asked(), reached("node-1"), reached("node-2"), lost("node-3")) == (2, 2)
     assert of(asked(), reached("node-1"), joined("node-4")) == (2, 4)
-    assert of(asked(), reached("node-1"), asked("no")) == (0, 3)
-    assert of(asked(), reached("node-1"), asked("no"), reached("node-1", "no")) == (1, 3)
+    assert of(asked(), lost("node-3"), joined("node-3")) == (1, 3)
+    assert of(asked(), reached("node-1"), asked("no")) == (2, 3)
+    assert of(asked(), reached("node-1"), asked("no"), reached("node-1", "no")) == (3, 3)
+    assert of(asked("no")) == (3, 3)
     assert seen().reached("pause") == (0, 0)
 
 

@@ -19,7 +19,7 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import GONE, Snapshot
-from interlock.engine.record.state import Control, Course, Pace, RunState
+from interlock.engine.record.state import Course, Pace, RunState
 from interlock.engine.record.units import duration
 from interlock.widgets import cache, cluster, gauges, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
@@ -313,12 +313,18 @@ def test_devices_are_named_where_that_is_short_and_counted_on_many_nodes(names, 
     assert words.devices_of(names) == told
 
 
+@pytest.mark.parametrize("kind", ["watch", "replay", "live"])
+def test_a_header_never_says_how_far_the_end_may_be_off_without_the_end(kind) -> None:
+    for width in range(60, 160):
+        line = _text(_head(sample(kind="sim"), width, source_kind=kind, fresh=Attention(parked=1, mitigations=26)))
+        assert "±" not in line or "eta" in line
+
+
 def test_the_header_counts_nodes_and_a_toggle_waits_for_all_of_them() -> None:
     run = on_nodes(3, lost=(2,))
-    assert "2 of 3 nodes" in _text(_head(run, 140)) and "1 node lost" in _text(_head(run, 80))
+    assert "2 of 3 nodes" in _text(_head(run, 160)) and "1 node lost" in _text(_head(run, 80))
     assert "3 nodes" in _text(_head(on_nodes(3), 80)) and "node" not in _text(_head(sample(), 200))
-    asked = Control("schedule", "shared", "kim", run.latest_at)
-    waits = replace(run, schedule="shared", controls=(asked,))
+    waits = replace(run, schedule="shared", in_force={"schedule": "shared"})
     assert "EXCL off*" in _text(_head(waits, 140))
     heard = tuple(amended(node, reached={"schedule": "shared"}) for node in run.nodes)
     assert "EXCL off " in _text(_head(replace(waits, nodes=heard), 140))

@@ -78,7 +78,8 @@ def lines(devices: Devices, opened: Collection[str] = ()) -> list[NodeLine]:
 def _calm(line: NodeLine) -> tuple[bool, bool, int, int, str]:
     """How little there is to look at; `node-2` comes before `node-10`."""
     some_lost = any(each.lost for each in line.devices)
-    return not line.lost, not some_lost, -int(gauges.fraction(line.worst) * STEPS), len(line.node), line.node
+    full = 0 if line.lost else int(gauges.fraction(line.worst) * STEPS)
+    return not line.lost, not some_lost, -full, len(line.node), line.node
 
 
 def in_sight(found: Sequence[NodeLine], chosen: str, height: int) -> range:

@@ -114,8 +114,11 @@ def _nodes(snapshot: Snapshot) -> list[Field]:
     """How many nodes compute, of how many that did in this session; nothing on one machine."""
     joined = [node for node in snapshot.nodes if node.since]
     here = sum(node.here for node in joined)
-    some = f"{here} of " * (here < len(joined))
-    return [Field(12, some + several(len(joined), "node"), "warn" if some else "")] * bool(joined and not snapshot.over)
+    if not joined or snapshot.over:
+        return []
+    if here < len(joined):  # which the state of the run says too, unless another thing is worse
+        return [Field(45, f"{here} of {several(len(joined), 'node')}", "warn")]
+    return [Field(12, several(here, "node"))]
 
 
 def _where(snapshot: Snapshot) -> list[Field]:
@@ -182,8 +185,9 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
 
 
 def _standing(fields: list[Field], width: int) -> list[int]:
-    """The places of the fields that fit, with a cell at either end."""
-    return kept([field.size for field in fields], [field.rank for field in fields], width - 2, GAP)
+    """The places of the fields that fit, with a cell at either end; how far an end may be off says nothing alone."""
+    fits = kept([field.size for field in fields], [field.rank for field in fields], width - 2, GAP)
+    return [place for place in fits if fields[place].rank != END + 1 or place - 1 in fits]
 
 
 def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> list[Row]:

@@ -5,12 +5,13 @@ Text is one line, made of the event alone. Seconds are left out where the device
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.counting import batch_of, pass_of, several
-from interlock.engine.record.facts import REFUSALS_TOLD, Receipt, RosterEntry, Status, timed
+from interlock.engine.record.facts import REFUSALS_TOLD, DeviceFacts, Receipt, RosterEntry, Status, node_of, timed
 from interlock.engine.record.snapshot import side_by_side
 from interlock.engine.record.units import distinct_sizes, duration, human_bytes
 from interlock.widgets.formats import placed
@@ -273,24 +274,29 @@ def feigned(device_kind: str) -> str:
 def _devices(event: ev.DevicesFound) -> str:
     if not event.devices:
         return "no device found"
-    facts = "; ".join(
-        f"{each.name} {each.label}, {human_bytes(each.total_bytes)}, ceiling {human_bytes(each.ceiling_bytes)}"
-        for each in event.devices
-    )
-    unreal = next((word for each in event.devices if (word := feigned(each.kind))), "")
-    return f"{unreal}device{'s' * (len(event.devices) > 1)}: {facts}"
+    on_nodes = any(node_of(each.name) for each in event.devices)
+    told = _alike(event.devices) if on_nodes else "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
+    return f"{_feigned(event.devices)}device{'s' * (len(event.devices) > 1)}: {told}"
+
+
+def _make(device: DeviceFacts) -> str:
+    return f"{device.label}, {human_bytes(device.total_bytes)}, ceiling {human_bytes(device.ceiling_bytes)}"
+
+
+def _alike(devices: Sequence[DeviceFacts]) -> str:
+    """Devices of nodes, those of a kind counted."""
+    return "; ".join(f"{count} x {make}" for make, count in Counter(map(_make, devices)).items())
+
+
+def _feigned(devices: Sequence[DeviceFacts]) -> str:
+    return next((word for each in devices if (word := feigned(each.kind))), "")
 
 
 def _joined(event: ev.NodeJoined, timed: bool) -> str:
-    """Devices of a kind are counted: their names follow from the node's."""
-    alike = Counter(
-        (each.label, human_bytes(each.total_bytes), human_bytes(each.ceiling_bytes)) for each in event.devices
-    )
-    facts = [f"{count} x {name}, {total}, ceiling {ceiling}" for (name, total, ceiling), count in alike.items()]
-    unreal = next((word for each in event.devices if (word := feigned(each.kind))), "")
     sent = f"; {human_bytes(event.sent_bytes)} of models sent" * bool(event.sent_bytes)
     where = f" ({event.label})" * bool(event.label)
-    return f"{event.node}{where} joined{_took(event.seconds, timed)}: {unreal}{'; '.join(facts) or 'no device'}{sent}"
+    devices = f"{_feigned(event.devices)}{_alike(event.devices) or 'no device'}"
+    return f"{event.node}{where} joined{_took(event.seconds, timed)}: {devices}{sent}"
 
 
 def _held(batches: int, rows: int) -> str:

@@ -153,7 +153,7 @@ def _equip(state: RunState, found: Iterable[DeviceFacts], before: Iterable[str])
 
 def _fold_node(state: RunState, event: NodeEvent) -> None:
     node = state.nodes.get(event.node) or NodeState(node=event.node)
-    state.nodes[event.node] = node.after(event, state.latest_at)
+    state.nodes[event.node] = node.after(event, state.latest_at, state.in_force)
     mine = [name for name in state.devices if node_of(name) == event.node]
     match event:
         case ev.NodeJoined():

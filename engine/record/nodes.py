@@ -28,20 +28,21 @@ class NodeState(Struct, frozen=True, kw_only=True):
     """Batches that another node was given too, because this one was slow."""
     sent_bytes: int = 0
     reached: dict[str, str] = {}
-    """What operators asked for and is in force on it, by control."""
+    """What is in force on it, by control."""
 
     @property
     def here(self) -> bool:
         """Whether it computes now."""
         return bool(self.since) and not self.lost
 
-    def after(self, event: NodeEvent, at: float) -> "NodeState":
-        """Return it as it is after an event of `at`, in seconds since the epoch."""
+    def after(self, event: NodeEvent, at: float, in_force: dict[str, str]) -> "NodeState":
+        """Return it as it is after an event of `at`, in seconds since the epoch; one that joins has all controls as
+        they are `in_force` then."""
         match event:
             case ev.NodeJoined():
                 sent, names = self.sent_bytes + event.sent_bytes, tuple(each.name for each in event.devices)
                 anew = replace(self.before_joining(), label=event.label, devices=names)
-                return replace(anew, since=at, sent_bytes=sent)
+                return replace(anew, since=at, sent_bytes=sent, reached=in_force)
             case ev.NodeLost():
                 batches, rows = self.batches_again + event.batches, self.rows_again + event.rows
                 again = replace(self, batches_again=batches, rows_again=rows)

@@ -4,7 +4,7 @@
 it; what is derived (rates, time left) is computed from the copy, outside the lock.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -178,6 +178,8 @@ class Snapshot:
     controls: tuple[Control, ...] = ()
     nodes: tuple[NodeState, ...] = ()
     """Of a cluster, those of earlier sessions too; none on one machine."""
+    in_force: Mapping[str, str] = field(default_factory=dict)
+    """What operators may change, by control."""
 
     @property
     def over(self) -> bool:
@@ -227,16 +229,11 @@ class Snapshot:
     def mitigations(self) -> int:
         return sum(each.mitigations for each in self.passes)
 
-    def asked(self, control: str) -> Control | None:
-        """Find what operators changed a control to last; None where nobody has."""
-        return next((each for each in reversed(self.controls) if each.control == control and not each.refused), None)
-
     def reached(self, control: str) -> tuple[int, int]:
-        """Count the nodes that are there on which the latest change of a control is in force, and all of them. A node
-        that joined after it was begun with it."""
-        here, asked = [node for node in self.nodes if node.here], self.asked(control)
-        done = (not asked or node.since >= asked.at or node.reached.get(control) == asked.value for node in here)
-        return sum(done), len(here)
+        """Count the nodes that are there on which a control is in force as operators changed it last, and all of
+        them."""
+        here = [node for node in self.nodes if node.here]
+        return sum(node.reached.get(control) == self.in_force.get(control) for node in here), len(here)
 
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
@@ -283,6 +280,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         pace=state.pace.copy(),
         controls=tuple(state.controls),
         nodes=tuple(state.nodes.values()),
+        in_force=state.in_force,
     )
 
 

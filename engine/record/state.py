@@ -278,6 +278,12 @@ class RunState:
     exit_code: int | None = None
 
     @property
+    def in_force(self) -> dict[str, str]:
+        """What operators may change, as controls have it."""
+        switches = {"pause": self.paused, "cpu_fallback": self.cpu_fallback}
+        return {name: "yes" if on else "no" for name, on in switches.items()} | {"schedule": self.schedule}
+
+    @property
     def timed(self) -> bool:
         """Whether the run's seconds say anything: those of devices that are not there do not."""
         return all(timed(kind) for kind in self.kinds or {self.device_kind})
