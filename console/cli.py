@@ -490,6 +490,7 @@ GROUPS = {
     ),
     "devices and memory": (
         "devices",
+        "cluster",
         "exclusive",
         "window",
         "cpu_fallback",

@@ -76,6 +76,10 @@ def _packages() -> Iterator[Check]:
         else:
             why = unloadable(name) if name in NEEDED_LATE else ""
             yield not why, name, why or version
+    try:
+        yield True, "ray", importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        yield True, "ray", "not installed (needed for --cluster alone: pip install 'interlock[cluster]')"
 
 
 def _gpus(settings: RunSettings) -> Iterator[Check]:

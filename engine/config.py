@@ -86,6 +86,13 @@ class RunSettings:
         "in float32 with the CPU's batches",
         kept="devices",
     )
+    cluster: str = knob(
+        "",
+        parsers.cluster,
+        "auto|HOST:PORT|local:N",
+        "compute on every machine of a Ray cluster: the one that this machine is in, the one at an address, or N nodes "
+        "on this machine alone, for trials; --devices, limits, threads and faults then count on each",
+    )
     exclusive: bool = knob(
         "yes",
         parsers.flag,

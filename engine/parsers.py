@@ -14,6 +14,8 @@ from interlock.engine.upload.address import is_address
 
 MOST_THREADS = 1024
 MOST_OVERLAP = 0.9
+MOST_LOCAL = 16
+"""Nodes on one machine: each takes some hundred MiB before it computes."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 Roster = tuple[tuple[str, float], ...]
@@ -146,6 +148,20 @@ def seconds(value: object) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError("expected a number of seconds, 0 or more")
     return seconds
+
+
+def cluster(value: object) -> str:
+    """Read where Ray is: `auto`, `HOST:PORT`, or `local:N`; an empty text is a run without it."""
+    text = str(value).strip()
+    if text.startswith("ray://"):
+        raise ValueError("expected HOST:PORT of the cluster without ray://, on a machine of it")
+    local = re.fullmatch(r"local:(\d{1,3})", text)
+    there = re.fullmatch(r"(?:[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", text)
+    if local and 1 <= int(local[1]) <= MOST_LOCAL:
+        return f"local:{int(local[1])}"
+    if text in ("", "auto") or (there and not text.startswith("local:") and 1 <= int(there[1]) <= 0xFFFF):
+        return text
+    raise ValueError(f"expected auto, HOST:PORT, or local:N with N from 1 to {MOST_LOCAL}")
 
 
 def deadline(value: object) -> str:

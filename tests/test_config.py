@@ -377,3 +377,31 @@ def test_names_with_commas_are_kept_when_a_run_is_continued():
 )
 def test_a_batch_is_as_large_as_its_device_needs_unless_the_row_says_otherwise(kind, processors, row, tokens):
     assert extended({"m": {"source": "/m"} | row})["m"].tokens_for(kind, processors) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("local:016", "local:16"), *((text, text) for text in ("", "auto", "10.0.0.1:6379", "[::1]:63"))],
+)
+def test_a_cluster_is_auto_an_address_or_nodes_on_this_machine(text, found):
+    assert setting("cluster", text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["local", "local:", "local:0", "local:17", "local:x", "10.0.0.1", "10.0.0.1:0", "h:70000", "a b:1", "Auto"]
+)
+def test_no_other_text_is_a_cluster(text):
+    with pytest.raises(UsageError, match="--cluster: expected auto, HOST:PORT, or local:N with N from 1 to 16"):
+        setting("cluster", text)
+
+
+def test_a_proxy_of_a_cluster_is_refused_with_what_to_give():
+    with pytest.raises(UsageError, match="expected HOST:PORT of the cluster without ray://, on a machine of it"):
+        setting("cluster", "ray://10.0.0.1:10001")
+
+
+def test_a_resumed_run_computes_where_it_is_told_now_not_where_it_began():
+    begun = recorded(load({"cluster": "local:3", "window": "2"}, {}))
+    assert continued(begun, load({}, {})).settings.cluster == ""
+    assert continued(begun, load({"cluster": "local:2"}, {})).settings.cluster == "local:2"
+    assert continued(begun, load({}, {})).settings.window == 2

@@ -49,6 +49,7 @@ class Settings:
     token_pooling: int | None = None
     collections: Sequence[str] | None = field(default=None, hash=False)
     devices: str | Sequence[str] | None = field(default=None, hash=False)
+    cluster: str | None = None
     exclusive: bool | None = None
     window: int | None = None
     cpu_fallback: bool | None = None
