@@ -7,6 +7,7 @@ speaks of has changed since.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench import cluster_tables
 from bench.figures import Figures, Row, beside_goal, figures, goal_of, median_of, met_or_bold, result, spread_of
 from bench.overview import measured
 
@@ -325,6 +326,8 @@ PARTS: dict[str, Callable[[], Figures]] = {
         [f"late-{name}" for name in LATE],
         late,
     ),
+    "cluster": lambda: figures(["what", "measured", "goal"], ["cluster"], cluster_tables.cluster),
+    "cards": lambda: figures(cluster_tables.CARDS, ["cluster"], cluster_tables.cards),
     "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
     "growth": lambda: figures(
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
