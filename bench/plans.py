@@ -19,12 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import evidence, machine
 from bench.scenarios.checks import wrongs
+from bench.scenarios.crews import carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import draw
 from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.record import events as ev
 
 SOURCES = ("engine/gpu", "engine/models", "engine/passes")
+ON_NODES = (*SOURCES, "engine/cluster")
 PATIENCE = 180
 """Seconds after which a plan hangs: every thread's stack is shown, and that is the end."""
 
@@ -46,6 +48,47 @@ def many(first: int, count: int, shop: Workshop, show: Callable[[str], object] =
             show(f"{totals.plans} plans, {totals.failures} failed, {time.monotonic() - began:.0f} s")
     faulthandler.cancel_dump_traceback_later()
     return {"seed": first, **totals.told(), "seconds_on_this_host": round(time.monotonic() - began, 1)}
+
+
+def on_nodes(first: int, count: int, shop: Workshop, show: Callable[[str], object] = print) -> dict[str, Any]:
+    """The same on several nodes, which come, go, stall and lie."""
+    began, failures, machines, befell = time.monotonic(), 0, Counter[int](), Counter[str]()
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        outcome = carry_out_on(draw_crew(seed, shop), shop)
+        found = crew_wrongs(outcome)
+        failures += bool(found)
+        machines[outcome.crew.machines] += 1
+        befell.update(outcome.heard.befell)
+        counts.update({name: len(outcome.of(kind)) for name, kind in TOLD.items()})
+        counts["rows_computed_again"] += sum(event.rows for event in outcome.of(ev.NodeLost))
+        counts["rows_doubled"] += sum(event.rows for event in outcome.of(ev.BatchesDoubled))
+        for wrong in found:
+            show(f"--nodes --seed {seed} --plans 1: {wrong}")
+    faulthandler.cancel_dump_traceback_later()
+    return {
+        "seed": first,
+        "plans": count,
+        "failures": failures,
+        **counts,
+        "plans_by_machines": {str(number): times for number, times in sorted(machines.items())},
+        "happenings": dict(sorted(befell.items())),
+        "seconds_on_this_host": round(time.monotonic() - began, 1),
+    }
+
+
+TOLD = {
+    "batches": ev.BatchCommitted,
+    "leases": ev.LeaseGranted,
+    "nodes_joined": ev.NodeJoined,
+    "nodes_lost": ev.NodeLost,
+    "times_doubled": ev.BatchesDoubled,
+    "controls_reached": ev.ControlReached,
+    "rows_parked": ev.RowParked,
+    "passes_refused": ev.PassFailed,
+}
+"""What is counted of plans on nodes."""
 
 
 @dataclass
@@ -106,13 +149,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plans", type=int, default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="of the first plan; the next one has the next")
+    parser.add_argument("--nodes", action="store_true", help="on several nodes, which come, go, stall and lie")
     machine.quick(parser, plans=2)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     with workshop() as shop:
-        result = many(options.seed, options.plans, shop, lambda text: print(text, flush=True))
+        result = (on_nodes if options.nodes else many)(
+            options.seed, options.plans, shop, lambda text: print(text, flush=True)
+        )
     print(json.dumps(result, indent=1))
-    evidence.keep(result, options.json, SOURCES)
+    evidence.keep(result, options.json, ON_NODES if options.nodes else SOURCES)
     sys.exit(bool(result["failures"]))
 
 

@@ -34,7 +34,7 @@ SCRIPTS = {
     "upload": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
-OWN_TESTS = ("campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
+OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
 
 
 def is_script(file: Path) -> bool:
