@@ -199,6 +199,15 @@ def test_the_summary_tells_what_each_node_computed_and_what_its_loss_cost():
     assert "\nnodes\n" in plain(of_summary(made))
 
 
+def test_a_pass_on_many_devices_has_a_narrow_table():
+    names = [f"node-{number}" for number in range(1, 9)]
+    made = summary.summarise(
+        folded(*BEGUN, *map(joined, names), *(committed(at, f"{name}/cuda:{at % 2}") for at, name in enumerate(names)))
+    )
+    text = plain(of_summary(made))
+    assert "8 GPUs on 8 nodes" in text and "node-8/cuda:0,1" in text
+
+
 def test_the_summary_of_one_machine_does_not_speak_of_nodes():
     made = summary.summarise(folded(*BEGUN))
     assert b'"nodes"' not in summary.dumps(made) and "nodes" not in plain(of_summary(made))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.engine.record.units import duration, human_bytes
+from interlock.widgets.formats import placed
 from interlock.widgets.nodes import Step, is_bytes, written
 
 NOTHING = "-"
@@ -92,6 +93,8 @@ def _cell(item: Item, field: str) -> str:
 
 def _form(field: str, value: object) -> str:
     """A value as people read it, by the name of its field."""
+    if field in ("device", "devices") and isinstance(value, str | list):
+        return placed(value.split(",") if isinstance(value, str) else [str(each) for each in value]) or NOTHING
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _text(value)
     if field == "rows_per_second":

@@ -9,7 +9,7 @@ from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.units import duration
 from interlock.widgets.events import Line
-from interlock.widgets.formats import clock
+from interlock.widgets.formats import clock, placed
 
 
 def label(action: Action, snapshot: Snapshot) -> str:
@@ -31,7 +31,7 @@ def foreseen(wanted: Schedule, then: Foreseen, snapshot: Snapshot) -> list[str]:
         model = names.get(lease.model_pass, f"pass {lease.model_pass + 1}")
         streamed = ", layers streamed" if lease.streamed else ""
         batches = several(lease.batches, "batch", "batches")
-        lines.append(f"  {model}: {batches} on {', '.join(lease.devices)}{streamed}")
+        lines.append(f"  {model}: {batches} on {placed(lease.devices, ', ')}{streamed}")
     if wanted is Schedule.SHARED and len(then.leases) == 1:
         lines.append("No other model fits beside it now.")
     lines.append("Models that move are attached again; no committed batch is recomputed.")
