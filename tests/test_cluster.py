@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,8 @@ from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.deadline import Deadline
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
+from interlock.engine.record.facts import node_of
+from interlock.engine.record.summary import summarise
 from tests.harness import Told, grid_of
 from tests.threads import Threads
 
@@ -55,6 +58,21 @@ def test_everything_that_can_befall_a_node_befalls_one(outcomes):
     assert befell == set(MENU)
     assert any(outcome.of(ev.BatchesDoubled) for outcome in outcomes)
     assert any(event.batches for outcome in outcomes for event in outcome.of(ev.NodeLost))
+
+
+def test_the_record_of_any_random_crew_agrees_with_what_was_told(outcomes):
+    for outcome in outcomes:
+        state, lost = outcome.heard.state, outcome.of(ev.NodeLost)
+        assert all(state.nodes[node_of(lease)].here for lease in state.held)
+        again = {event.node for event in lost} | {
+            name for name, times in Counter(event.node for event in outcome.of(ev.NodeJoined)).items() if times > 1
+        }
+        assert {node_of(lease.lease) for lease in state.leases.values() if lease.left} <= again
+        nodes = summarise(state).nodes or []
+        assert sum(node.rows_again for node in nodes) == sum(event.rows for event in lost)
+        assert sum(len(node.lost) for node in nodes) == len(lost)
+        assert sum(node.batches for node in nodes) == len(outcome.of(ev.BatchCommitted))
+        assert {node_of(name) for name in state.devices} <= {node.name for node in nodes}
 
 
 class Slow:

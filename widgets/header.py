@@ -112,7 +112,7 @@ def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
 
 def _nodes(snapshot: Snapshot) -> list[Field]:
     """How many nodes compute, of how many that did in this session; nothing on one machine."""
-    joined = [node for node in snapshot.nodes if node.since]
+    joined = [node for node in snapshot.nodes if node.since is not None]
     here = sum(node.here for node in joined)
     if not joined or snapshot.over:
         return []

@@ -154,16 +154,16 @@ def _equip(state: RunState, found: Iterable[DeviceFacts], before: Iterable[str])
 def _fold_node(state: RunState, event: NodeEvent) -> None:
     node = state.nodes.get(event.node) or NodeState(node=event.node)
     state.nodes[event.node] = node.after(event, state.latest_at, state.in_force)
+    if not isinstance(event, ev.NodeJoined | ev.NodeLost):
+        return
+    for lease in [each for each in state.held.values() if node_of(each.lease) == event.node]:
+        _keep(state, replace(lease, left=True))
     mine = [name for name in state.devices if node_of(name) == event.node]
-    match event:
-        case ev.NodeJoined():
-            _equip(state, event.devices, mine)
-        case ev.NodeLost():
-            for name in mine:
-                state.devices[name].lost = state.devices[name].lost or event.reason
-            for lease in list(state.held.values()):
-                if node_of(lease.lease) == event.node:
-                    _keep(state, replace(lease, left=True))
+    if isinstance(event, ev.NodeJoined):
+        _equip(state, event.devices, mine)
+        return
+    for name in mine:
+        state.devices[name].lost = state.devices[name].lost or event.reason
 
 
 def _reopen(state: RunState, event: ev.RunResumed) -> None:

@@ -14,8 +14,8 @@ class NodeState(Struct, frozen=True, kw_only=True):
     node: str
     label: str = ""
     devices: tuple[str, ...] = ()
-    since: float = 0.0
-    """When it joined in this session, in seconds since the epoch; 0 before that."""
+    since: float | None = None
+    """When it joined in this session, in seconds since the epoch; None before that."""
     lost: str = ""
     """Why it is gone; empty while it is there."""
     refused: str = ""
@@ -33,7 +33,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     @property
     def here(self) -> bool:
         """Whether it computes now."""
-        return bool(self.since) and not self.lost
+        return self.since is not None and not self.lost
 
     def after(self, event: NodeEvent, at: float, in_force: dict[str, str]) -> "NodeState":
         """Return it as it is after an event of `at`, in seconds since the epoch; one that joins has all controls as
@@ -56,4 +56,4 @@ class NodeState(Struct, frozen=True, kw_only=True):
 
     def before_joining(self) -> "NodeState":
         """Return what of it outlasts a session."""
-        return replace(self, since=0.0, lost="", refused="", reached={})
+        return replace(self, since=None, lost="", refused="", reached={})
