@@ -7,6 +7,8 @@ from jsonschema import Draft202012Validator
 
 from interlock.console.ctl import _told
 from interlock.console.summary.document import of_summary, plain
+from interlock.console.text.event_list import Feed
+from interlock.console.text.event_text import describe
 from interlock.console.text.recap import recap
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
@@ -60,6 +62,10 @@ def granted(node, gpus=2):
         lease=f"{node}/L001", model_pass=0, model="m", devices=names, device_kind="cuda", budget_bytes=GIB,
         predicted_bytes=GIB,
     )  # fmt: skip
+
+
+def attached(node):
+    return ev.ModelAttached(lease=f"{node}/L001", model="m", bytes=GIB, seconds=1.0, device=f"{node}/cuda:0")
 
 
 def sampled(device, occupied):
@@ -236,6 +242,24 @@ def test_a_recap_of_many_nodes_stays_a_page(tmp_path):
     assert "nodes: and 12 more like these (all are in the summary)" in lines
     (memory,) = [line for line in lines if line.startswith("memory: ")]
     assert "peak 10.0 GiB" in memory and memory.endswith(", the fullest of 58 devices")
+
+
+def test_leases_of_many_nodes_are_some_lines_and_a_count():
+    names = [f"node-{number}" for number in range(1, 65)]
+    feed, bodies = Feed(), [*map(joined, names), *(body for name in names for body in (granted(name), attached(name)))]
+    lines = feed.take(
+        ev.Entry(seq=seq, at=0.0, session=0, elapsed=0.0, device_kind="cuda", body=body)
+        for seq, body in enumerate(bodies)
+    )
+    assert [line.text for line in lines if "the journal has them all" in line.text] == [
+        "44 more nodes joined (the journal has them all)",
+        "108 more of m on nodes (the journal has them all)",
+    ]
+    assert len(lines) == 42
+    alone = ev.LeaseGranted(
+        lease="L001", model_pass=0, model="m", devices=["cpu"], device_kind="cpu", budget_bytes=1, predicted_bytes=1
+    )
+    assert describe(alone).more == ""
 
 
 def test_metrics_tell_which_nodes_are_there_and_forget_what_a_lost_one_held():

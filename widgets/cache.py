@@ -5,6 +5,7 @@ small screen `line` says the most of it in one line of another pane.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from interlock.engine.record.counting import several
@@ -113,9 +114,9 @@ def _series(snapshot: Snapshot) -> list[Series]:
 
 
 def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]], int]) -> list[int]:
-    """One value a second of several devices, as far back as all of them go."""
-    shortest = min(map(len, histories), default=0)
-    return [pick(values) for values in zip(*(each[len(each) - shortest :] for each in histories), strict=True)]
+    """One value a second of several devices, of those that were there: a node may have joined since."""
+    seconds = list(zip_longest(*(reversed(each) for each in histories)))
+    return [pick([value for value in second if value is not None]) for second in reversed(seconds)]
 
 
 def _graph(each: Series, step: int, width: int, height: int, ascii: bool) -> list[Row]:

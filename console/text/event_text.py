@@ -69,7 +69,7 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.DeviceLost():
             return Description("error", "device", f"{event.device} lost: {event.reason}")
         case ev.NodeJoined():
-            return Description("notice", "node", _joined(event, real))
+            return Description("notice", "node", _joined(event, real), "nodes joined")
         case ev.NodeLost():
             held = f"; {_held(event.batches, event.rows)} computed again elsewhere" * bool(event.batches)
             return Description("error", "node", f"{event.node} lost: {event.reason}{held}")
@@ -120,13 +120,13 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
         case ev.BatchesLost():
             return Description("warning", "pass", _lost(event))
         case ev.LeaseGranted():
-            return Description("notice", "lease", _granted(event))
+            return Description("notice", "lease", _granted(event), _more(event.lease, f"of {event.model} on nodes"))
         case ev.ModelAttached():
             how = "layers streamed from the host" if event.streamed else human_bytes(event.bytes)
             warm = ", weights already in host memory" if event.warm else ""
             where = f" to {event.device}" if event.device else ""
             text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
-            return Description("note", "lease", text, printed=False)
+            return Description("note", "lease", text, _more(event.lease, f"of {event.model} on nodes"), printed=False)
         case ev.ModelMoved():
             how = f"from {event.source} to {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
             return Description("note", "rerank", f"lease {event.lease}: {event.model} moved {how}: {event.cause}")
@@ -172,7 +172,8 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             held = f" after {duration(event.held_seconds)}" if real else ""
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
             text = f"lease {event.lease}: released {event.model}{held}{receipts}"
-            return Description("warning" if lost else "notice", "lease", text)
+            more = _more(event.lease, f"leases of {event.model} released")
+            return Description("warning" if lost else "notice", "lease", text, more)
         case ev.ResidueFound():
             size, left = distinct_sizes(event.bytes, event.left_bytes)
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
@@ -233,6 +234,11 @@ _REACHED = {
     ("cpu_fallback", "yes"): "has turned CPU fallback on",
     ("cpu_fallback", "no"): "has turned CPU fallback off",
 }
+
+
+def _more(lease: str, text: str) -> str:
+    """What many like it are told as, where every node has its lease."""
+    return text if node_of(lease) else ""
 
 
 def _share(entry: RosterEntry) -> str:
