@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -14,11 +16,26 @@ import numpy as np
 import psutil
 import pytest
 
+from interlock.engine.cluster.crew import Crew
+from interlock.engine.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
+from interlock.engine.cluster.models import pack
+from interlock.engine.cluster.node import ClusterNode, versions
 from interlock.engine.cluster.ray_cluster import RayCluster, _actor, connect
 from interlock.engine.errors import UnavailableError, UsageError
-from tests.builders import ROOT, environment
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.passes.backend import REAL
+from interlock.engine.passes.backlog import Backlog
+from interlock.engine.passes.controls import Controls
+from interlock.engine.passes.deadline import Deadline
+from interlock.engine.passes.schedule import Schedule
+from interlock.engine.record import events as ev
+from tests.builders import ROOT, environment, tiny_model
+from tests.harness import Told, grid_of
 from tests.ray_nodes import texts
+from tests.threads import Threads
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'interlock[cluster]'): no cluster is tested")
 ECHO = "tests.ray_nodes:EchoNode"
@@ -29,9 +46,15 @@ NOW = Phase()
 @pytest.fixture(scope="module")
 def cluster():
     found = connect("local:3", node=ECHO)
+    home = Path(*Path(ray.nodes()[0]["RayletSocketName"]).parts[:3])
     yield found
     found.close()
     assert not ray.is_initialized()
+    (session,) = home.glob("ray/session_2*")
+    assert [each.name for each in session.iterdir() if each.is_dir()] == [
+        "logs"
+    ]  # a node was lost, and who looks for why finds them
+    shutil.rmtree(home)
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +207,14 @@ def test_a_node_that_cannot_be_made_says_why(monkeypatch, cluster):
 
 
 def test_a_ray_that_is_in_use_is_taken_as_it_is_and_stays(cluster):
-    for address in ("auto", ray.get_runtime_context().gcs_address):
-        beside = connect(address, node=ECHO)
-        assert beside.machines() == cluster.machines()
-        link = beside.start(beside.machines()[0], HELLO)
-        process = psutil.Process(int(link.welcome().result(60).environment["pid"]))
-        beside.close()
-        assert gone(process, 5)
-        assert ray.is_initialized()
+    same, beside = connect(ray.get_runtime_context().gcs_address), connect("auto", node=ECHO)
+    assert same.machines() == beside.machines() == cluster.machines()
+    same.close()
+    link = beside.start(beside.machines()[0], HELLO)
+    process = psutil.Process(int(link.welcome().result(60).environment["pid"]))
+    beside.close()
+    assert gone(process, 5)
+    assert ray.is_initialized()
     for other in ("local:2", "10.0.0.1:6379"):
         with pytest.raises(UsageError, match="already uses Ray at 127"):
             connect(other)
@@ -222,6 +245,9 @@ class Nodes:
     def remote(self, cls):
         return cls
 
+    def is_initialized(self):
+        return True
+
     def get_runtime_context(self):
         return self
 
@@ -247,9 +273,78 @@ class Nodes:
     ],
 )
 def test_machines_with_gpus_count_before_others_and_those_given_nothing_last(devices, resources, found):
-    machines = RayCluster(Nodes(**resources), lambda _: None, devices, ECHO).machines()
+    cluster = RayCluster(Nodes(**resources), lambda _: None, devices, ECHO)
+    machines = cluster.machines()
+    cluster.close()
     assert "".join(each.id for each in machines) == found
     assert {each.label for each in machines} == {"h (10.0.0.1)"}
+
+
+def test_a_ray_that_answers_no_more_is_given_up_and_not_waited_for(monkeypatch):
+    monkeypatch.setattr("interlock.engine.cluster.ray_cluster.LOOKING", 0.01)
+    monkeypatch.setattr("interlock.engine.cluster.ray_cluster.AWAY", 0.3)
+    nodes, silent = Nodes(a={"CPU": 1}), threading.Event()
+    cluster = RayCluster(nodes, lambda _: None, "cpu", ECHO)
+    time.sleep(0.5)
+    assert [each.id for each in cluster.machines()] == ["a"]  # it was asked again meanwhile
+    monkeypatch.setattr(nodes, "nodes", silent.wait)
+    time.sleep(0.5)
+    with pytest.raises(
+        UnavailableError, match=r"start it again on its first machine \(ray start --head\), then --resume"
+    ):
+        cluster.machines()
+    cluster.close()
+    silent.set()
+
+
+class Head:
+    """A head with one real model of this machine on the CPU, and 200 texts of 100 tokens in 10 batches or more."""
+
+    def __init__(self, model):
+        self.snapshot = resolve(ModelSpec("m", (str(model),)), Policy(offline=True), lambda _: None)
+        (card,) = REAL.cards([ModelSpec("m", (str(model),))], Policy(offline=True), [CpuDevice()], lambda _: None)
+        self.grid = grid_of(
+            [replace(card, batch_tokens=512)], [100] * 200, lambda row, length: np.arange(length) % 60 + row % 7
+        )
+        self.heard = Told()
+        self.heard.begin(self.grid, [], 1 << 30, Schedule.EXCLUSIVE, "run")
+
+    def run(self, cluster, source):
+        controls = Controls()
+        controls.begin(Schedule.EXCLUSIVE, 0, cpu_fallback=True)
+        hello = Hello(run="r", node="", devices="cpu", faults=(), ceiling=1 << 30, host_ceiling=0, warm=0, threads=1)
+        crew = Crew(cluster, hello, versions())
+        try:
+            crew.gather()
+            plan = plan_of(self.grid, [ModelSpec("m", (str(source),))], Policy(offline=True))
+            crew.begin(plan, lambda key: pack(key, self.snapshot))
+            backlog = Backlog(self.grid, [[]], [1.0], self.heard)
+            ClusterExecutor(backlog, crew, controls, self.heard, lambda: None, Deadline()).run()
+        finally:
+            crew.close()
+        return self.grid[0].files
+
+
+def test_real_nodes_are_sent_the_model_and_compute_what_one_process_would_though_one_is_killed(cluster, tmp_path):
+    model = tiny_model(tmp_path / "m")
+    alone, head = Head(model), Head(model)
+    expected = alone.run(Threads(lambda _: ClusterNode(), ["a"]), model).array
+    killed = []
+
+    def told(event):
+        if isinstance(event, ev.BatchCommitted) and event.device.startswith("node-2/") and not killed:
+            (link,) = [each for each in beside._links if each._hello.node == "node-2"]
+            killed.append(int(Path(link._log).stem.rpartition("-")[2]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    head.heard.told = told
+    beside = connect("auto", devices="cpu")
+    found = head.run(beside, tmp_path / "lacking")
+    assert killed
+    assert len(head.heard.of(ev.NodeLost)) == 1
+    assert {*found.puts.values()} == {1}
+    np.testing.assert_array_equal(found.array, expected)
+    assert ray.is_initialized()
 
 
 # What follows kills what the others use, in this order.
@@ -274,6 +369,8 @@ def test_a_lost_raylet_fails_its_node_takes_its_process_with_it_and_is_gone_from
 CODE = """
 import json, os, signal, sys, time
 before = signal.getsignal(signal.SIGTERM)
+from interlock.engine.cluster.models import pack
+from interlock.engine.cluster.node import ClusterNode, versions
 from interlock.engine.cluster.ray_cluster import connect
 cluster = connect("local:1", node="tests.ray_nodes:EchoNode")
 assert signal.getsignal(signal.SIGTERM) is before
@@ -288,20 +385,19 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, "raise"])
-def test_nodes_end_with_the_process_that_started_them_however_it_ends(way):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CODE, str(way)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    pids, home = json.loads(child.stdout.readline())
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    assert len(processes) >= 5  # the keeper, GCS, the raylet, its agents
-    home = Path(*Path(home).parts[:3])
-    assert home.is_dir()
-    if way != "raise":
-        os.kill(child.pid, way)
-    child.communicate(timeout=30)
+def test_nodes_end_with_the_process_that_started_them_however_it_ends():
+    children = {
+        way: subprocess.Popen(
+            [sys.executable, "-c", CODE, way], env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for way in ("killed", "raise")
+    }
+    told = {way: json.loads(child.stdout.readline()) for way, child in children.items()}
+    processes = [psutil.Process(pid) for pids, _ in told.values() for pid in pids if psutil.pid_exists(pid)]
+    assert len(processes) >= 5  # of one alone: the keeper, GCS, the raylet, its agents
+    children["killed"].kill()
+    for child in children.values():
+        child.communicate(timeout=30)
     for each in processes:
         assert gone(each, 20), each
-    assert not home.exists()
+    assert not any(Path(*Path(home).parts[:3]).exists() for _, home in told.values())

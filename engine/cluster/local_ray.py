@@ -48,6 +48,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # what Ray prints is no answer
     home = Path(mkdtemp(prefix="il-", dir="/tmp"))  # the names of sockets must be short
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=str(home))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes of one machine do not share its GPUs
     for name in ("RAY_ADDRESS", "RAY_BACKEND_LOG_LEVEL", "RAY_gcs_rpc_server_reconnect_timeout_s"):
         os.environ.pop(name, None)
     wanted = False
@@ -55,5 +56,5 @@ if __name__ == "__main__":
         wanted = keep(int(sys.argv[1]))
     finally:
         for left in home.glob("ray/session_*/*") if wanted else [home]:
-            if left.name != "logs":
+            if left.is_dir() and left.name != "logs":
                 shutil.rmtree(left, ignore_errors=True)

@@ -133,7 +133,7 @@ class RayCluster:
 
     def _look(self) -> None:
         """Keep the table of machines: Ray's answer takes a millisecond, or for ever."""
-        while not self._closed.wait(LOOKING):
+        while not self._closed.wait(LOOKING) and self._ray.is_initialized():  # else Ray would start one of its own
             with suppress(Exception):
                 self._seen = time.monotonic(), self._ray.nodes()
 
@@ -203,7 +203,7 @@ class RayLink:
     def kill(self) -> None:
         """End the process now."""
         self._late.cancel()
-        if self._ray.is_initialized():  # else Ray would start one of its own
+        if self._ray.is_initialized():  # as above
             with suppress(Exception):  # there is none any more
                 self._ray.kill(self._actor)
 
