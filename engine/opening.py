@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
+from interlock.engine.cluster.devices import RemoteDevice
 from interlock.engine.config import FROM_RUN, Configuration, RunSettings, recorded
 from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
 from interlock.engine.gpu.device import Device
@@ -135,8 +136,10 @@ def announce(
     chunks: Path,
     devices: Sequence[Device],
     notes: Sequence[str],
+    elsewhere: Mapping[str, str],
 ) -> None:
-    """Emit what begins a run, or a further session of it, with its devices; then `notes` and changes as warnings."""
+    """Emit what begins a run, or a further session of it, with its devices and what nodes say `elsewhere`; then `notes`
+    and changes as warnings."""
     settings = configuration.settings
     versions = {name: importlib.metadata.version(name) for name in ("interlock", *PACKAGES)}
     versions["python"] = platform.python_version()
@@ -147,7 +150,7 @@ def announce(
         fusion=settings.fusion,
         schedule=schedule_of(settings),
         versions=versions,
-        environment=describe_host(devices),
+        environment={**describe_host([each for each in devices if not isinstance(each, RemoteDevice)]), **elsewhere},
     )
     before, had = recorder.look(lambda state: (state.started, dict(state.versions)))
     if before is None:

@@ -4,16 +4,22 @@
 or prints. A run that never came to work leaves nothing behind; one that did is always closed with a summary.
 """
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
 import torch
 
 from interlock.engine import gaps
+from interlock.engine.cluster.crew import Crew, connected
+from interlock.engine.cluster.devices import RemoteDevice
+from interlock.engine.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.cluster.links import Cluster
+from interlock.engine.cluster.messages import Hello
+from interlock.engine.cluster.models import pack
+from interlock.engine.cluster.node import versions
 from interlock.engine.config import FROM_RUN, Configuration, continued
 from interlock.engine.continuing import Continuation
 from interlock.engine.ending import Ending
@@ -21,7 +27,7 @@ from interlock.engine.errors import ExitCode, InterlockError, Stopped, Unavailab
 from interlock.engine.gaps import Models
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
-from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.intake.collections import discover, overlooked
@@ -52,22 +58,19 @@ from interlock.engine.record.pace import paces
 from interlock.engine.record.recorder import Recorder
 
 
-@contextmanager
-def _imports_left_alone() -> Iterator[None]:
-    """Every lease ends with a collection of garbage, which need not walk what was there before."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
 
-    def __init__(self, chunks: Path, configuration: Configuration, controls: Controls, backend: Backend = REAL) -> None:
-        """Find the run's directory, the collections and the devices. Raises before anything is computed."""
+    def __init__(
+        self,
+        chunks: Path,
+        configuration: Configuration,
+        controls: Controls,
+        backend: Backend = REAL,
+        clusters: Callable[[str, str], Cluster] = connected,
+    ) -> None:
+        """Find the run's directory, the collections and the devices, on the nodes of one of `clusters` where that is
+        asked for. Raises before anything is computed."""
         asked = configuration.settings
         check(asked, chunks)
         self._chunks = chunks
@@ -93,8 +96,10 @@ class Run:
             self._collections = discover(chunks, self.settings.collections)
             self._notes += [*without_effect(self._configuration, self._specs), *overlooked(chunks, self._collections)]
             self.deadline = self._choose_deadline()
+            self._crew = self._gathered(clusters)
+            undo.callback(self._disperse)
             self._devices = self._choose_devices()
-            self._notes += unused_gpus(self.settings.devices, self._devices)
+            self._notes += [] if self._crew else unused_gpus(self.settings.devices, self._devices)
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
@@ -108,8 +113,8 @@ class Run:
             self._earlier = Continuation(self.recorder, self.directory, self.settings, source)
             self._emit = self.recorder.emit
             leases_before = self.recorder.look(lambda state: len(state.leases))
-            self._host: Device = self._devices[0] if self._devices[0].kind == "cpu" else backend.host()
-            gpus = [device for device in self._devices if device is not self._host]
+            gpus = [device for device in self._devices if device.kind != "cpu"]
+            self._host: Device = backend.host() if gpus else self._devices[0]
             self._lessor = Lessor(
                 [*gpus, self._host], self.settings.ceiling, self.settings.host_ceiling, granted=leases_before
             )
@@ -119,7 +124,39 @@ class Run:
                 controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
 
+    def _gathered(self, clusters: Callable[[str, str], Cluster]) -> Crew | None:
+        """The nodes that compute, where there are any."""
+        asked = self.settings
+        if not asked.cluster:
+            return None
+        hello = Hello(
+            run=self.directory.id,
+            node="",
+            devices=asked.devices,
+            faults=asked.faults,
+            ceiling=asked.ceiling,
+            host_ceiling=asked.host_ceiling,
+            warm=asked.warm,
+            threads=self._threads(),
+        )
+        crew = Crew(clusters(asked.cluster, asked.devices), hello, versions(), clock=self._backend.clock)
+        try:
+            crew.gather()
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    def _disperse(self) -> None:
+        if self._crew:
+            self._crew.close()
+
+    def _threads(self) -> int:
+        return self.settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
+
     def _choose_devices(self) -> list[Device]:
+        if self._crew:
+            return [RemoteDevice(device) for device in self._crew.devices]
         try:
             return self._backend.devices(self.settings.devices, self.settings.faults)
         except UnavailableError as error:
@@ -165,10 +202,12 @@ class Run:
             raise
         finally:
             self._journal.close()
+            self._disperse()
         return code
 
     def _leave_no_trace(self) -> None:
         """A session that was refused before it could work is no part of the run."""
+        self._disperse()
         self._journal.rewind()
         self._journal.close()
         if self._fresh:
@@ -189,9 +228,12 @@ class Run:
 
     def _work(self, scratch: Path) -> tuple[Status, str]:
         settings = self.settings
-        threads = settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
+        threads = self._threads()
         torch.set_num_threads(threads)
-        announce(self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes)
+        elsewhere = self._crew.environment if self._crew else {}
+        announce(
+            self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes, elsewhere
+        )
         if asked := settings.deadline:
             left = max(0.0, self.deadline.left)
             ends = round(time.time() + left, 3)
@@ -223,7 +265,7 @@ class Run:
         for cells, batches in zip(grid, done, strict=True):
             for batch in batches:
                 self.deadline.learn(cells, batch.batch_index, batch.seconds)
-        executor = PassExecutor(Backlog(grid, done, self._weights, self._emit), self._context())
+        executor = self._executor(Backlog(grid, done, self._weights, self._emit), models, policy)
         gaps.check_placed(executor.unplaceable(), self._specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         for rows in corpus.rows:
@@ -243,7 +285,7 @@ class Run:
         if settings.partial:
             self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
         try:
-            with Sampler(self._devices, sampled), _imports_left_alone():
+            with Sampler([] if self._crew else self._devices, sampled), imports_left_alone():
                 executor.run()
             self._close_passes(grid)
             for rows in corpus.rows:
@@ -319,6 +361,18 @@ class Run:
             "roster": [as_input(entry) for entry in roster],
             "files": corpus.fingerprint(),
         }
+
+    def _executor(self, backlog: Backlog, models: Models, policy: Policy) -> PassExecutor | ClusterExecutor:
+        """What computes the backlog: the devices of this process, or the nodes."""
+        if self._crew is None:
+            return PassExecutor(backlog, self._context())
+        snapshots = {card.key: card.snapshot for card in models.cards.values()}
+        granted = self.recorder.look(lambda state: len(state.leases))
+        plan = plan_of([*backlog.grid.values()], self._specs, policy, granted)
+        self._crew.begin(plan, lambda key: pack(key, snapshots[key]), lambda: self.controls.stop_requested)
+        return ClusterExecutor(
+            backlog, self._crew, self.controls, self._emit, self._journal.sync, self.deadline, self._backend.clock
+        )
 
     def _context(self) -> RunContext:
         return RunContext(

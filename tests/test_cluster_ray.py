@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+import interlock
 from interlock.engine.cluster.crew import Crew
 from interlock.engine.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
@@ -32,8 +33,9 @@ from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.deadline import Deadline
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
-from tests.builders import ROOT, environment, tiny_model
+from tests.builders import ROOT, corpus, environment, events_of, sentences, summary_of, tiny_model
 from tests.harness import Told, grid_of
+from tests.processes import checksums, exports, kill_after
 from tests.ray_nodes import texts
 from tests.threads import Threads
 
@@ -347,6 +349,61 @@ def test_real_nodes_are_sent_the_model_and_compute_what_one_process_would_though
     assert ray.is_initialized()
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    return [tiny_model(place / "one", seed=1), tiny_model(place / "two", seed=2, pooling="cls")]
+
+
+@pytest.fixture(scope="module")
+def chunks(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("chunks"), {"Docs": {"a_chunks.json": sentences(400, words=40)}})
+
+
+@pytest.fixture(scope="module")
+def settings(models, tmp_path_factory):
+    return interlock.Settings(
+        roster=models, out=tmp_path_factory.mktemp("runs"), devices="cpu", threads=1, export=["npy"], offline=True
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(chunks, settings):
+    """A run in this process alone."""
+    return interlock.embed(chunks, replace(settings, run_id="plain"), progress="none")
+
+
+def on_nodes(chunks, settings):
+    """A run on the machines that are there; its directory."""
+    return interlock.embed(chunks, replace(settings, cluster="auto"), progress="none").path
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_on_three_nodes_delivers_the_bytes_of_one_in_one_process(chunks, settings, plain):
+    run = on_nodes(chunks, replace(settings, run_id="nodes"))
+    assert exports(run) == exports(plain.path)
+    assert {event.node for event in events_of(run, ev.NodeJoined)} == {"node-1", "node-2", "node-3"}
+    told = {event.device for event in events_of(run, ev.BatchCommitted)}
+    assert told <= {"node-1/cpu", "node-2/cpu", "node-3/cpu"}
+    nodes = summary_of(run)["nodes"]
+    assert sum(each["rows"] for each in nodes) == 800
+    assert [each["sent_bytes"] for each in nodes] == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_whose_head_was_killed_goes_on_with_another_number_of_nodes(chunks, settings, plain, models):
+    run = Path(settings.out) / "killed"
+    flags = ("--out", settings.out, "--run-id", "killed", "--devices", "cpu", "--threads", 1, "--export", "npy")
+    roster = ",".join(map(str, models))
+    started = "run", chunks, "--no-ui", "--roster", roster, "--offline", *flags, "--cluster", "local:1"
+    assert kill_after(run, 2, *started)
+    before = checksums(run)
+    on_nodes(chunks, replace(settings, run_id="killed", resume=True))
+    assert exports(run) == exports(plain.path)
+    assert before.items() <= checksums(run).items()
+    assert len({event.lease for event in events_of(run, ev.LeaseGranted)}) == len(events_of(run, ev.LeaseGranted))
+
+
 # What follows kills what the others use, in this order.
 
 
@@ -369,8 +426,6 @@ def test_a_lost_raylet_fails_its_node_takes_its_process_with_it_and_is_gone_from
 CODE = """
 import json, os, signal, sys, time
 before = signal.getsignal(signal.SIGTERM)
-from interlock.engine.cluster.models import pack
-from interlock.engine.cluster.node import ClusterNode, versions
 from interlock.engine.cluster.ray_cluster import connect
 cluster = connect("local:1", node="tests.ray_nodes:EchoNode")
 assert signal.getsignal(signal.SIGTERM) is before

@@ -128,6 +128,8 @@ def _attended(session: Session, configuration: Configuration, audience: Audience
     if reason := why_headless(no_ui=audience.no_ui, events=audience.events, summary=audience.summary):
         if not audience.no_ui and not audience.quiet:
             say(f"interlock: {reason}: plain log output")
+        if configuration.settings.cluster and not audience.quiet:
+            say(f"interlock: starting a node on each machine of --cluster {configuration.settings.cluster} (seconds)")
         session.start()
         seen = -1
     else:

@@ -16,6 +16,14 @@ from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Ready
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
 
 
+def connected(address: str, devices: str) -> Cluster:
+    """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
+    address that cannot be used, UnavailableError where Ray is not installed or not there."""
+    from interlock.engine.cluster.ray_cluster import connect  # Ray is loaded for those who ask for it
+
+    return connect(address, devices)
+
+
 @dataclass(frozen=True)
 class CrewPatience:
     """How long the head waits for what, in seconds."""
