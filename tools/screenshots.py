@@ -173,6 +173,8 @@ SHOTS = (
     Shot("replay", make=from_journal("replay")),
     Shot("mitigations", keys=("M",)),
     Shot("eight-devices", 0.73, run="eight-devices"),
+    Shot("nodes", 0.33, keys=("1", "down", "enter"), run="nodes", sizes=((80, 24),)),
+    Shot("nodes", 0.33, run="nodes", sizes=((140, 45),)),
     Shot("shared", 0.56),
     Shot("pending", 0.35, pending=("schedule", "shared")),
     Shot("paused", 0.73, heeded=("pause", "yes")),
