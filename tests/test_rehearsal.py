@@ -21,6 +21,7 @@ from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.ladder import Rung
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
+from interlock.engine.record.facts import node_of
 from interlock.engine.record.fold import fold
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
@@ -107,6 +108,15 @@ def test_a_recording_tells_nothing_of_the_machine_it_was_made_on(recorded):
     text = b"".join(journal.encode(entry) for entry in recorded).decode()
     assert "/tmp" not in text and "/work" not in text and "/root" not in text
     assert of(ev.RunStarted, recorded)[0].environment == {"processor": "recorded", "cores": "2"}
+
+
+def test_a_recording_of_nodes_tells_of_one_that_is_lost_and_commits_every_batch_once():
+    entries = entries_of(RECORDED / "nodes.jsonl")
+    assert committed(entries) == Counter(planned(entries))
+    assert [lost.node for lost in of(ev.NodeLost, entries)] == ["node-3"]
+    assert {node_of(batch.device) for batch in of(ev.BatchCommitted, entries)} == {f"node-{n}" for n in range(1, 7)}
+    text = b"".join(journal.encode(entry) for entry in entries).decode()
+    assert "/tmp" not in text and "/work" not in text and "/root" not in text
 
 
 def test_three_collections_of_a_recording_are_whole_and_one_lacks_a_row(told):
