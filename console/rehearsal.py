@@ -22,6 +22,7 @@ from interlock.engine.record.facts import REHEARSAL
 
 if TYPE_CHECKING:
     from interlock.console.sources.session import Work
+    from interlock.engine.cluster.links import Cluster
     from interlock.engine.models.assets import Policy
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
@@ -90,18 +91,27 @@ SPOILT, SPOILT_IN = "overflow", "Sim-Source-Code"
 WORDS = [f"word{number}" for number in range(200)]
 
 
-def run(configuration: Configuration, controls: Controls, speed: float = 1.0) -> "Work":
-    """Write the corpus, and make the run of it, `speed` times as fast as its simulated GPUs (`inf`: without waiting).
+def run(
+    configuration: Configuration,
+    controls: Controls,
+    speed: float = 1.0,
+    clusters: "Callable[[str, str], Cluster] | None" = None,
+) -> "Work":
+    """Write the corpus, and make the run of it, `speed` times as fast as its simulated GPUs (`inf`: without waiting),
+    on the nodes of one of `clusters` where the configuration asks for that.
 
     Raises UsageError for a speed that is none, and whatever a run raises.
     """
     if not speed > 0:
         raise UsageError("--speed: expected a number above 0")
+    from interlock.engine.cluster.crew import connected
     from interlock.engine.run import Run
 
     out = configuration.settings.out
     write(out)
-    return Run(out / "rehearsal-chunks", configured(configuration), controls, backend(out, speed))
+    return Run(
+        out / "rehearsal-chunks", configured(configuration), controls, backend(out, speed), clusters or connected
+    )
 
 
 def configured(configuration: Configuration) -> Configuration:

@@ -1,7 +1,7 @@
 """Record the runs that pictures and tests show: `python -m tools.record [NAME ...]` rehearses them anew.
 
 A journal is kept as the engine wrote it, but for the time of day, what it tells of this machine, and two of three looks
-at a device. Seconds are those of the rehearsal, so no two recordings are the same.
+at a device. Seconds are those of the rehearsal, so no two recordings are the same. Nodes are threads of this process.
 """
 
 import argparse
@@ -16,10 +16,12 @@ from pathlib import Path
 import msgspec
 
 from interlock.console import rehearsal
+from interlock.engine.cluster.node import ClusterNode
 from interlock.engine.config import load
 from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
+from tests.threads import Threads
 from tools.recorded import BEGAN, HOME, RECORDED
 
 THIRD = 3
@@ -33,14 +35,24 @@ class Take:
     flags: Mapping[str, str]
     asked: Sequence[tuple[float, str, str]] = ()
     speed: float = 1.0
+    machines: Sequence[str] = ()
+    """Of a cluster; what is asked by the name of KILL is that one of them is gone."""
 
 
+KILL = "kill"
 TAKES = {
     "two-devices": Take(BEGAN, {}, [(0.48, "schedule", "shared"), (0.6, "schedule", "exclusive")]),
     "eight-devices": Take(
         BEGAN - 51_300,
         {"devices": "sim:8x4GiB", "faults": "oom@3:150,oom@5:200,other@5:4GiB:200:203,leak@0:46MiB,lose@6:215"},
         speed=2.0,
+    ),
+    "nodes": Take(
+        BEGAN - 100_000,
+        {"devices": "sim:2x4GiB", "faults": "oom@0:9", "cluster": "local:6"},
+        [(0.3, KILL, "ws-3")],
+        speed=4.0,
+        machines=[f"ws-{number}" for number in range(1, 7)],
     ),
 }
 
@@ -63,13 +75,15 @@ def taken(take: Take, scratch: Path) -> list[bytes]:
     controls, asked = Controls(), list(take.asked)
     run_id = time.strftime("%Y%m%d-%H%M%S", time.gmtime(take.began))
     flags = {**take.flags, "out": str(scratch), "run_id": run_id, "threads": "1"}
-    run = rehearsal.run(load(flags, {}), controls, take.speed)
+    threads = Threads(lambda _: ClusterNode(rehearsal.backend(scratch, take.speed)), [*take.machines])
+    run = rehearsal.run(load(flags, {}), controls, take.speed, lambda *_: threads)
     with ThreadPoolExecutor(1) as pool:
         engine = pool.submit(run.go)
         while not engine.done():
             wait([engine], 0.2)
             if asked and run.recorder.snapshot().share_done >= asked[0][0]:
-                controls.ask(*asked.pop(0)[1:], "operator")
+                _, control, value = asked.pop(0)
+                threads.kill(value, gone=True) if control == KILL else controls.ask(control, value, "operator")
         engine.result()
     text = run.directory.journal.read_bytes().replace(str(scratch).encode(), HOME.encode())
     entries = (msgspec.json.decode(line, type=ev.Entry) for line in text.splitlines())
