@@ -232,6 +232,16 @@ def test_a_proxy_and_gpus_of_a_trial_are_refused(monkeypatch):
         connect("local:2", devices="cuda:0")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_cluster_that_does_not_answer_is_given_up_at_once(monkeypatch, address):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"no Ray cluster .*: start one \(ray start --head\).*refused"):
+        connect(address)
+    assert time.monotonic() - began < 10
+
+
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UnavailableError, match=r"--cluster needs Ray: pip install 'interlock\[cluster\]'"):

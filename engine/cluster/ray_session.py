@@ -6,9 +6,11 @@ A run's terminal, its stdout and its signals stay its own: what Ray would print,
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from interlock.engine.errors import UnavailableError, UsageError, reason
 
 STARTING = 120.0
 """Seconds for the nodes of `local:N` to be there: one takes two on two cores."""
+ANSWERING = 5.0
+"""Seconds for a cluster to answer at its address."""
 _NO_RAY = "--cluster needs Ray: pip install 'interlock[cluster]'"
 
 
@@ -125,7 +129,13 @@ def _ray() -> Any:
 
 
 def _join(ray: Any, address: str) -> None:
+    """Connect to a cluster that answers: Ray itself would ask one that does not for a quarter of an hour."""
+    from ray._private import services
+
     try:
+        found = services.canonicalize_bootstrap_address(address)
+        host, _, port = (found or ":0").rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERING).close()
         _initialise(ray, address)
     except Exception as error:  # Ray raises its own, and Python's
         where = "on this machine" if address == "auto" else f"at {address}, with this machine in it"
@@ -143,7 +153,12 @@ def _initialise(ray: Any, address: str, **more: Any) -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its part in C++ writes errors to stderr
     # Else it ends our process, without a word, when its server has been away for a minute.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
-    with _signals_left_alone(), _stderr_put_aside():  # where it says that it heeds the variable
+    with (
+        _signals_left_alone(),
+        _stderr_put_aside(),
+        warnings.catch_warnings(),
+    ):  # where it says that it heeds the variable
+        warnings.simplefilter("ignore")  # what Ray plans to change
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
 
 
