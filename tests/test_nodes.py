@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from interlock.console.ctl import _told
 from interlock.console.summary.document import of_summary, plain
 from interlock.console.text.event_list import Feed
-from interlock.console.text.event_text import describe
+from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.recap import recap
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
@@ -242,6 +242,11 @@ def test_a_recap_of_many_nodes_stays_a_page(tmp_path):
     assert "nodes: and 12 more like these (all are in the summary)" in lines
     (memory,) = [line for line in lines if line.startswith("memory: ")]
     assert "peak 10.0 GiB" in memory and memory.endswith(", the fullest of 58 devices")
+
+
+def test_devices_that_are_found_on_nodes_are_counted_and_not_listed():
+    found = ev.DevicesFound(devices=[*joined("node-1").devices, *joined("node-2").devices])
+    assert line_of(found) == "devices: 4 x T4, 15.0 GiB, ceiling 12.0 GiB; on 2 nodes"
 
 
 def test_leases_of_many_nodes_are_some_lines_and_a_count():

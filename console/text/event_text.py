@@ -280,8 +280,9 @@ def feigned(device_kind: str) -> str:
 def _devices(event: ev.DevicesFound) -> str:
     if not event.devices:
         return "no device found"
-    on_nodes = any(node_of(each.name) for each in event.devices)
-    told = _alike(event.devices) if on_nodes else "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
+    told = "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
+    if nodes := {node for each in event.devices if (node := node_of(each.name))}:
+        told = f"{_alike(event.devices)}; on {several(len(nodes), 'node')}"
     return f"{_feigned(event.devices)}device{'s' * (len(event.devices) > 1)}: {told}"
 
 
