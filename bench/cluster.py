@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from tests import builders
 
-SOURCES = ("engine/cluster", "engine/passes", "engine/record")
+SOURCES = ("engine/cluster",)
 LENGTH, DIM = 256, 1024
 TOKEN_BYTES, NUMBER_BYTES, TEXT_BYTES = 4, 4, 16
 NODES = (1, 2, 4, 8)
@@ -61,9 +61,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "growth with batches": machine.goal(fit(sizes, seconds, 0.0) or 0.0, GROWTH, at_most=True),
     }
     if options.ray:
-        share = found["overhead"]["median"]["local:1"] / found["overhead"]["median"]["plain"] - 1
+        share = _more(found["overhead"]["median"])
         goals["overhead"] = machine.goal(share, OVERHEAD, at_most=True)
     return {"machine": {**about, "load_after": machine.load()}, **found, "goals": goals}
+
+
+def _more(median: Mapping[str, Mapping[str, float]]) -> float:
+    return median["local:1"]["pass"] / median["plain"]["pass"] - 1
 
 
 def head(place: Path, texts: int) -> dict[str, Any]:
@@ -136,20 +140,27 @@ def by_ray(place: Path, texts: int) -> dict[str, Any]:
 
 
 def overhead(place: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Wall seconds of whole runs from the first lease to the end, with a cluster of one and without, in turns."""
+    """Wall seconds of whole runs with a cluster of one and without, in turns: from the first lease to the end of the
+    pass, and from there to the end, where a cluster's processes are ended too."""
     texts = corpora.cuts(corpora.texts_of(None, few=True), options.chunks, 60)
     corpora.write_chunks(place / "chunks", texts, 100)
     variants = {
-        name: lambda more=more: run(place, place / "chunks", options.model, more)[1]
+        name: lambda more=more: run(place, place / "chunks", options.model, more)
         for name, more in {"plain": (), "local:1": ("--cluster", "local:1")}.items()
     }
     found = machine.interleave(variants, options.rounds)
+    spans = {
+        name: dict(zip(("start", "pass", "end"), zip(*each, strict=True), strict=True)) for name, each in found.items()
+    }
     return {
         "chunks": options.chunks,
         "model": options.model,
         "rounds": options.rounds,
-        "median": {name: round(statistics.median(each), 3) for name, each in found.items()},
-        "seconds": {name: [round(one, 3) for one in each] for name, each in found.items()},
+        "median": {
+            name: {part: round(statistics.median(each), 3) for part, each in parts.items()}
+            for name, parts in spans.items()
+        },
+        "pass_seconds": {name: [round(one, 3) for one in parts["pass"]] for name, parts in spans.items()},
     }
 
 
@@ -161,17 +172,18 @@ def start_up(place: Path, options: argparse.Namespace) -> dict[str, float]:
     return {name: round(run(place, place / "few", tiny, more)[0], 2) for name, more in ways.items()}
 
 
-def run(place: Path, chunks: Path, model: str, more: Sequence[str]) -> tuple[float, float]:
-    """A run of the command line: wall seconds to its first lease, and from there to its end."""
+def run(place: Path, chunks: Path, model: str, more: Sequence[str]) -> tuple[float, float, float]:
+    """A run of the command line: wall seconds to its first lease, from there to the end of its pass, and to its end."""
     with tempfile.TemporaryDirectory(dir=place) as out:
         command = [sys.executable, "-m", "interlock", "run", str(chunks), "--roster", model, "--out", out]
         flags = ["--run-id", "bench", "--offline", "--quiet", "--threads", "1", "--devices", "cpu", *more]
         began = time.time()
         subprocess.run([*command, *flags], env=ENVIRONMENT, cwd=place, check=True)
         entries = list(journal.read(Path(out) / "bench" / "journal.jsonl"))
-    assert bool(more) == any(isinstance(entry.body, ev.NodeJoined) for entry in entries), "nodes where asked for"
-    leased = next(entry.at for entry in entries if isinstance(entry.body, ev.LeaseGranted))
-    return leased - began, entries[-1].at - leased
+    at = {type(entry.body): entry.at for entry in reversed(entries)}
+    assert bool(more) == (ev.NodeJoined in at), "nodes where asked for"
+    leased, computed = at[ev.LeaseGranted], at[ev.EnsemblePassCompleted]
+    return leased - began, computed - leased, at[ev.RunClosed] - computed
 
 
 def show(result: dict[str, Any]) -> None:
@@ -194,10 +206,10 @@ def main() -> None:
     parser.add_argument("--crews", type=int, nargs="+", default=[1, 8, 64, 256, 1024], metavar="N", help="of nodes")
     parser.add_argument("--batches", type=int, default=16_384, metavar="N", help="of each of these")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 8192, 32768, 131072], metavar="N")
-    parser.add_argument("--sleeps", type=int, default=1280, metavar="N", help="batches of the efficiency")
-    parser.add_argument("--chunks", type=int, default=600, metavar="N", help="of the overhead")
+    parser.add_argument("--sleeps", type=int, default=800, metavar="N", help="batches of the efficiency")
+    parser.add_argument("--chunks", type=int, default=400, metavar="N", help="of the overhead")
     parser.add_argument("--model", default="all-minilm-l6")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--place", type=Path, help="directory of the disk to measure on")
     parser.add_argument("--ray", action=argparse.BooleanOptionalAction, default=bool(importlib.util.find_spec("ray")))
     small = {"texts": 2000, "crews": [1, 4], "batches": 64, "sizes": [32, 64, 128, 256], "sleeps": 16, "ray": False}

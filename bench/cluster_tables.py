@@ -38,7 +38,14 @@ def cluster(found: Found) -> Iterator[Row]:
         "",
     )
     if "overhead" in found:
-        yield "a cluster of one against a plain run, from the first lease on", *share_of(found, "overhead")
+        of = found["overhead"]
+        told = f"{of['chunks']:,} texts, medians of {of['rounds']}"
+        yield (
+            f"a cluster of one against a plain run, from the first lease to the end of the pass ({told})",
+            *share_of(found, "overhead"),
+        )
+        ends = " / ".join(f"{of['median'][name]['end']:.1f}" for name in ("plain", "local:1"))
+        yield "seconds from there to the end: plain / a cluster of one, whose processes end", ends, ""
         starts = " / ".join(f"{seconds:.1f}" for seconds in found["start"].values())
         yield "seconds to the first lease: plain / one node / two / four", starts, ""
     (least, *_, most) = found["efficiency"]
