@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import corpora, evidence, machine
 from bench.campaigns.process import aside
+from bench.cluster_tables import telling
 from bench.clusters import Echoes, Spent, Stage, conduct, sleepers, weightless
 from bench.growth import fit
 from interlock.engine.gpu.cpu import CpuDevice
@@ -60,9 +61,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "efficiency": machine.goal(found["efficiency"][-1]["efficiency"], EFFICIENCY),
         "growth with batches": machine.goal(fit(sizes, seconds, 0.0) or 0.0, GROWTH, at_most=True),
     }
-    if options.ray:
-        share = _more(found["overhead"]["median"])
-        goals["overhead"] = machine.goal(share, OVERHEAD, at_most=True)
+    if options.ray and telling(found["overhead"]):
+        goals["overhead"] = machine.goal(_more(found["overhead"]["median"]), OVERHEAD, at_most=True)
     return {"machine": {**about, "load_after": machine.load()}, **found, "goals": goals}
 
 

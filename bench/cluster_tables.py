@@ -11,6 +11,8 @@ TEXT = 256
 """Tokens of the text that the tables speak of."""
 PEAKS = {"T4": 65e12, "H100": 989e12}
 """Operations a second in float16 by the makers' data sheets, without sparsity (H100: SXM): no encoder reaches them."""
+ALIKE = 1.1
+"""The slowest round of a kind beside its fastest, at most."""
 MODELS = {
     "MiniLM-L6": "MiniLM-L6",
     "BERT-base": "BERT-base, MPNet-base",
@@ -33,17 +35,14 @@ def cluster(found: Found) -> Iterator[Row]:
             yield f"its CPU a text, {told}", alone, ""
     head = found["head"]
     yield (
-        f"memory of the head that is no file's, {head['texts']:,} texts of 1,024 numbers",
+        f"memory that the head takes beside files in a pass of {head['texts']:,} texts of 1,024 numbers",
         f"{head['anonymous_mb']:.0f} MB",
         "",
     )
     if "overhead" in found:
         of = found["overhead"]
-        told = f"{of['chunks']:,} texts, medians of {of['rounds']}"
-        yield (
-            f"a cluster of one against a plain run, from the first lease to the end of the pass ({told})",
-            *share_of(found, "overhead"),
-        )
+        told = f"from the first lease to the end of the pass ({of['chunks']:,} texts, medians of {of['rounds']})"
+        yield f"a cluster of one against a plain run, {told}", *_overhead(found)
         ends = " / ".join(f"{of['median'][name]['end']:.1f}" for name in ("plain", "local:1"))
         yield "seconds from there to the end: plain / a cluster of one, whose processes end", ends, ""
         starts = " / ".join(f"{seconds:.1f}" for seconds in found["start"].values())
@@ -60,6 +59,20 @@ def cluster(found: Found) -> Iterator[Row]:
             "",
         )
     yield "the head's CPU grows with batches by the power of", *goal_of(found, "growth with batches", "{:.2f}")
+
+
+def telling(overhead: Mapping[str, Any]) -> bool:
+    """Whether rounds of the same kind agree well enough for a difference between kinds to be told."""
+    return all(max(each) <= ALIKE * min(each) for each in overhead["pass_seconds"].values())
+
+
+def _overhead(found: Mapping[str, Any]) -> tuple[str, str]:
+    if telling(found["overhead"]):
+        return share_of(found, "overhead")
+    spans = ", ".join(
+        f"{name} {min(each):.0f} to {max(each):.0f}" for name, each in found["overhead"]["pass_seconds"].items()
+    )
+    return f"**not told**: the machine was busy (seconds of a round: {spans})", "3 %"
 
 
 def cards(found: Found) -> Iterator[Row]:
