@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, cr
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.cluster.crew import Crew, CrewPatience
+from interlock.engine.cluster.feed import FedQueue, NodeFeed
 from interlock.engine.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.cluster.messages import Hello, ModelFiles, Orders, Report, Welcome
 from interlock.engine.cluster.node import ClusterNode, versions
@@ -34,7 +36,8 @@ from interlock.engine.record.summary import summarise
 from tests.harness import Told, grid_of
 from tests.threads import Threads
 
-FIRST, PLANS = 0, 16
+SEEDS = (0, 2, 3, 4, 7, 9, 14, 15)
+"""Quick ones in which all that can befall a node does."""
 CEILING = 12 << 30
 
 
@@ -46,7 +49,7 @@ def shop() -> Iterator[Workshop]:
 
 @pytest.fixture(scope="module")
 def outcomes(shop: Workshop) -> list[CrewOutcome]:
-    return [carry_out_on(draw_crew(seed, shop), shop) for seed in range(FIRST, FIRST + PLANS)]
+    return [carry_out_on(draw_crew(seed, shop), shop) for seed in SEEDS]
 
 
 def test_nothing_is_lost_or_doubled_with_any_random_crew(outcomes):
@@ -328,28 +331,29 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
 
 
 def test_pause_reaches_every_node_and_each_acknowledges_it(shop):
-    stand = Stand(shop, 2)
-    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, lead=0.5))
+    stand.seconds = {"m0": 0.2, "m1": 0.2}
     committed: list[int] = []
 
     def pause() -> None:
         stand.controls.ask("pause", "yes", "tester")
 
         def later() -> None:
-            time.sleep(0.6)
-            committed.append(len(stand.of(ev.BatchCommitted)))
-            time.sleep(0.4)
-            committed.append(len(stand.of(ev.BatchCommitted)))
+            for _ in range(2):
+                time.sleep(0.6)
+                committed.append(len(stand.of(ev.BatchCommitted)))
             stand.controls.ask("pause", "no", "tester")
 
         threading.Thread(target=later).start()
 
-    on_batch(stand, 2, pause)
+    on_batch(stand, 1, pause)
     stand.run()
     reached = [(event.node, event.control, event.value) for event in stand.of(ev.ControlReached)]
     assert {*reached} == {(f"node-{node}", "pause", value) for node in (1, 2) for value in ("yes", "no")}
     assert len(reached) == 4
     assert committed[0] == committed[1] < 10
+    paused, resumed = [k for k, event in enumerate(stand.heard.events) if isinstance(event, ev.ControlApplied)]
+    assert not [event for event in stand.heard.events[paused:resumed] if isinstance(event, ev.BatchesDoubled)]
     assert stand.whole()
 
 
@@ -393,6 +397,7 @@ def test_a_pass_that_one_node_cannot_compute_is_computed_by_the_others(shop):
         raise UnavailableError(f"model {card.key}: its weights cannot be read")
 
     stand.spoils = spoil
+    stand.seconds = {"m0": 0.15}
     stand.run()
     assert [event.message for event in stand.of(ev.Warned)] == [
         "node-2 does not compute flat, which is left to other nodes: model flat: its weights cannot be read"
@@ -412,6 +417,70 @@ def test_a_pass_that_no_node_can_compute_has_failed(shop):
     stand.spoils = spoil
     stand.run()
     assert [event.reason for event in stand.of(ev.PassFailed)] == ["cannot be read"]
+
+
+def test_a_head_that_was_held_up_itself_loses_no_node(shop):
+    stand = Stand(shop, 3, patience=replace(IMPATIENT, silent=0.4))
+    stand.seconds = {"m0": 0.02, "m1": 0.02, "m2": 0.02}
+    on_batch(stand, 2, lambda: time.sleep(0.8))
+    stand.run()
+    assert [event.reason for event in stand.of(ev.NodeLost)] == []
+    assert stand.whole()
+
+
+def test_what_was_asked_for_before_the_nodes_were_ready_is_acknowledged_too(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    stand.controls.ask("cpu_fallback", "no", "tester")
+    stand.run()
+    assert {event.node for event in stand.of(ev.ControlReached)} == {"node-1", "node-2"}
+
+
+def test_the_head_keeps_no_vectors_that_it_has_written(shop):
+    stand = Stand(shop, 1)
+    sent: list[weakref.ref[Any]] = []
+    kept: list[Any] = []
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        exchange = node.exchange
+
+        def watched(orders: Orders) -> Report:
+            began = time.monotonic()
+            while not kept and any(each() is not None for each in sent):
+                time.sleep(0.01)  # the thread that sent them may not be through yet
+                kept.extend(each for each in sent if time.monotonic() - began > 3 and each() is not None)
+            report = exchange(orders)
+            sent.clear()
+            for news in report.news:
+                if news.outputs is not None:
+                    object.__setattr__(news, "outputs", replace(news.outputs))  # which the node does not hold
+                    sent.append(weakref.ref(news.outputs))
+            return report
+
+        node.exchange = watched  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    stand.run()
+    assert stand.whole()
+    assert kept == []
+
+
+def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
+    feed = NodeFeed(Controls())
+    queue = FedQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 1)
+
+    class Hurried(deque[int]):
+        def __contains__(self, batch: object) -> bool:
+            there = super().__contains__(batch)
+            self.popleft()  # as a worker does between two looks
+            return there
+
+    queue.begin()
+    queue._left = Hurried([0])
+    queue.drop(0)
+    queue._left = deque()
+    queue.drop(0)
+    assert queue.left() == []
 
 
 def test_bytes_that_changed_on_the_way_are_not_kept(shop):

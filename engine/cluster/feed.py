@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from msgspec.structs import replace
@@ -283,7 +284,7 @@ class FedQueue(Queue):
 
     def drop(self, batch: int) -> None:
         """Leave a batch out that nobody has begun."""
-        if batch in self._left:
+        with suppress(ValueError):  # somebody has begun it
             self._left.remove(batch)
 
 

@@ -31,6 +31,8 @@ from interlock.engine.record import events as ev
 TICK = 0.1
 """Seconds between two looks at operator, deadline and crew where no node reports."""
 SYNC_SECONDS = 1.0
+ENDING = 600.0
+"""Seconds for nodes to give their leases back once a phase has ended."""
 _FADES = 0.7
 
 
@@ -41,8 +43,8 @@ class _Hand:
     member: CrewMember
     report: Report = field(default_factory=Report)
     asked: float = 0.0
-    heard: bool = False
-    """Whether its exchange has been answered, so that it waits for orders."""
+    answer: Future[Report] | None = None
+    """What it is to answer; None while it waits for orders."""
     version: int = 0
     told: int = 0
     """The phase whose batches it knows."""
@@ -162,13 +164,13 @@ class ClusterExecutor:
         self._closed = {*self._pools}
         self._changed()
         began = self._clock()
-        while any(self._awaited(hand) for hand in self._hands.values()) and self._clock() - began < 600:
+        while any(self._awaited(hand) for hand in self._hands.values()) and self._clock() - began < ENDING:
             self._step()
         self._take_in()
         self._sync()
 
     def _awaited(self, hand: _Hand) -> bool:
-        return hand.report.ended < self._phase.number and not (hand.superseded and self._backlog.more())
+        return hand.report.ended < self._phase.number and not hand.superseded
 
     def _close_pass(self, number: int) -> None:
         """Tell that a pass has nothing left in this phase."""
@@ -193,7 +195,7 @@ class ClusterExecutor:
         return self._backlog.without(done)
 
     def _stop_if_asked(self) -> None:
-        self._controls.settle(self._emit)
+        self._settle()
         if self._controls.stop_requested:
             whose = "the deadline" if self._deadline.near else "the operator"
             raise Stopped(f"stopped by {whose} between batches: --resume continues")
@@ -209,7 +211,7 @@ class ClusterExecutor:
             self._hear(hand, answer)
         self._look_around()
         for hand in [*self._hands.values()]:
-            if hand.heard:
+            if hand.answer is None:
                 self._order(hand)
             elif hand.version < self._version and hand.member.link:
                 hand.version = self._version
@@ -220,17 +222,16 @@ class ClusterExecutor:
         if now - self._looked < TICK:
             return
         self._looked = now
-        before = self._in_force
-        self._controls.settle(self._emit)
+        self._settle()
         if self._controls.paused:
             self._controls.due()
-        if changed := {control for control, value in self._in_force.items() if value != before[control]}:
-            self._steered |= changed
-            self._changed()
+            for hand in self._hands.values():
+                hand.progress = now  # a node that was paused is not slow
         if now - self._synced > SYNC_SECONDS:
             self._sync()
         for hand in [*self._hands.values()]:
-            if not hand.heard and now - hand.asked > self._crew.patience.silent:
+            silent = hand.answer is not None and not hand.answer.done()  # what has come may wait to be heard
+            if silent and now - hand.asked > self._crew.patience.silent:
                 self._lose(hand, f"did not answer for {self._crew.patience.silent:.0f} s")
         changes = self._crew.look()
         for member in changes.joined:
@@ -238,6 +239,14 @@ class ClusterExecutor:
         for member in changes.refused:
             self._emit(ev.NodeRefused(node=member.name, reason=member.out))
         self._check_crew(now)
+
+    def _settle(self) -> None:
+        """Apply what an operator asked for, here and then on every node."""
+        before = self._in_force
+        self._controls.settle(self._emit)
+        if changed := {control for control, value in self._in_force.items() if value != before[control]}:
+            self._steered |= changed
+            self._changed()
 
     def _check_crew(self, now: float) -> None:
         """See whether anybody is left who computes what is open; another node may come of those that were lost."""
@@ -260,7 +269,7 @@ class ClusterExecutor:
         except Exception as error:
             self._lose(hand, reason(error))
             return
-        hand.report, hand.heard = report, True
+        hand.report, hand.answer = replace(report, news=()), None  # vectors are held no longer than they are written
         for news in report.news:
             self._take(hand, news)
             if self._hands.get(hand.name) is not hand:
@@ -343,7 +352,7 @@ class ClusterExecutor:
     # Who is there.
 
     def _join(self, member: CrewMember) -> None:
-        self._hands[member.name] = hand = _Hand(member, heard=True)
+        self._hands[member.name] = hand = _Hand(member)
         hand.progress = self._clock()
         self._emit(
             ev.NodeJoined(
@@ -386,9 +395,9 @@ class ClusterExecutor:
             self._controls.cpu_fallback,
             self._crew.patience.poll,
         )
-        hand.dropped, hand.heard, hand.version, hand.asked = {}, False, self._version, self._clock()
-        answer = link.exchange(orders)
-        answer.add_done_callback(lambda done: self._inbox.put((hand, done)))
+        hand.dropped, hand.version, hand.asked = {}, self._version, self._clock()
+        hand.answer = link.exchange(orders)
+        hand.answer.add_done_callback(lambda done: self._inbox.put((hand, done)))
 
     def _phase_for(self, hand: _Hand) -> Phase:
         """The phase as a node is told it: with its batches once, since they are as many as the run has."""
