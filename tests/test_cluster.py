@@ -309,7 +309,7 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
                 (device, *_) = answer.devices
                 from msgspec.structs import replace as other
 
-                return replace(answer, devices=[replace(device, facts=other(device.facts, kind="cuda"))])
+                return replace(answer, devices=[replace(device, facts=other(device.facts, kind="cpu"))])
             return answer
 
         def begun(plan: Any) -> Any:
@@ -323,7 +323,7 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
     stand.spoils = spoil
     stand.run()
     (refused,) = stand.of(ev.NodeRefused)
-    words = {"version": "torch 1.0, the head has", "kind": "has GPUs, the others have simulated GPUs"}
+    words = {"version": "torch 1.0, the head has", "kind": "has no GPU, others have simulated GPUs"}
     words |= {"fingerprint": "its copy of model flat", "trouble": "its disk is full"}
     assert refused.node == "node-2"
     assert words[what] in refused.reason
@@ -332,18 +332,20 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
 
 def test_pause_reaches_every_node_and_each_acknowledges_it(shop):
     stand = Stand(shop, 2, patience=replace(IMPATIENT, lead=0.5))
-    stand.seconds = {"m0": 0.2, "m1": 0.2}
+    stand.seconds = {"m0": 0.3, "m1": 0.3}
     committed: list[int] = []
+
+    def later() -> None:
+        limit = time.monotonic() + 20
+        while len(stand.of(ev.ControlReached)) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        for seconds in (1.0, 0.5):
+            time.sleep(seconds)
+            committed.append(len(stand.of(ev.BatchCommitted)))
+        stand.controls.ask("pause", "no", "tester")
 
     def pause() -> None:
         stand.controls.ask("pause", "yes", "tester")
-
-        def later() -> None:
-            for _ in range(2):
-                time.sleep(0.6)
-                committed.append(len(stand.of(ev.BatchCommitted)))
-            stand.controls.ask("pause", "no", "tester")
-
         threading.Thread(target=later).start()
 
     on_batch(stand, 1, pause)
@@ -357,9 +359,17 @@ def test_pause_reaches_every_node_and_each_acknowledges_it(shop):
     assert stand.whole()
 
 
+def test_the_receipts_of_a_slow_node_are_waited_for_where_no_pass_follows(shop):
+    stand = Stand(shop, 2)
+    stand.seconds = {"m0": 0.01, "m1": 1.0}
+    stand.run()
+    assert stand.of(ev.BatchesDoubled)
+    assert len(stand.of(ev.LeaseReleased)) == len(stand.of(ev.LeaseGranted)) == 2
+
+
 def test_a_stop_ends_between_batches_and_the_rest_is_left(shop):
     stand = Stand(shop, 2)
-    stand.seconds = {"m0": 0.05, "m1": 0.05}
+    stand.seconds = {"m0": 0.3, "m1": 0.3}
     on_batch(stand, 2, lambda: stand.controls.stop(ExitCode.STOPPED))
     with pytest.raises(Stopped, match="stopped by the operator between batches"):
         stand.run()

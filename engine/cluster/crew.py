@@ -15,6 +15,9 @@ from interlock.engine.cluster.links import Cluster, NodeLink, NodeMachine
 from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Ready, RemoteFacts, Welcome
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
 
+KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}
+"""Of devices, in words; the first that any node has is what the run computes on."""
+
 
 def connected(address: str, devices: str) -> Cluster:
     """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
@@ -77,6 +80,11 @@ class CrewMember:
     _began: float = 0.0
 
     @property
+    def kind(self) -> str:
+        """Of its devices."""
+        return self.devices[0].facts.kind
+
+    @property
     def gone(self) -> bool:
         return self.link is None
 
@@ -128,6 +136,10 @@ class Crew:
             raise UnavailableError(
                 "no node of the cluster can compute: " + ("; ".join(self._troubles()) or "it has no machine")
             )
+
+        self._kind = min((each.kind for each in self.welcomed), key=list(KINDS).index)
+        for member in self.welcomed:
+            self._compare(member)
 
     def begin(
         self, plan: GridPlan, pack: Callable[[str], ModelFiles], stops: Callable[[], bool] = lambda: False
@@ -283,13 +295,6 @@ class Crew:
             self._refuse(member, f"has {', '.join(different)}: install the same versions on every node")
         elif welcome.trouble:
             self.lose(member, welcome.trouble)
-        elif welcome.devices[0].facts.kind != (self._kind or welcome.devices[0].facts.kind):
-            kinds = {"cpu": "no GPU", "cuda": "GPUs", "sim": "simulated GPUs"}
-            self._refuse(
-                member,
-                f"has {kinds[welcome.devices[0].facts.kind]}, the others have {kinds[self._kind]}: vectors would be "
-                "computed in other precisions; name the same --devices for all",
-            )
         elif weak := [each for each in welcome.devices if self._lowest and (each.capability or ()) < self._lowest]:
             self._refuse(
                 member,
@@ -297,9 +302,19 @@ class Crew:
                 f"planned for {_dotted(self._lowest)} and up: --resume with it from the start",
             )
         else:
-            self._kind = welcome.devices[0].facts.kind
             member.devices, member.environment, member.welcomed = welcome.devices, welcome.environment, True
+            if self._kind:
+                self._compare(member)
             self._step(member)
+
+    def _compare(self, member: CrewMember) -> None:
+        """Refuse a node of another kind than the run computes on."""
+        if member.kind != self._kind:
+            self._refuse(
+                member,
+                f"has {KINDS[member.kind]}, others have {KINDS[self._kind]}: vectors would be computed in another "
+                "precision; name the same --devices for all",
+            )
 
     def _prepare(self, member: CrewMember, ready: Ready) -> None:
         assert member.link

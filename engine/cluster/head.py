@@ -33,6 +33,8 @@ TICK = 0.1
 SYNC_SECONDS = 1.0
 ENDING = 600.0
 """Seconds for nodes to give their leases back once a phase has ended."""
+RECEIPTS = 10.0
+"""The same for nodes of which nothing more is needed, at the end of a run."""
 _FADES = 0.7
 
 
@@ -160,17 +162,23 @@ class ClusterExecutor:
 
     def _end_phase(self) -> None:
         """Have every node give its leases back, and take back what it has not computed. Who still computes what another
-        node has already given is not waited for."""
+        node has already given is waited for only where no phase follows, a moment, for its receipts."""
         self._closed = {*self._pools}
         self._changed()
         began = self._clock()
-        while any(self._awaited(hand) for hand in self._hands.values()) and self._clock() - began < ENDING:
+        while any(self._awaited(hand, self._clock() - began) for hand in self._hands.values()):
             self._step()
         self._take_in()
         self._sync()
 
-    def _awaited(self, hand: _Hand) -> bool:
-        return hand.report.ended < self._phase.number and not hand.superseded
+    def _awaited(self, hand: _Hand, seconds: float) -> bool:
+        """Whether a node that has not given its leases back is waited for after so many seconds."""
+        if hand.report.ended >= self._phase.number:
+            return False
+        if not hand.superseded:
+            return seconds < ENDING
+        follows = any(self._left()) and not self._controls.stop_requested
+        return not follows and seconds < RECEIPTS
 
     def _close_pass(self, number: int) -> None:
         """Tell that a pass has nothing left in this phase."""
