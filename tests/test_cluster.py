@@ -14,10 +14,11 @@ import pytest
 from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
+from interlock.engine.cluster import feed as feeds
 from interlock.engine.cluster.crew import Crew, CrewPatience
 from interlock.engine.cluster.feed import FedQueue, NodeFeed
 from interlock.engine.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.cluster.messages import Hello, ModelFiles, Orders, Report, Welcome
+from interlock.engine.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
 from interlock.engine.cluster.node import ClusterNode, versions
 from interlock.engine.cluster.pool import BatchPool
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
@@ -29,6 +30,7 @@ from interlock.engine.passes.backend import Backend
 from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.controls import Controls
 from interlock.engine.passes.deadline import Deadline
+from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import node_of
@@ -518,6 +520,72 @@ def test_bytes_that_changed_on_the_way_are_not_kept(shop):
     assert "arrived with other bytes than it sent" in lost.reason
     batches = [event.batch_index for event in stand.of(ev.BatchCommitted)]
     assert sorted(batches) == list(range(10))
+
+
+def test_a_machine_that_is_busy_again_and_again_is_out_for_good(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, tries=2))
+    stand.seconds = {"m0": 0.15}
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        if machine == "m1":
+            node.welcome = lambda hello: Welcome(versions=versions(), trouble="busy")  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    stand.run()
+    assert [event.reason for event in stand.of(ev.NodeRefused)] == ["lost or refused 3 times, at last: busy"]
+    assert sum(machine == "m1" for machine, _ in stand.threads.links) == 3
+    assert stand.whole()
+
+
+def fed(shop: Workshop, batches: int) -> NodeFeed:
+    """A node's side of a phase, handed so many batches of a pass."""
+    feed, cells = NodeFeed(Controls()), grid_of([replace(shop.cards["flat"], batch_tokens=32)], [8] * 40, ids_of)[0]
+    handed = Handed(range(batches), Texts(0, np.array([0]), np.array([1]), np.array([7], np.int32)))
+    feed.follow(Orders(Phase(1, batches={0: range(batches)})))
+    feed.next_phase(0)
+    feed.follow(Orders(Phase(1), handed=[handed]))
+    feed.attach(FedQueue(cells, feed, 1))
+    feed.report(0)
+    return feed
+
+
+def committed(batch: int) -> ev.BatchCommitted:
+    return ev.BatchCommitted(
+        model_pass=0, batch_index=batch, rows=4, tokens=32, padding=0, seconds=0.1, device="cuda:0", crc=0
+    )
+
+
+OUTPUTS = Outputs(np.ones((4, 16), np.float32))
+
+
+def test_a_parked_row_is_told_with_its_batch_and_not_before(shop):
+    feed = fed(shop, 1)
+    parked = ev.RowParked(model_pass=0, model="flat", batch_index=0, row=2, reason="not finite", collection="texts")
+    feed.emit(parked)
+    assert feed.report(0).news == []
+    assert feed.commit(committed(0), OUTPUTS)
+    (news,) = feed.report(0).news
+    assert news.before == [parked]
+
+
+def test_what_waits_for_the_head_is_bounded(shop, monkeypatch):
+    monkeypatch.setattr(feeds, "MOST_BYTES", OUTPUTS.bytes)
+    feed = fed(shop, 2)
+    feed.commit(committed(0), OUTPUTS)
+    second = threading.Thread(target=feed.commit, args=(committed(1), OUTPUTS))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    assert [news.event.batch_index for news in feed.report(0).news] == [0]
+    second.join(5)
+    assert [news.event.batch_index for news in feed.report(0).news] == [1]
+
+
+def test_what_a_node_gives_back_waits_in_its_order_before_the_rest():
+    pool = BatchPool([0, 1, 2])
+    assert [pool.hand("a"), pool.hand("a")] == [0, 1]
+    assert pool.take_back("a") == [0, 1]
+    assert [pool.hand("b") for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_pool_knows_who_has_what():
