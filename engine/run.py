@@ -141,9 +141,11 @@ class Run:
         )
         crew = Crew(clusters(asked.cluster, asked.devices), hello, versions(), clock=self._backend.clock)
         try:
-            crew.gather()
-        except BaseException:
+            crew.gather(lambda: self.controls.stop_requested)
+        except BaseException as error:
             crew.close()
+            if isinstance(error, Stopped):
+                error.exit_code = self._code("stopped")
             raise
         return crew
 

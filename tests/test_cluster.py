@@ -479,7 +479,7 @@ def test_the_head_keeps_no_vectors_that_it_has_written(shop):
 
 def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
     feed = NodeFeed(Controls())
-    queue = FedQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 1)
+    queue = FedQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 0, 1)
 
     class Hurried(deque[int]):
         def __contains__(self, batch: object) -> bool:
@@ -544,7 +544,7 @@ def fed(shop: Workshop, batches: int) -> NodeFeed:
     feed.follow(Orders(Phase(1, batches={0: range(batches)})))
     feed.next_phase(0)
     feed.follow(Orders(Phase(1), handed=[handed]))
-    feed.attach(FedQueue(cells, feed, 1))
+    feed.attach(FedQueue(cells, feed, 0, 1))
     feed.report(0)
     return feed
 
@@ -600,3 +600,28 @@ def test_a_pool_knows_who_has_what():
     assert pool.next == 0
     assert pool.finish(0, "a") is None
     assert (pool.waiting, len(pool)) == (2, 3)
+
+
+def test_a_queue_of_an_earlier_phase_is_not_open_in_the_next_though_its_pass_is(shop):
+    feed, cells = NodeFeed(Controls()), grid_of([shop.cards["flat"]], [8] * 4, ids_of)[0]
+    feed.follow(Orders(Phase(1, batches={0: [0]})))
+    queue = FedQueue(cells, feed, 1, 1)
+    assert queue.open
+    feed.follow(Orders(Phase(2, batches={0: [0]})))
+    assert not queue.open
+    assert FedQueue(cells, feed, 2, 1).open
+
+
+def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
+    stand, began = Stand(shop, 2), time.monotonic()
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        welcome = node.welcome
+        node.welcome = lambda hello: (time.sleep(3), welcome(hello))[1]  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+    with pytest.raises(Stopped, match="while nodes started"):
+        stand.crew.gather(lambda: time.monotonic() - began > 0.2)
+    assert time.monotonic() - began < 2
+    stand.crew.close()
+    stand.threads.join()

@@ -1,12 +1,14 @@
 """A model's files as one value and as a directory again: what arrives is resolved as the same model."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from interlock.engine.cluster.messages import ModelFiles
-from interlock.engine.cluster.models import pack, unpack
+from interlock.engine.cluster.models import pack, room, unpack
 from interlock.engine.errors import DiskError, UnavailableError
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
@@ -82,3 +84,16 @@ def test_a_file_that_is_gone_meanwhile_is_named(tmp_path):
     (tmp_path / "here" / "tokenizer.json").unlink()
     with pytest.raises(UnavailableError, match=r"model m: cannot read .*tokenizer\.json: No such file"):
         pack("m", here)
+
+
+def test_what_was_sent_to_a_process_that_has_died_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, ours = tmp_path / f"interlock-model-{ended.pid}-x", room()
+    (left / "deep").mkdir(parents=True)
+    other = tmp_path / "interlock-model-notes"
+    other.mkdir()
+    assert room().parent == tmp_path
+    assert not left.exists()
+    assert ours.exists() and other.exists()

@@ -123,15 +123,17 @@ class Crew:
         self._looked = -1e9
         self._closed = False
 
-    def gather(self) -> None:
+    def gather(self, stops: Callable[[], bool] = lambda: False) -> None:
         """Start a node on every machine that is there, and wait until each has looked at its devices.
 
-        Raises UnavailableError where none can compute.
+        Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile.
         """
         began = self._clock()
         self._look()
         while not self._gathered(began):
             self._wait()
+            if stops():
+                raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
         if not self.welcomed:
             raise UnavailableError(
                 "no node of the cluster can compute: " + ("; ".join(self._troubles()) or "it has no machine")

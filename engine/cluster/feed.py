@@ -250,9 +250,10 @@ class NodeFeed:
 class FedQueue(Queue):
     """A queue that fills while it is worked off; batches that it commits go to the head with their outputs."""
 
-    def __init__(self, cells: Cells, feed: NodeFeed, devices: int) -> None:
-        """`devices` compute it side by side."""
+    def __init__(self, cells: Cells, feed: NodeFeed, phase: int, devices: int) -> None:
+        """`devices` compute it side by side, in the phase of this number."""
         super().__init__(cells, ())
+        self._phase = phase
         self.devices = devices
         self._feed = feed
 
@@ -262,7 +263,8 @@ class FedQueue(Queue):
 
     @property
     def open(self) -> bool:
-        return super().open and self._feed.open(self.cells.model_pass)
+        now = self._feed.phase.number == self._phase
+        return now and super().open and self._feed.open(self.cells.model_pass)
 
     def more(self) -> bool:
         with self._feed.changed:
@@ -309,7 +311,7 @@ class FedBacklog(Backlog):
         return any(self.left) or self.more()
 
     def queue(self, cells: Cells, assignment: Assignment) -> Queue:
-        return FedQueue(cells, self._feed, len(assignment.devices))
+        return FedQueue(cells, self._feed, self._phase.number, len(assignment.devices))
 
     def without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
         """With what comes later, so that it can be read ahead."""

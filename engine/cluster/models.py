@@ -4,17 +4,23 @@ What is sent is what makes the model what it is (weights, heads, configuration, 
 beside it. Files are mapped, not read: a model of many GB takes no memory before it is sent.
 """
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from tempfile import gettempdir, mkdtemp
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from interlock.engine.cluster.messages import ModelFiles
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.sources import PATTERNS
 from interlock.engine.record import atomic
+
+_ROOM = "interlock-model-"
 
 
 def pack(key: str, snapshot: ModelSnapshot) -> ModelFiles:
@@ -29,6 +35,15 @@ def pack(key: str, snapshot: ModelSnapshot) -> ModelFiles:
         raise UnavailableError(
             f"model {key}: cannot read {error.filename or snapshot.path}: {error.strerror}"
         ) from error
+
+
+def room() -> Path:
+    """Make a directory for a model that is sent, and remove those of processes that have died: nobody else does."""
+    for left in Path(gettempdir()).glob(f"{_ROOM}*"):
+        pid = left.name.removeprefix(_ROOM).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(mkdtemp(prefix=f"{_ROOM}{os.getpid()}-"))
 
 
 def unpack(files: ModelFiles, place: Path) -> Path:

@@ -4,13 +4,13 @@ It reads no chunks, writes no journal and delivers nothing. What happens is told
 counts.
 """
 
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -26,7 +26,7 @@ from interlock.engine.cluster.messages import (
     Report,
     Welcome,
 )
-from interlock.engine.cluster.models import unpack
+from interlock.engine.cluster.models import room, unpack
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
@@ -88,7 +88,8 @@ class ClusterNode:
     def take(self, files: ModelFiles) -> Ready:
         """Keep a model that was lacking here, for as long as this process lives."""
         assert self._plan, "only then is it known what is lacking"
-        place = Path(self._stack.enter_context(TemporaryDirectory(prefix="interlock-model-")))
+        place = room()
+        self._stack.callback(shutil.rmtree, place, ignore_errors=True)
         try:
             self._sent[files.key] = unpack(files, place)
         except InterlockError as error:
