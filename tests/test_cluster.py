@@ -15,9 +15,10 @@ from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, cr
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.cluster import feed as feeds
-from interlock.engine.cluster.crew import Crew, CrewPatience
+from interlock.engine.cluster.crew import Crew, CrewMember, CrewPatience
 from interlock.engine.cluster.feed import FedQueue, NodeFeed
-from interlock.engine.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.cluster.head import ClusterExecutor, _Hand, plan_of
+from interlock.engine.cluster.links import NodeMachine
 from interlock.engine.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
 from interlock.engine.cluster.node import ClusterNode, versions
 from interlock.engine.cluster.pool import BatchPool
@@ -29,7 +30,7 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.passes.backend import Backend
 from interlock.engine.passes.backlog import Backlog
 from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import Deadline
+from interlock.engine.passes.deadline import CLOSING_SECONDS, Deadline
 from interlock.engine.passes.outputs import Outputs
 from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
@@ -88,7 +89,8 @@ class Slow:
         self.padded = inner.padded
 
     def encode(self, rows: Any) -> Any:
-        time.sleep(self._seconds())
+        if len(rows) == 4:  # a batch, and no canary
+            time.sleep(self._seconds())
         return self._inner.encode(rows)
 
 
@@ -124,14 +126,15 @@ class Stand:
         self.crew = Crew(self.threads, hello, versions(), patience)
         self.specs = [ModelSpec(key, ("none",)) for key in self.cards]
 
-    def run(self, schedule: Schedule = Schedule.EXCLUSIVE) -> None:
+    def run(self, schedule: Schedule = Schedule.EXCLUSIVE, deadline: Deadline | None = None) -> None:
         self.controls.begin(schedule, 0, cpu_fallback=True)
         self.heard.begin(self.grid, [], CEILING, schedule, "run")
         try:
             self.crew.gather()
             self.crew.begin(plan_of(self.grid, self.specs, Policy(offline=True)), lambda key: ModelFiles(key, {}))
             backlog = Backlog(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
-            ClusterExecutor(backlog, self.crew, self.controls, self.heard, lambda: None, Deadline()).run()
+            until = deadline or Deadline()
+            ClusterExecutor(backlog, self.crew, self.controls, self.heard, lambda: None, until).run()
         finally:
             self.crew.close()
             self.threads.join()
@@ -625,3 +628,27 @@ def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
     assert time.monotonic() - began < 2
     stand.crew.close()
     stand.threads.join()
+
+
+def test_a_node_is_handed_nothing_for_a_phase_that_it_has_not_begun(shop):
+    stand = Stand(shop, 1)
+    backlog = Backlog(stand.grid, [[]], [1.0], stand.heard)
+    head = ClusterExecutor(backlog, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
+    head._open()
+    hand = _Hand(CrewMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
+    head._hands["node-1"] = hand
+    assert head._handed(hand, Report(wants={0: 2}, working=0)) == []
+    (handed,) = head._handed(hand, Report(wants={0: 2}, working=1))
+    assert list(handed.batches) == [0, 1]
+
+
+def test_no_batch_is_handed_out_that_would_not_be_done_before_the_deadline(shop):
+    stand = Stand(shop, 1)
+    stand.seconds = {"m0": 0.5}
+    deadline = Deadline(CLOSING_SECONDS + 1.8, stand.controls)
+    with pytest.raises(Stopped, match="stopped by the deadline between batches"):
+        stand.run(deadline=deadline)
+    assert deadline.near
+    assert deadline.left > CLOSING_SECONDS - 0.5
+    assert 2 <= len(stand.of(ev.BatchCommitted)) < 10
+    assert len(stand.of(ev.LeaseReleased)) == 1

@@ -235,6 +235,7 @@ class ClusterExecutor:
             self._controls.due()
             for hand in self._hands.values():
                 hand.progress = now  # a node that was paused is not slow
+        self._watch_deadline()
         if now - self._synced > SYNC_SECONDS:
             self._sync()
         for hand in [*self._hands.values()]:
@@ -264,6 +265,7 @@ class ClusterExecutor:
         elif now - self._idle_since > self._crew.patience.empty or not self._crew.hopes:
             if not self._hands:
                 self._take_in()
+                self._sync()
                 raise Stopped("no node is left: --resume continues, on any number of nodes or without --cluster")
             first = next(iter(self._hands.values()))
             for number in unclosed:
@@ -447,7 +449,17 @@ class ClusterExecutor:
         seconds = deadline.seconds_of(self._backlog.grid[number], batch)
         if ahead < hand.devices:
             return deadline.allows(seconds)
+        if not seconds:
+            return False  # nothing is known of it: the first ones will tell
         return deadline.fits(seconds * math.ceil((ahead + 1) / hand.devices) + deadline.reserve())
+
+    def _watch_deadline(self) -> None:
+        """Have the run stop where what a node begins next, behind what it computes, would not be done in time."""
+        for number, pool in self._pools.items() if self._deadline.left < math.inf else ():
+            cells = self._backlog.grid[number]
+            for hand in self._hands.values():
+                if later := pool.held(hand.name)[hand.devices :]:
+                    self._deadline.allows(2 * self._deadline.seconds_of(cells, later[0]))
 
     def _doubled(self, hand: _Hand, number: int, wanted: int) -> list[int]:
         """Give a node what a slower one holds too, as far as it would be done much earlier here."""
