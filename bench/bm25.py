@@ -22,18 +22,18 @@ import numpy as np
 import qdrant_edge as edge
 from judged import CUT, ndcg, read
 
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import Corpus, read_corpus
-from interlock.engine.intake.judged import Grades
-from interlock.engine.outlet.bm25 import BM25, WordCounts, Words
-from interlock.engine.outlet.delivery import Destination, deliver
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.languages import NO_LANGUAGE
-from interlock.engine.outlet.windows import Delivery, ModelVectors
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import Corpus, read_corpus
+from interlock.engine.corpus.judged import Grades
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.targets.delivery import Destination, deliver
+from interlock.engine.targets.windows import Delivery, ModelVectors
+from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.languages import NO_LANGUAGE
 
-SOURCES = ("engine/outlet/bm25.py", "engine/outlet/points.py", "engine/outlet/store.py", "engine/outlet/qdrant.py")
+SOURCES = ("engine/vectors/bm25.py", "engine/vectors/points.py", "engine/targets/store.py", "engine/targets/qdrant.py")
 LANGUAGES = ("english", NO_LANGUAGE)
 DIM = 384
 ENTRY = RosterEntry(

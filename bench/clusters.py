@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from interlock.engine.cluster.crew import Crew
-from interlock.engine.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.cluster.links import Cluster, NodeMachine
-from interlock.engine.cluster.messages import (
+from interlock.engine.compute.backend import Backend
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.cluster.crew import Crew
+from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.links import Cluster, NodeMachine
+from interlock.engine.compute.cluster.messages import (
     GridPlan,
     Hello,
     ModelFiles,
@@ -32,22 +34,20 @@ from interlock.engine.cluster.messages import (
     Report,
     Welcome,
 )
-from interlock.engine.cluster.node import ClusterNode, versions
+from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.deadline import Deadline
+from interlock.engine.compute.grid import Cells, lay_out
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.pass_files import open_pass
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.corpus.collections import Collection
+from interlock.engine.corpus.corpus import Rows
+from interlock.engine.corpus.tokens import Specials, Tokenised
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.intake.collections import Collection
-from interlock.engine.intake.corpus import Rows
-from interlock.engine.intake.tokens import Specials, Tokenised
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.backend import Backend
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import Deadline
-from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.pass_files import open_pass
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.journal import Journal

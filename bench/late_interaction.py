@@ -24,20 +24,20 @@ os.environ.update(machine.SINGLE_THREAD)
 import numpy as np
 import torch
 
+from interlock.engine.compute.encoder import PackedRows, encoder_for
+from interlock.engine.compute.token_pooling import pool_tokens
+from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.gpu.devices import choose
-from interlock.engine.intake.ragged import starts_of
-from interlock.engine.intake.tokens import load_tokenizer, specials_of
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.packing import pack
 from interlock.engine.models.registry import REGISTRY, find
 from interlock.engine.models.weights import attach_to_host
-from interlock.engine.passes.encoder import PackedRows, encoder_for
-from interlock.engine.passes.token_pooling import pool_tokens
-from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.search.maxsim import maxsim
 
-SOURCES = ("engine/search/maxsim.py", "engine/passes/token_rows.py", "engine/passes/token_pooling.py")
+SOURCES = ("engine/search/maxsim.py", "engine/compute/token_rows.py", "engine/compute/token_pooling.py")
 DEPTH, BATCH = 50, 32
 SHARES = (0.3, 0.5)
 WHOLE = "float32"

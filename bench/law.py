@@ -26,12 +26,12 @@ os.environ |= machine.SINGLE_THREAD
 import numpy as np
 import torch
 
+from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.gpu.memory import GRAIN, Law
 from interlock.engine.models.precision import T4, precision_for
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
-from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
 

@@ -20,17 +20,17 @@ import machine
 import numpy as np
 
 import interlock
+from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.corpus.tokens import encoded, load_tokenizer, specials_of
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.tokens import encoded, load_tokenizer, specials_of
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import REGISTRY, ModelSpec, find
 from interlock.engine.models.roster import cards_of
-from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.record.summary import PassSummary
 
-SOURCES = ("engine/intake", "engine/passes", "engine/models")
+SOURCES = ("engine/corpus", "engine/compute", "engine/models")
 DEPTH = 10
 RESAMPLES = 10_000
 AT_A_TIME = 16

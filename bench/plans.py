@@ -25,8 +25,8 @@ from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.record import events as ev
 
-SOURCES = ("engine/gpu", "engine/models", "engine/passes")
-ON_NODES = (*SOURCES, "engine/cluster")
+SOURCES = ("engine/gpu", "engine/models", "engine/compute")
+ON_NODES = (*SOURCES, "engine/compute/cluster")
 PATIENCE = 180
 """Seconds after which a plan hangs: every thread's stack is shown, and that is the end."""
 

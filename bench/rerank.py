@@ -32,7 +32,7 @@ from interlock.engine.models.registry import rerankers
 from interlock.engine.search.rerank import Rerankers
 from tests.builders import ENDINGS, WORDS, tiny_scorer
 
-SOURCES = ("engine/passes", "engine/models", "engine/search/rerank.py", "engine/intake/tokens.py")
+SOURCES = ("engine/compute", "engine/models", "engine/search/rerank.py", "engine/corpus/tokens.py")
 SHAPE: dict[str, Any] = {
     "hidden_size": 384,
     "intermediate_size": 1536,

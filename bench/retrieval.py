@@ -21,11 +21,11 @@ from interlock.console.evaluating import evaluated
 from interlock.console.main import ENVIRONMENT
 from interlock.console.matter import Asked
 from interlock.console.text.evaluation_text import evaluation_text
-from interlock.engine.config import load
 from interlock.engine.evaluation.report import Evaluation, MeasuredWay
 from interlock.engine.search.combine import SPARSE_SHARE
+from interlock.engine.settings import load
 
-SOURCES = ("engine/evaluation", "engine/search", "engine/outlet/fusion.py", "engine/outlet/projection.py")
+SOURCES = ("engine/evaluation", "engine/search", "engine/vectors/fusion.py", "engine/vectors/projection.py")
 ROSTER, SPARSE, RERANKERS = "all-minilm-l6,all-mpnet-base-v2", "splade-tiny", ("maxsim",)
 HARM = {
     "default fusion below its best member": lambda way: way.group == "fusions" and way.name == "concat",

@@ -25,7 +25,12 @@ os.environ.update(machine.SINGLE_THREAD)
 
 import numpy as np
 
-SOURCES = ("engine/search/*.py", "engine/outlet/qdrant.py", "engine/outlet/query_vector.py", "engine/passes/encoder.py")
+SOURCES = (
+    "engine/search/*.py",
+    "engine/targets/qdrant.py",
+    "engine/vectors/query_vector.py",
+    "engine/compute/encoder.py",
+)
 INTERLOCK = (sys.executable, "-m", "interlock")
 QUESTION = "how do I make a date from an ISO 8601 string?"
 CLUSTERS, SPREAD, TOP = 1000, 0.6, 10

@@ -29,19 +29,19 @@ import corpora
 import numpy as np
 import torch
 
+from interlock.engine.compute.batches import plan
+from interlock.engine.compute.encoder import Encoder, encoder_for
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.tokens import TokenStore, load_tokenizer
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import REGISTRY, members
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import attach_to_host
-from interlock.engine.passes.batches import plan
-from interlock.engine.passes.encoder import Encoder, encoder_for
-from interlock.engine.passes.outputs import Outputs
 
-SOURCES = ("engine/passes", "engine/models", "engine/intake/tokens.py")
+SOURCES = ("engine/compute", "engine/models", "engine/corpus/tokens.py")
 SIZES = (32, 4, 8, 16)
 MARGIN = 1.3
 CLOSE = 1e-4

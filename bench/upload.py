@@ -28,20 +28,20 @@ import evidence
 import machine
 import numpy as np
 
-from interlock.engine.outlet.points import Point, Terms
-from interlock.engine.upload.address import Address
-from interlock.engine.upload.bodies import MOST_BYTES, MOST_POINTS, bodies
-from interlock.engine.upload.grpc_points import as_protobuf
-from interlock.engine.upload.layout import CollectionLayout
-from interlock.engine.upload.patience import Patience
-from interlock.engine.upload.server import QdrantServer
-from interlock.engine.upload.upserts import Upserts
+from interlock.engine.targets.address import Address
+from interlock.engine.targets.bodies import MOST_BYTES, MOST_POINTS, bodies
+from interlock.engine.targets.grpc_points import as_protobuf
+from interlock.engine.targets.layout import CollectionLayout
+from interlock.engine.targets.patience import Patience
+from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.upserts import Upserts
+from interlock.engine.vectors.points import Point, Terms
 
 SOURCES = (
-    "engine/upload/bodies.py",
-    "engine/upload/grpc_points.py",
-    "engine/upload/server.py",
-    "engine/upload/upserts.py",
+    "engine/targets/bodies.py",
+    "engine/targets/grpc_points.py",
+    "engine/targets/server.py",
+    "engine/targets/upserts.py",
 )
 ROOT = Path(__file__).parents[1]
 LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from interlock.engine.compute.batches import BatchPlan
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.packing import filling
-from interlock.engine.passes.batches import BatchPlan
 
 
 def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:

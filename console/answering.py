@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from interlock.console.reranking import Hear, blend_of, late_of, lending, rerankers
-from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.models.registry import extended
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.engine.passes.texts import Told
+    from interlock.engine.compute.texts import Told
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer
     from interlock.engine.search.rerank import Blend
@@ -69,10 +69,10 @@ class Answering:
         """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
         question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any. Raises as
         `StoreSearcher` and `rerankers` do."""
+        from interlock.engine.compute.texts import TextDevices
         from interlock.engine.gpu.cpu import CpuDevice
         from interlock.engine.gpu.lease import Lessor
         from interlock.engine.models.assets import Policy
-        from interlock.engine.passes.texts import TextDevices
         from interlock.engine.search.ask import MAXSIM
         from interlock.engine.search.searcher import StoreSearcher
 

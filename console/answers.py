@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.console.cli import configuration, limit_threads
 from interlock.console.text.columns import render
-from interlock.engine.config import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import extended, find, label, members, vouched
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
+from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
 
 if TYPE_CHECKING:
-    from interlock.engine.passes.sparse import SparseRows
+    from interlock.engine.compute.sparse import SparseRows
 
 Side = Literal["query", "document"]
 
@@ -29,7 +29,7 @@ Side = Literal["query", "document"]
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
     from interlock.console.text.plan_text import plan_text
-    from interlock.engine.forecast import forecast
+    from interlock.engine.flows.forecast import forecast
 
     if options.chunks is None:
         return _survey(configuration(options))
@@ -46,7 +46,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
-    from interlock.engine.forecast import survey
+    from interlock.engine.flows.forecast import survey
     from interlock.engine.models.configurations import UNREACHED
 
     models, ceiling, kind = survey(settings)
@@ -94,11 +94,11 @@ def eval(options: argparse.Namespace) -> int:
 
 def term_rows(settings: Configuration, model: str, texts: Sequence[str], side: Side) -> "SparseRows":
     """Weigh the terms of `texts` by a sparse model on the CPU, as queries or as documents."""
+    from interlock.engine.compute.weigh import weigh_documents, weigh_queries
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
     from interlock.engine.models import assets
     from interlock.engine.models.card import read_card
-    from interlock.engine.passes.weigh import weigh_documents, weigh_queries
 
     (spec,) = members(extended(settings.models), (), (model,))
     policy = assets.Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)

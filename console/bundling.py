@@ -8,7 +8,6 @@ from pathlib import Path
 from interlock.console.text.columns import render
 from interlock.console.text.event_text import line_of
 from interlock.console.writing import tell
-from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.models import assets
 from interlock.engine.models.bundles import bundle_directory, files_of, write_bundle
@@ -17,6 +16,7 @@ from interlock.engine.models.sources import Copy
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
+from interlock.engine.settings import Configuration
 
 
 def bundle(settings: Configuration, options: argparse.Namespace) -> int:

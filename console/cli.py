@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NoReturn, TypeVar
 
-from interlock.engine import __version__, config, parsers
-from interlock.engine.config import Configuration, flag_of, knobs
+from interlock.engine import __version__, parsers, settings
 from interlock.engine.errors import MEANINGS, meant
 from interlock.engine.record.safe import safe
+from interlock.engine.settings import Configuration, flag_of, knobs
 
 EPILOG = f"""exit codes:
 {chr(10).join(f"  {int(code):3} {meaning}" for code, meaning in MEANINGS.items())}
@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> Configuration:
     """Load the settings that these options, the environment and the file make together."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
-    return config.load(flags, file=options.config)
+    return settings.load(flags, file=options.config)
 
 
 def limit_threads(settings: Configuration) -> None:

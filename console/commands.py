@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, limit_threads, parse, parser
 from interlock.console.text.next_step import command
-from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.safe import safe
-from interlock.engine.upload.address import is_address
+from interlock.engine.settings import Configuration
+from interlock.engine.targets.address import is_address
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Audience
     from interlock.console.sources.session import Work
-    from interlock.engine.passes.controls import Controls
+    from interlock.engine.compute.controls import Controls
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise
 
     def make(controls: "Controls") -> "Work":
-        from interlock.engine.run import Run
+        from interlock.engine.flows.run import Run
 
         run = Run(options.chunks, settings, controls)
         made.append(run.directory.path)

@@ -9,9 +9,9 @@ import msgspec
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, UnreachableError
 from interlock.console.text.next_step import command, resume_words
+from interlock.engine.compute.controls import NO, STOP, YES
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import NO, STOP, YES
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import nodes_reached, percent
 from interlock.engine.record.health import STALLED

@@ -10,14 +10,14 @@ from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 
 if TYPE_CHECKING:
-    from interlock.engine.outlet.narrow import Loss
+    from interlock.engine.vectors.narrow import Loss
 
 
 def export(options: argparse.Namespace) -> int:
     """Deliver a finished run once more; a line for each file and store."""
     from interlock.console.text.event_text import line_of
-    from interlock.engine.exporting import ExportRequest
-    from interlock.engine.exporting import export as deliver
+    from interlock.engine.flows.exporting import ExportRequest
+    from interlock.engine.flows.exporting import export as deliver
     from interlock.engine.record.events import AnyEvent, StoreVerified
 
     failed = False
@@ -46,7 +46,7 @@ def _cost(loss: "Loss") -> str:
 
 def prune(options: argparse.Namespace) -> int:
     """Remove stale points from a store, or tell how many there are."""
-    from interlock.engine.outlet import mirror, shard
+    from interlock.engine.targets import mirror, shard
 
     for name in shard.named(options.store, options.collection):
         each = mirror.prune(options.store, name, remove=not options.dry_run)

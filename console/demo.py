@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from interlock.console.sources.session import Work
-from interlock.engine.config import Configuration
-from interlock.engine.passes.controls import Controls
+from interlock.engine.compute.controls import Controls
 from interlock.engine.record import atomic
+from interlock.engine.settings import Configuration
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 REHEARSAL = "sim:2xT4"
@@ -36,7 +36,7 @@ def with_store(configuration: Configuration) -> Configuration:
 
 def run(configuration: Configuration, controls: Controls, *, everything: bool) -> Work:
     """Cut the corpus and make the run of it; `everything` takes all docstrings, not a few hundred."""
-    from interlock.engine.run import Run
+    from interlock.engine.flows.run import Run
 
     chunks = configuration.settings.out / "demo-chunks"
     write(chunks, everything=everything)

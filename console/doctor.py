@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from interlock.engine.config import Configuration, RunSettings
+from interlock.engine.compute import checkup, findings
+from interlock.engine.compute.checkup import GpuCheck, GpuReport
 from interlock.engine.errors import InterlockError
+from interlock.engine.flows.opening import NEEDED_LATE, unloadable
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, label, vouched
 from interlock.engine.models.sources import hub_cache, model_cache
-from interlock.engine.opening import NEEDED_LATE, unloadable
-from interlock.engine.passes import checkup, findings
-from interlock.engine.passes.checkup import GpuCheck, GpuReport
 from interlock.engine.record.units import human_bytes
+from interlock.engine.settings import Configuration, RunSettings
 
 Check = tuple[bool, str, str]
 PACKAGES = ("torch", "tokenizers", "transformers", "sentence-transformers", *NEEDED_LATE)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from interlock.console.matter import Asked, Matter, material_of, matter_of, policy_of
 from interlock.console.writing import check_directory, progress, tell
-from interlock.engine.config import Configuration
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
     from interlock.engine.evaluation.agreement import Agreement
@@ -90,7 +90,7 @@ def _calibrated(file: Path, found: "Evaluation", delivered: "DeliveredCollection
 
 
 def _calibrated_store(found: "MeasuredWeights", delivered: "DeliveredCollection") -> str:
-    from interlock.engine.outlet.calibrating import calibrate, is_store
+    from interlock.engine.targets.calibrating import calibrate, is_store
 
     if not delivered.store:
         return f"run {delivered.run} wrote no store that could have these weights"
@@ -130,7 +130,7 @@ def _judged(settings: Configuration, asked: Asked, source: Matter) -> "Evaluatio
     from interlock.engine.evaluation.gathering import parted
     from interlock.engine.evaluation.judging import Judge
     from interlock.engine.evaluation.report import evaluation
-    from interlock.engine.outlet.fusion import Fusion
+    from interlock.engine.vectors.fusion import Fusion
 
     parts = parted(source.judged, asked.limit, asked.seed)
     with _encoder(settings, source) as encoder:
@@ -162,10 +162,10 @@ def agreed(settings: Configuration, asked: Asked) -> "Agreement":
 def _encoder(settings: Configuration, source: Matter) -> "Iterator[TextEncoder]":
     """What encodes texts, unless a run has delivered them, and queries, under the ceilings of the settings."""
     from interlock.console.reranking import Telemetry, lending
+    from interlock.engine.compute.texts import TextDevices
     from interlock.engine.evaluation.gathering import TextEncoder
     from interlock.engine.gpu.cpu import CpuDevice
     from interlock.engine.gpu.lease import Lessor
-    from interlock.engine.passes.texts import TextDevices
 
     if settings.settings.threads:
         import torch

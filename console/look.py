@@ -14,8 +14,8 @@ from pathlib import Path
 from textual.theme import BUILTIN_THEMES, Theme
 
 from interlock.console.actions import keymap
-from interlock.engine.config import Configuration
 from interlock.engine.errors import UsageError
+from interlock.engine.settings import Configuration
 
 GAUGE = {
     "dark": {"work": "#e48df5", "context": "#8b93a1", "others": "#c4b78f"},

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.engine.config import Configuration, flag_of
 from interlock.engine.errors import UsageError
-from interlock.engine.outlet.shard import MANIFEST
 from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.settings import Configuration, flag_of
+from interlock.engine.targets.shard import MANIFEST
 
 if TYPE_CHECKING:
+    from interlock.engine.corpus.judged import Judged
     from interlock.engine.evaluation.delivered import DeliveredCollection
     from interlock.engine.evaluation.gathering import QueryParts, TextEncoder
     from interlock.engine.evaluation.material import Material
-    from interlock.engine.intake.judged import Judged
     from interlock.engine.models.assets import Policy
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
@@ -61,8 +61,8 @@ class Matter:
 
 def matter_of(settings: Configuration, asked: Asked) -> Matter:
     """Read what is to be judged, and find its models. Raises UsageError for what cannot be judged."""
+    from interlock.engine.corpus.judged import read_judged
     from interlock.engine.evaluation.delivered import is_run
-    from interlock.engine.intake.judged import read_judged
 
     if is_run(asked.data):
         return _run(settings, asked)
@@ -101,9 +101,9 @@ def _check_place(data: Path) -> None:
 
 def _run(settings: Configuration, asked: Asked) -> Matter:
     """A run's own vectors, with queries and judgements from files."""
+    from interlock.engine.corpus.judged import Judged, read_grades, read_queries
+    from interlock.engine.corpus.questions import read_questions
     from interlock.engine.evaluation.delivered import card_of, read_delivered
-    from interlock.engine.intake.judged import Judged, read_grades, read_queries
-    from interlock.engine.intake.questions import read_questions
     from interlock.engine.models.registry import extended
 
     if given := [flag_of(name) for name in OWN_OF_A_RUN if settings.origins[name].startswith(("flag", "python"))]:

@@ -13,21 +13,21 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from interlock.engine.config import Configuration
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import UsageError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import atomic
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import REHEARSAL
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
     from interlock.console.sources.session import Work
-    from interlock.engine.cluster.links import Cluster
+    from interlock.engine.compute.backend import Backend
+    from interlock.engine.compute.cluster.links import Cluster
+    from interlock.engine.compute.encoder import Encoder
     from interlock.engine.models.assets import Policy
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
-    from interlock.engine.passes.backend import Backend
-    from interlock.engine.passes.encoder import Encoder
 
 MARK = "sim-"
 """What the name of every model begins with, and so its vectors, files and columns."""
@@ -104,8 +104,8 @@ def run(
     """
     if not speed > 0:
         raise UsageError("--speed: expected a number above 0")
-    from interlock.engine.cluster.crew import connected
-    from interlock.engine.run import Run
+    from interlock.engine.compute.cluster.crew import connected
+    from interlock.engine.flows.run import Run
 
     out = configuration.settings.out
     write(out)
@@ -130,14 +130,14 @@ def configured(configuration: Configuration) -> Configuration:
 
 def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sleep) -> "Backend":
     """Put weightless models on simulated devices; `pause` is how their time passes, `speed` times as fast."""
+    from interlock.engine.compute.backend import Backend
+    from interlock.engine.compute.weightless_rows import WeightlessRows
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.faults import parse
     from interlock.engine.gpu.sim import simulated
     from interlock.engine.models import weightless
     from interlock.engine.models.cost import cost_of
     from interlock.engine.models.weights import Master
-    from interlock.engine.passes.backend import Backend
-    from interlock.engine.passes.weightless_rows import WeightlessRows
 
     def devices(wanted: str, faults: Sequence[str]) -> list[Device]:
         return list(simulated(wanted, parse(",".join(faults)), weightless.WeightlessGpu))

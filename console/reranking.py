@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 from interlock.console.text.event_text import line_of
 from interlock.console.writing import check_directory, progress, writing
-from interlock.engine.config import Configuration
+from interlock.engine.corpus.pairs import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.intake.pairs import PairLine, read_pairs
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.counting import several
 from interlock.engine.record.events import AnyEvent, Emit, Entry, LeaseGranted, LeaseReleased, RunStarted, Warned
 from interlock.engine.record.safe import safe
 from interlock.engine.record.units import human_bytes
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
+    from interlock.engine.compute.pairs import Pair
+    from interlock.engine.compute.scorer import PairPlan
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.lease import Lessor
-    from interlock.engine.passes.pairs import Pair
-    from interlock.engine.passes.scorer import PairPlan
     from interlock.engine.search.rerank import Blend, Rerankers
 
 WINDOW = 8192

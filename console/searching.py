@@ -13,11 +13,11 @@ from interlock.console.cli import configuration, limit_threads
 from interlock.console.reranking import Hear, Telemetry, check_telemetry, nothing_heard
 from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines, stages_took, writer
 from interlock.console.writing import check_directory, progress, writing
-from interlock.engine.config import Configuration
+from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.intake.questions import read_questions
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
     from interlock.engine.search.ask import Ask
@@ -62,7 +62,7 @@ def search(options: argparse.Namespace) -> int:
 
 def _stale_among(answers: "Sequence[Answer]", answering: Answering) -> str:
     """Tell how much of a store is stale where an answer has any of it; empty where none has."""
-    from interlock.engine.outlet.mirror import marked
+    from interlock.engine.targets.mirror import marked
 
     hits = sum(hit.stale for answer in answers for hit in answer.hits)
     if not hits:

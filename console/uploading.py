@@ -15,9 +15,9 @@ from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
-    from interlock.engine.upload.exported import ExportedCollection
-    from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
-    from interlock.engine.upload.server import QdrantServer
+    from interlock.engine.targets.exported import ExportedCollection
+    from interlock.engine.targets.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
+    from interlock.engine.targets.server import QdrantServer
 
 PAUSE = 5.0
 """Seconds between two words on progress where there is no terminal."""
@@ -85,9 +85,9 @@ def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
 
 def check_server(url: str) -> None:
     """Raise now what an upload would raise after all the work: for a URL, a key or a server that cannot be used."""
-    from interlock.engine.upload.address import Address, read_key
-    from interlock.engine.upload.patience import Patience
-    from interlock.engine.upload.server import QdrantServer
+    from interlock.engine.targets.address import Address, read_key
+    from interlock.engine.targets.patience import Patience
+    from interlock.engine.targets.server import QdrantServer
 
     address = Address.parse(url)
     with QdrantServer(address, read_key(address, None), Patience(CHECKING)) as server:
@@ -111,8 +111,8 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
 
 def planned_uploads(asked: AskedUpload) -> "Iterator[UploadPlan]":
     """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
-    from interlock.engine.upload.address import Address
-    from interlock.engine.upload.planning import planned
+    from interlock.engine.targets.address import Address
+    from interlock.engine.targets.planning import planned
 
     Address.parse(asked.url)
     collections, options = _prepared(asked)
@@ -124,7 +124,7 @@ def planned_uploads(asked: AskedUpload) -> "Iterator[UploadPlan]":
 def uploaded(asked: AskedUpload) -> "Iterator[UploadReport]":
     """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
     asked for."""
-    from interlock.engine.upload.uploader import CollectionUpload
+    from interlock.engine.targets.uploader import CollectionUpload
 
     server = _server(asked)
     collections, options = _prepared(asked)
@@ -139,9 +139,9 @@ def uploaded(asked: AskedUpload) -> "Iterator[UploadReport]":
 
 def _server(asked: AskedUpload) -> "QdrantServer":
     """The server that is asked for; nothing is asked of it yet."""
-    from interlock.engine.upload.address import Address, read_key
-    from interlock.engine.upload.patience import Patience
-    from interlock.engine.upload.server import QdrantServer
+    from interlock.engine.targets.address import Address, read_key
+    from interlock.engine.targets.patience import Patience
+    from interlock.engine.targets.server import QdrantServer
 
     address = Address.parse(asked.url)
     patience = Patience(
@@ -195,10 +195,10 @@ def report_lines(report: "UploadReport") -> list[str]:
 
 
 def _prepared(asked: AskedUpload) -> "tuple[list[ExportedCollection], UploadOptions]":
-    from interlock.engine.upload.address import Address
-    from interlock.engine.upload.exported import ExportedRun
-    from interlock.engine.upload.layout import parse_indexes, quantisation_of, vector_type_of
-    from interlock.engine.upload.report import UploadOptions
+    from interlock.engine.targets.address import Address
+    from interlock.engine.targets.exported import ExportedRun
+    from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
+    from interlock.engine.targets.report import UploadOptions
 
     options = UploadOptions(
         alias=asked.alias,
@@ -220,7 +220,7 @@ def _prepared(asked: AskedUpload) -> "tuple[list[ExportedCollection], UploadOpti
 @contextmanager
 def _progress(name: str, tell: Callable[[str], object]) -> "Iterator[UploadHearing]":
     """Tell stderr how many rows are there: in one line on a terminal, now and then elsewhere."""
-    from interlock.engine.upload.report import UploadHearing
+    from interlock.engine.targets.report import UploadHearing
 
     live, last, shown = bool(sys.stderr and sys.stderr.isatty()), time.monotonic(), False
 

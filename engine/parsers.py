@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.record.units import parse_bytes, parse_duration, parse_time_of_day
-from interlock.engine.upload.address import is_address
+from interlock.engine.targets.address import is_address
 
 MOST_THREADS = 1024
 MOST_OVERLAP = 0.9

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from interlock.engine.passes.backend import REAL, Backend
-from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.compute.backend import REAL, Backend
+from interlock.engine.compute.encoder import encoder_for
 
 
 class Clock:

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from interlock.engine.compute.grid import Cells, lay_out
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.corpus.collections import Collection
+from interlock.engine.corpus.corpus import Rows
+from interlock.engine.corpus.tokens import Specials, Tokenised
 from interlock.engine.gpu.device import Device
-from interlock.engine.intake.collections import Collection
-from interlock.engine.intake.corpus import Rows
-from interlock.engine.intake.tokens import Specials, Tokenised
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.roster import entry_of
-from interlock.engine.passes.grid import Cells, lay_out
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.fold import fold

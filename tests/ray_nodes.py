@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Texts, Welcome
-from interlock.engine.cluster.models import unpack
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Texts, Welcome
+from interlock.engine.compute.cluster.models import unpack
 
 
 class EchoNode:

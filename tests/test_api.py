@@ -18,15 +18,15 @@ import pytest
 import interlock
 from interlock import progress
 from interlock.console.sources.session import Session
-from interlock.engine.config import knobs
+from interlock.engine.compute.encoder import encode_texts
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.settings import knobs
 from interlock.progress import follow
 from tests.builders import ROOT, corpus, environment, scratch, sentences
 from tests.builders import interlock as command

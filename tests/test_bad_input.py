@@ -6,13 +6,13 @@ import os
 import numpy as np
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.records import MAX_RECORD_BYTES
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.records import MAX_RECORD_BYTES
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
+from interlock.engine.flows.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, interlock, summary_of
 
 GOOD = b'{"text": "good"}'

@@ -7,17 +7,17 @@ import pytest
 
 import interlock
 from interlock.console.text.plan_text import plan_text
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.exporting import ExportRequest, export
-from interlock.engine.forecast import forecast
-from interlock.engine.outlet.binary import pack, search, signs, unpack
-from interlock.engine.outlet.int8 import encode, scale_of
-from interlock.engine.outlet.projection import turned
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.exporting import ExportRequest, export
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.binary import pack, search, signs, unpack
+from interlock.engine.vectors.int8 import encode, scale_of
+from interlock.engine.vectors.projection import turned
 from tests.builders import corpus, events_of, sentences
 
 TEXTS, WIDTH = 300, 32 + 48

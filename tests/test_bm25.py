@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine.config import load, recorded
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.flows.run import Run
 from interlock.engine.models.registry import check_key
-from interlock.engine.outlet.bm25 import BM25, WordCounts, Words, WordWeights
-from interlock.engine.outlet.languages import LANGUAGES, NO_LANGUAGE
-from interlock.engine.outlet.manifest import read_manifest
-from interlock.engine.outlet.points import Terms
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record.events import Event, RunResumed, StoreVerified, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load, recorded
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
+from interlock.engine.vectors.languages import LANGUAGES, NO_LANGUAGE
+from interlock.engine.vectors.manifest import read_manifest
+from interlock.engine.vectors.points import Terms
 from tests.builders import corpus, events_of
 
 STEMS = {

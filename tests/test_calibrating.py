@@ -9,8 +9,8 @@ import pytest
 
 import interlock as product
 from interlock.engine.errors import UsageError
-from interlock.engine.outlet.calibrating import calibrate
-from interlock.engine.outlet.manifest import read_manifest
+from interlock.engine.targets.calibrating import calibrate
+from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, sentences
 
 TEXTS = sentences(30, words=10)

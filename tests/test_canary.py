@@ -9,23 +9,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from interlock.engine.config import load
+from interlock.engine.compute import batch_runner, canary, findings
+from interlock.engine.compute.batch_runner import BatchRunner
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.resident import ResidentModel
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.errors import ExitCode
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.models import weights
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import Replica
-from interlock.engine.passes import batch_runner, canary, findings
-from interlock.engine.passes.batch_runner import BatchRunner
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.instance import ModelInstance, Shortfall
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.resident import ResidentModel
-from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import events as ev
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
 from tests.harness import grid_of
 from tests.weightless import T4, Desk, card_of, ids_of

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus, reread
 from interlock.engine.errors import InterlockError
-from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus, reread
 from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, environment
 
@@ -21,8 +21,8 @@ MANY = [f"text {number} " + "and so on " * 100 for number in range(4000)]  # 4 M
 READING = """
 import sys
 from pathlib import Path
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.chunks import ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.chunks import ChunkReader
 def peak(): return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])  # KiB; rusage has our own
 found = iter(ChunkReader(discover(Path(sys.argv[1]))[0]))
 """
@@ -133,7 +133,7 @@ def test_lines_are_the_same_however_the_blocks_fall(tmp_path, monkeypatch):
     assert [each for each in whole if isinstance(each, str)] == ["aé", "b"]
     assert [each[0] for each in whole if not isinstance(each, str)] == [3, 5]
     for block in range(3, 60):
-        monkeypatch.setattr("interlock.engine.intake.records.BLOCK", block)
+        monkeypatch.setattr("interlock.engine.corpus.records.BLOCK", block)
         assert told() == whole
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from interlock.engine.compute import checkup
+from interlock.engine.compute.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.gpu.devices import choose
@@ -14,8 +16,6 @@ from interlock.engine.models import attention, specimen
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.streaming import Streaming
 from interlock.engine.models.weights import DTYPES, Master
-from interlock.engine.passes import checkup
-from interlock.engine.passes.outputs import Outputs
 from tests.fake_cuda import fake_cuda
 from tests.fake_models import A100, T4, Gpu
 

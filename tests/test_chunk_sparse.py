@@ -10,15 +10,15 @@ import pytest
 import qdrant_edge as edge
 import scipy.sparse
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.forecast import forecast
-from interlock.engine.outlet import files, windows
-from interlock.engine.outlet.manifest import read_manifest
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import RecordRefused, StoreVerified, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets import files, windows
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import events_of, tiny_model, tiny_sparse
 
 NAME = "keywords"
@@ -219,7 +219,7 @@ def test_a_number_beyond_all_numbers_is_refused(place):
 
 
 def test_two_terms_of_one_index_are_added_up(place, monkeypatch):
-    monkeypatch.setattr("interlock.engine.intake.features.index_of", lambda term: 5 if term < "x" else 6)
+    monkeypatch.setattr("interlock.engine.corpus.features.index_of", lambda term: 5 if term < "x" else 6)
     done = place.run([{"text": "one", "sparse_features": {"a": 1, "z": 8, "b": 2}}])
     assert rows_of(matrix_of(done)) == [{5: 3.0, 6: 8.0}]
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.records import LIST_KEYS
 from interlock.engine.errors import InterlockError
-from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus, reread
-from interlock.engine.intake.records import LIST_KEYS
 from tests.builders import corpus
 
 

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from interlock.console.cli import COMMANDS, GROUPS
-from interlock.engine.config import knobs
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
+from interlock.engine.settings import knobs
 from tests.builders import (
     command,
     committed_schema,

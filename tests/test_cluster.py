@@ -14,25 +14,25 @@ import pytest
 from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
-from interlock.engine.cluster import feed as feeds
-from interlock.engine.cluster.crew import Crew, CrewMember, CrewPatience
-from interlock.engine.cluster.feed import FedQueue, NodeFeed
-from interlock.engine.cluster.head import ClusterExecutor, _Hand, plan_of
-from interlock.engine.cluster.links import NodeMachine
-from interlock.engine.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
-from interlock.engine.cluster.node import ClusterNode, versions
-from interlock.engine.cluster.pool import BatchPool
+from interlock.engine.compute.backend import Backend
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.cluster import feed as feeds
+from interlock.engine.compute.cluster.crew import Crew, CrewMember, CrewPatience
+from interlock.engine.compute.cluster.feed import FedQueue, NodeFeed
+from interlock.engine.compute.cluster.head import ClusterExecutor, _Hand, plan_of
+from interlock.engine.compute.cluster.links import NodeMachine
+from interlock.engine.compute.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
+from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.cluster.pool import BatchPool
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.deadline import CLOSING_SECONDS, Deadline
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.backend import Backend
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import CLOSING_SECONDS, Deadline
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import node_of
 from interlock.engine.record.summary import summarise
@@ -98,7 +98,7 @@ class Stand:
     """A head with nodes of two simulated GPUs, one model each pass, and 40 texts of it in ten batches."""
 
     def __init__(self, shop: Workshop, machines: int, *models: str, patience: CrewPatience = IMPATIENT) -> None:
-        from interlock.engine.passes.encoder import encoder_for
+        from interlock.engine.compute.encoder import encoder_for
 
         self.cards = {key: replace(shop.cards[key], batch_tokens=32) for key in models or ("flat",)}
         self.grid = grid_of([*self.cards.values()], [8] * 40, ids_of)

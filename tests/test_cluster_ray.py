@@ -17,21 +17,21 @@ import psutil
 import pytest
 
 import interlock
-from interlock.engine.cluster.crew import Crew
-from interlock.engine.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
-from interlock.engine.cluster.models import pack
-from interlock.engine.cluster.node import ClusterNode, versions
-from interlock.engine.cluster.ray_cluster import RayCluster, _actor, connect
+from interlock.engine.compute.backend import REAL
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.cluster.crew import Crew
+from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
+from interlock.engine.compute.cluster.models import pack
+from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.cluster.ray_cluster import RayCluster, _actor, connect
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.deadline import Deadline
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.backend import REAL
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import Deadline
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from tests.builders import ROOT, corpus, environment, events_of, sentences, summary_of, tiny_model
 from tests.harness import Told, grid_of
@@ -129,7 +129,7 @@ def test_the_plan_reaches_a_node_as_it_was_shared(cluster, link):
 
 
 def test_a_model_arrives_with_every_byte_of_its_files_however_many_parts_they_are(cluster, link, monkeypatch):
-    monkeypatch.setattr("interlock.engine.cluster.ray_cluster.PART", 1000)
+    monkeypatch.setattr("interlock.engine.compute.cluster.ray_cluster.PART", 1000)
     files = {"a/weights": np.arange(2500, dtype=np.uint8), "config": np.ones(7, np.uint8), "empty": np.zeros(0, "u1")}
     shared = cluster.shared(ModelFiles("m", files))
     assert [len(parts) for parts in shared.parts.values()] == [3, 1, 0]
@@ -176,7 +176,9 @@ def test_a_closed_node_ends_even_while_it_waits(started):
 
 
 def test_versions_are_compared_before_anything_is_read(monkeypatch, cluster):
-    monkeypatch.setattr("interlock.engine.cluster.ray_cluster._versions", lambda: {"interlock": "99", "torch": "1"})
+    monkeypatch.setattr(
+        "interlock.engine.compute.cluster.ray_cluster._versions", lambda: {"interlock": "99", "torch": "1"}
+    )
     link = cluster.start(cluster.machines()[0], HELLO)
     welcome = link.welcome().result(60)
     assert set(welcome.versions) == {"interlock", "torch"}
@@ -193,7 +195,7 @@ def test_a_machine_without_interlock_says_so_and_needs_nothing_of_it():
         "    if name == 'interlock': raise metadata.PackageNotFoundError(name)\n"
         "    return there(name)\n"
         "metadata.version = version\n"
-        "node = pickle.load(sys.stdin.buffer)('interlock.engine.cluster.node:ClusterNode')\n"
+        "node = pickle.load(sys.stdin.buffer)('interlock.engine.compute.cluster.node:ClusterNode')\n"
         "print(node.welcome({'interlock': '0.1.0', 'numpy': '0'}, b'')[1])"
     )
     sent = ray.cloudpickle.dumps(_actor())
@@ -293,8 +295,8 @@ def test_machines_with_gpus_count_before_others_and_those_given_nothing_last(dev
 
 
 def test_a_ray_that_answers_no_more_is_given_up_and_not_waited_for(monkeypatch):
-    monkeypatch.setattr("interlock.engine.cluster.ray_cluster.LOOKING", 0.01)
-    monkeypatch.setattr("interlock.engine.cluster.ray_cluster.AWAY", 0.3)
+    monkeypatch.setattr("interlock.engine.compute.cluster.ray_cluster.LOOKING", 0.01)
+    monkeypatch.setattr("interlock.engine.compute.cluster.ray_cluster.AWAY", 0.3)
     nodes, silent = Nodes(a={"CPU": 1}), threading.Event()
     cluster = RayCluster(nodes, lambda _: None, "cpu", ECHO)
     time.sleep(0.5)
@@ -436,7 +438,7 @@ def test_a_lost_raylet_fails_its_node_takes_its_process_with_it_and_is_gone_from
 CODE = """
 import json, os, signal, sys, time
 before = signal.getsignal(signal.SIGTERM)
-from interlock.engine.cluster.ray_cluster import connect
+from interlock.engine.compute.cluster.ray_cluster import connect
 cluster = connect("local:1", node="tests.ray_nodes:EchoNode")
 assert signal.getsignal(signal.SIGTERM) is before
 import psutil

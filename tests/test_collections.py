@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Settings, embed, plan
+from interlock.engine.corpus.collections import discover, overlooked, qdrant_name
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.collections import discover, overlooked, qdrant_name
 from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, interlock, unprivileged
 
@@ -227,8 +227,8 @@ def test_a_collection_name_that_is_not_utf8_is_refused_and_others_embedded(root,
 def test_a_pipe_named_like_a_chunk_file_is_refused_without_waiting(root):
     os.mkfifo(root / "Docs" / "pipe_chunks.json")
     code = (
-        "import sys; from pathlib import Path; from interlock.engine.intake.collections import discover, overlooked\n"
-        "from interlock.engine.intake.chunks import ChunkReader\n"
+        "import sys; from pathlib import Path; from interlock.engine.corpus.collections import discover, overlooked\n"
+        "from interlock.engine.corpus.chunks import ChunkReader\n"
         "for found in ChunkReader(discover(Path(sys.argv[1]))[0]): print(type(found).__name__)"
     )
     done = subprocess.run(

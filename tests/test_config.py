@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.config import continued, flag_of, knobs, load, recorded, shown, variable_of
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import Setting
+from interlock.engine.settings import continued, flag_of, knobs, load, recorded, shown, variable_of
 from tests.builders import interlock
 
 

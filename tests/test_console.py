@@ -28,14 +28,14 @@ from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.console.text.mitigation_table import grouped
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
 from interlock.engine.record.counting import several
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.ring import LATEST
+from interlock.engine.settings import load
 from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded
 

@@ -25,9 +25,9 @@ from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
 from interlock.console.ctl import status, steer
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
+from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.controls import STOP, Controls
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import rundir
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.journal import Journal

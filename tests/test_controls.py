@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from interlock.console.sources.session import Session
-from interlock.engine.config import load
+from interlock.engine.compute.controls import VALUES, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import VALUES, Controls
-from interlock.engine.passes.schedule import Schedule
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, entries, events_of, sentences, summary_of, toml
 
 

@@ -20,19 +20,19 @@ import pytest
 import torch
 
 from interlock.console import doctor
-from interlock.engine.config import load
+from interlock.engine.compute import checkup
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError
-from interlock.engine.forecast import forecast
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu import cuda, nvml
 from interlock.engine.gpu.devices import choose, describe_host, unused_gpus
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
 from interlock.engine.models.weights import Master
-from interlock.engine.passes import checkup
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import ROOT, corpus, environment, events_of
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -12,9 +12,9 @@ import pytest
 
 from interlock.console.main import main
 from interlock.engine.errors import MEANINGS, ExitCode, UsageError
-from interlock.engine.outlet.manifest import read_manifest
 from interlock.engine.record import atomic, units
 from interlock.engine.record.pace import paces
+from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, sentences, summary_of
 
 DEEP = b"[" * 200_000

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from interlock.engine import ending
-from interlock.engine.config import load
-from interlock.engine.continuing import Continuation
+from interlock.engine.compute import deadline
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.deadline import Deadline, seconds_until
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
-from interlock.engine.passes import deadline
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import Deadline, seconds_until
+from interlock.engine.flows import ending
+from interlock.engine.flows.continuing import Continuation
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.state import RunState
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, entries, events_of, sentences, summary_of, toml
 from tests.clocks import Clock
 
@@ -166,7 +166,7 @@ def test_a_model_is_not_leased_where_that_would_not_be_done_in_time(go, monkeypa
 
 
 def test_what_earlier_sessions_took_says_what_the_first_batch_of_the_next_one_takes(go, whole, monkeypatch):
-    monkeypatch.setattr("interlock.engine.run.paces", lambda *_: {})
+    monkeypatch.setattr("interlock.engine.flows.run.paces", lambda *_: {})
     run, _ = go("learnt", deadline=f"{in_the_midst(whole) + deadline.CLOSING_SECONDS:.0f}s")
     _, code = go("learnt", deadline=f"{deadline.CLOSING_SECONDS + 1:.0f}s", **ASKED_NEXT)
     assert (code, len(batches(run, 1))) == (ExitCode.STOPPED, 0)

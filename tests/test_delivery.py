@@ -10,19 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine import ending
-from interlock.engine.config import load
+from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.executor import PassExecutor
+from interlock.engine.corpus.chunks import ChunkReader
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.intake.chunks import ChunkReader
-from interlock.engine.outlet import delivery, files, windows
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import STOP, Controls
-from interlock.engine.passes.executor import PassExecutor
+from interlock.engine.flows import ending
+from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVerified
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.journal import Journal
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets import delivery, files, windows
+from interlock.engine.targets.qdrant import Store
 from tests.builders import corpus, events_of, sentences, summary_of
 
 FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}

@@ -9,15 +9,15 @@ import pytest
 
 from interlock.console import demo
 from interlock.console.cli import QUESTION
-from interlock.engine.config import load
+from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import discover
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.encoder import encode_texts
+from interlock.engine.settings import load
 from tests.builders import interlock, summary_of
 
 

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import PaddedRows, encode_texts, encoder_for
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, cached, resolve
@@ -22,9 +24,7 @@ from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import token_key
 from interlock.engine.models.weights import load as load_network
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import PaddedRows, encode_texts, encoder_for
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import SPECIALS, corpus, interlock, sentence_transformer, sentences, tiny_model
 
 TEXTS = [*sentences(30), "a", "unbelievable " * 60, "日本語 and [SEP]", "two\nlines"]

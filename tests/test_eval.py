@@ -13,7 +13,8 @@ import pytest
 
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
-from interlock.engine.config import load
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.corpus.judged import read_judged
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.agreement import agreement
 from interlock.engine.evaluation.delivered import read_delivered
@@ -26,9 +27,8 @@ from interlock.engine.evaluation.report import Evaluation
 from interlock.engine.evaluation.storing import in_bits, in_bytes, projected, whole
 from interlock.engine.evaluation.verdict import bill, few_queries, signed, verdict
 from interlock.engine.evaluation.weighing import chosen, grid, propose
-from interlock.engine.intake.judged import read_judged
-from interlock.engine.outlet.fusion import Fusion, fuse
-from interlock.engine.passes.sparse import SparseRows
+from interlock.engine.settings import load
+from interlock.engine.vectors.fusion import Fusion, fuse
 from tests.builders import cache_of_all, corpus, interlock, sentences, tiny_scorer, tiny_sparse, toml
 
 TEXTS = sentences(40, words=10)

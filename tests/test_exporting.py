@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.exporting import ExportRequest, export
-from interlock.engine.outlet import published
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.exporting import ExportRequest, export
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import ArtefactWritten
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets import published
 from tests.builders import ROOT, corpus, sentences
 
 TEXTS = [*sentences(40), "said twice", "said twice"]

@@ -14,15 +14,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from interlock.console.text.event_text import describe
-from interlock.engine.config import load
+from interlock.engine.compute.backend import Backend
+from interlock.engine.compute.canary import Canaries
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.backend import Backend
-from interlock.engine.passes.canary import Canaries
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encoder_for
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
 from interlock.engine.record.units import distinct_sizes
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 
 TEXTS = [*sentences(30, 30), "a long one " + "and on it goes " * 25]

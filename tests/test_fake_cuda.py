@@ -17,6 +17,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchError
 
+from interlock.engine.compute import encoder
+from interlock.engine.compute.batch_runner import BatchRunner
+from interlock.engine.compute.grid import Queue
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.compute.ladder import Rung
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models import packing
@@ -24,11 +29,6 @@ from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.packing import lay, pack
 from interlock.engine.models.stages import walk
-from interlock.engine.passes import encoder
-from interlock.engine.passes.batch_runner import BatchRunner
-from interlock.engine.passes.grid import Queue
-from interlock.engine.passes.instance import ModelInstance
-from interlock.engine.passes.ladder import Rung
 from interlock.engine.record import events as ev
 from tests.fake_cuda import FakeCuda, fake_cuda
 from tests.fake_models import A100, KINDS, PADDED, ROWS, T4, Attached, attached

@@ -7,17 +7,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.corpus.chunks import ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.intake.chunks import ChunkReader
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus
-from interlock.engine.outlet import files
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.windows import Delivery, ModelVectors
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
+from interlock.engine.flows.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets import files
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.windows import Delivery, ModelVectors
+from interlock.engine.vectors.fusion import Fusion
 from tests.builders import corpus, sentences, summary_of, toml
 
 METADATA = {"chunk_id": "the-first", "source_path": "guide.md", "page": 3, "tags": ["a", None], "naïve": 1.5}

@@ -16,9 +16,9 @@ from interlock.console.screens.entry import completed
 from interlock.console.screens.pick import Begin, Browse
 from interlock.console.screens.setup import Setup
 from interlock.console.text.plan_rows import plan_rows
-from interlock.engine.config import load, recorded
-from interlock.engine.intake.glance import glance
+from interlock.engine.corpus.glance import glance
 from interlock.engine.models.registry import REGISTRY
+from interlock.engine.settings import load, recorded
 from interlock.widgets.text import plain, width_of
 from interlock.widgets.ticks import ModelRow, rows
 from tests.builders import corpus, interlock, sentences, toml

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.engine.errors import UsageError
-from interlock.engine.outlet.fusion import Fusion, fuse, fused_width, shares, truncate
+from interlock.engine.vectors.fusion import Fusion, fuse, fused_width, shares, truncate
 
 
 def unit(rng, rows, dim):

@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import interlock
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.forecast import forecast
-from interlock.engine.outlet.form import VectorForm
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.manifest import manifest_of
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.record.facts import RosterEntry
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.form import VectorForm
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import manifest_of
 from tests.builders import corpus, events_of, sentences
 
 QUERY = sentences(30)[7]

@@ -5,14 +5,14 @@ import pytest
 
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.forecast import forecast
-from interlock.engine.outlet.neighbours import nearest, share_kept
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.neighbours import nearest, share_kept
 from tests.builders import corpus, events_of, sentences, summary_of
 
 WIDTH = 32 + 48

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.engine.passes.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
+from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
 
 ALL = Means(streams=True, slices_mlp=True, others=True, float32=True, cpu=True)
 NONE = Means(streams=False, slices_mlp=False, others=False, float32=False, cpu=False)

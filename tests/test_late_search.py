@@ -9,8 +9,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import interlock as product
+from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.search.blend import reranked
 from interlock.engine.search.hits import LateHit
 from interlock.engine.search.maxsim import maxsim

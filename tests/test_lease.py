@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from interlock.engine.compute.memory_needs import too_small
+from interlock.engine.compute.schedule import MemoryNeed
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu import cpu
 from interlock.engine.gpu.cpu import CpuDevice
@@ -15,8 +17,6 @@ from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import HOST_RESERVE, Lease, Lessor
 from interlock.engine.gpu.sim import simulated
-from interlock.engine.passes.memory_needs import too_small
-from interlock.engine.passes.schedule import MemoryNeed
 from tests.builders import corpus, interlock, sentences
 
 MIB, GIB = 1 << 20, 1 << 30

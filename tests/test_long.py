@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from scipy.sparse import load_npz
 from tokenizers import Tokenizer
 
-from interlock.engine.config import load
+from interlock.engine.compute.batches import in_spans, plan
+from interlock.engine.compute.controls import Controls
+from interlock.engine.corpus.spans import Splitting
+from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.forecast import forecast
-from interlock.engine.intake.spans import Splitting
-from interlock.engine.intake.tokens import TokenStore, load_tokenizer
-from interlock.engine.passes.batches import in_spans, plan
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import (
     BatchCommitted,
     BatchesLost,
@@ -27,7 +27,7 @@ from interlock.engine.record.events import (
     RowsReused,
     Warned,
 )
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import (
     corpus,
     events_of,

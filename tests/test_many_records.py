@@ -6,18 +6,18 @@ import time
 
 import pytest
 
-from interlock.engine.config import load
-from interlock.engine.intake.chunks import Chunk, ChunkReader
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus
-from interlock.engine.passes.controls import Controls
+from interlock.engine.compute.controls import Controls
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import CollectionRead, RecordRefused
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, summary_of
 from tests.test_changing_input import reading
 
 GROWTH = (
-    "from interlock.engine.intake.corpus import read_corpus\n"
+    "from interlock.engine.corpus.corpus import read_corpus\n"
     "before = peak()\n"
     "(rows,) = read_corpus(discover(Path(sys.argv[1])), lambda _: None).rows\n"
     "print(len(rows.refusals), peak() - before)"
@@ -60,7 +60,7 @@ def test_a_dense_list_gives_the_same_chunks_as_a_list_of_any_kind(tmp_path, monk
     data = json.dumps({"version": [1, 2], "chunks": [*records, {}, 7, []], "items": []}).encode()
     collection = discover(written(tmp_path, data, "a_chunks.json"))[0]
     before = list(ChunkReader(collection))
-    monkeypatch.setattr("interlock.engine.intake.records.MEMBER", 1 << 30)
+    monkeypatch.setattr("interlock.engine.corpus.records.MEMBER", 1 << 30)
     assert list(ChunkReader(collection)) == before
     assert sum(isinstance(each, Chunk) for each in before) == 9
 

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.weights import Master
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from tests import weightless
 from tests.weightless import T4, Desk, card_of, hydrate

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.outlet import mirror
-from interlock.engine.outlet.points import Point
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets import mirror
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.points import Point
 from tests.builders import ROOT, corpus, events_of, sentences, summary_of, toml
 
 TEXTS = sentences(12)
@@ -133,7 +133,7 @@ def test_a_store_that_differs_from_the_plan_loses_nothing(deliver, tmp_path, mon
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from interlock.engine.outlet import mirror, qdrant
+from interlock.engine.targets import mirror, qdrant
 few = qdrant._few
 def some(points):
     for number, batch in enumerate(few(points)):

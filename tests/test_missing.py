@@ -27,7 +27,8 @@ from tests.builders import corpus, entries, events_of, interlock, sentences, sum
 TEXTS = 48
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 DYING = (
-    "import os; from interlock.engine.outlet import {module} as m; m.{place} = lambda *_, **__: os.kill(os.getpid(), 9)"
+    "import os; from interlock.engine.targets import {module} as m; "
+    "m.{place} = lambda *_, **__: os.kill(os.getpid(), 9)"
 )
 """Has a process killed as it comes to some place."""
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import interlock
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
 from interlock.engine.record.moved import moved
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, sentences, tiny_model
 from tests.clocks import Clock
 

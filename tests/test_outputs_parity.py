@@ -9,6 +9,11 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import interlock
+from interlock.engine.compute.by_token import LateVectors
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.pass_files import open_pass
+from interlock.engine.compute.token_pooling import pool
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
@@ -16,11 +21,6 @@ from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import REGISTRY, ModelSpec, members
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import attach_to_host
-from interlock.engine.passes.by_token import LateVectors
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.pass_files import open_pass
-from interlock.engine.passes.token_pooling import pool
 from tests.builders import pins_of, sentences, tiny_m3, tiny_model
 
 ALL = ("dense", "sparse", "tokens")
@@ -54,7 +54,7 @@ def in_float32(monkeypatch) -> list[np.ndarray]:
     """The token vectors of each forward as they are before they are stored, which rounds them."""
     seen: list[np.ndarray] = []
     monkeypatch.setattr(
-        "interlock.engine.passes.by_token.pool_tokens",
+        "interlock.engine.compute.by_token.pool_tokens",
         lambda vectors, starts, factor: (seen.append(vectors.copy()), (vectors, starts))[1],
     )
     return seen

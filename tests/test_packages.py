@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from interlock.console import doctor
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import UnavailableError
-from interlock.engine.opening import unloadable
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
+from interlock.engine.flows.opening import unloadable
+from interlock.engine.flows.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus
 
 

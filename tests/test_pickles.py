@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from interlock.engine.compute.encoder import encode_texts
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
@@ -24,7 +25,6 @@ from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended, members, vouched
 from interlock.engine.models.sources import model_cache
-from interlock.engine.passes.encoder import encode_texts
 from interlock.engine.record import atomic
 from tests.builders import corpus, entries, interlock, sentences, tiny_model
 from tests.hub import Hub

@@ -12,9 +12,9 @@ from bench.scenarios.checks import wrongs
 from bench.scenarios.plan import Plan, draw
 from bench.scenarios.stage import Outcome, carry_out
 from bench.scenarios.workshop import Workshop, workshop
+from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.faults import MENU
-from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 
 FIRST, PLANS = 150, 100

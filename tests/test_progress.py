@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from interlock.console.text.progress_text import progress
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
+from interlock.engine.flows.run import Run
 from interlock.engine.models.cost import cost_of
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import health
 from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from interlock.widgets import formats as words
 from interlock.widgets import header, passes
 from interlock.widgets.text import plain

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import interlock
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.outlet.projection import energy, fit, from_bytes, project, to_bytes
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.projection import energy, fit, from_bytes, project, to_bytes
 from tests.builders import corpus, events_of, sentences
 
 DIM = 12

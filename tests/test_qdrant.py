@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.outlet import qdrant
-from interlock.engine.outlet.points import Point
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.verification import verify
 from interlock.engine.search.lists import nearest_to_all
+from interlock.engine.targets import qdrant
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.verification import verify
+from interlock.engine.vectors.points import Point
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 DIMS = {"small": 8, "large": 12}
@@ -26,7 +26,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from uuid import UUID
-from interlock.engine.outlet.qdrant import Point, Store
+from interlock.engine.targets.qdrant import Point, Store
 vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
 store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 64}, {"v": 1})
 def points():
@@ -283,5 +283,5 @@ def test_a_closed_store_says_so_and_closes_twice(tmp_path):
 
 
 def test_importing_the_module_does_not_load_the_engine():
-    code = "import sys, interlock.engine.outlet.qdrant; assert 'qdrant_edge' not in sys.modules"
+    code = "import sys, interlock.engine.targets.qdrant; assert 'qdrant_edge' not in sys.modules"
     assert run_python(code).returncode == 0

@@ -5,13 +5,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import interlock
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.outlet.int8 import decode, encode, scale_of
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.int8 import decode, encode, scale_of
 from tests.builders import corpus, events_of, sentences
 
 OFFLINE = interlock.Settings(offline=True)
@@ -93,7 +93,7 @@ def test_a_store_stays_in_the_numbers_that_it_was_made_with(run, tmp_path, first
 
 
 def test_vectors_that_differ_more_than_eight_bits_do_are_found_when_a_store_is_read_back(run, monkeypatch):
-    import interlock.engine.outlet.store as delivering
+    import interlock.engine.targets.store as delivering
 
     def spoilt(store, *given):
         sample = given[1]

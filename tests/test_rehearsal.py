@@ -14,11 +14,10 @@ from jsonschema import Draft202012Validator
 
 from interlock.console import rehearsal
 from interlock.console.sources.session import Session
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.ladder import Rung
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.models.registry import extended, find
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.ladder import Rung
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
 from interlock.engine.record.facts import node_of
@@ -26,6 +25,7 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.settings import load
 from tests.builders import ROOT, committed_schema
 from tests.processes import until
 from tools.record import Take, taken

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.vectors import VectorFile
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.vectors import VectorFile
+from interlock.engine.flows.run import Run
 from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted, PassPlanned, RowsReused, Warned
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, entries, events_of, sentences, toml
 from tests.processes import exports, files_of
 

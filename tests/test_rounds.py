@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model, toml
 
 TEXTS = [*sentences(90, 30), "a long one " + "and on it goes " * 25]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.engine.passes.schedule import (
+from interlock.engine.compute.schedule import (
     Assignment,
     DeviceRoom,
     MemoryNeed,

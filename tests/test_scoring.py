@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.console.text.event_text import line_of
+from interlock.engine.compute.scorer import Scorer
+from interlock.engine.compute.seat import Seat
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse
@@ -28,8 +30,6 @@ from interlock.engine.models.registry import REGISTRY, ModelSpec, members, reran
 from interlock.engine.models.scoring import activation_of, read_scorer
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
-from interlock.engine.passes.scorer import Scorer
-from interlock.engine.passes.seat import Seat
 from interlock.engine.record import events as ev
 from tests.architectures import BERT_BASE, MINILM, MPNET_BASE, XLM_R_LARGE
 from tests.builders import sentences, tiny_answerer, tiny_model, tiny_scorer

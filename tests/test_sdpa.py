@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.gpu.memory import GRAIN
 from interlock.engine.gpu.meter import Counter
 from interlock.engine.models.sdpa import GpuMeter, Kernel, Sdpa, sdpa_for
 from interlock.engine.models.trace import law_of
-from interlock.engine.passes.encoder import computed_tokens
 from tests.architectures import ARCHITECTURES, BERT_BASE, QWEN3_06B
 from tests.oracle import Oracle
 

@@ -5,17 +5,17 @@ import shutil
 
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
 from interlock.engine.search import encoders
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.searcher import StoreSearcher
+from interlock.engine.settings import load
 from tests.builders import corpus, hub_snapshot, sentences, toml
 
 TEXTS = sentences(12)

@@ -13,25 +13,25 @@ from msgspec.structs import replace
 
 import interlock as product
 from interlock.console.answering import MANY
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.compute.outputs import Outputs
 from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec, extended
-from interlock.engine.outlet.bm25 import Words
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encode_texts
-from interlock.engine.passes.outputs import Outputs
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
-from interlock.engine.run import Run
 from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
 from interlock.engine.search.searcher import StoreSearcher, vectors_of
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.bm25 import Words
 from tests.builders import WORDS, corpus, interlock, toml
 
 TEXTS = 240

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import ExitCode, UnavailableError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import extended, find
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encode_texts
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, interlock, sentence_transformer, sentences, tiny_model
 
 TEXTS = [*sentences(6), "the of and to in is for " * 20 + "final word differs", "a"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic
 from interlock.engine.record.events import (
     BatchCommitted,
@@ -21,7 +21,7 @@ from interlock.engine.record.events import (
     RowsReused,
     Warned,
 )
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, interlock, pins_of, sentences, summary_of, tiny_m3, toml
 from tests.processes import checksums, exports, kill_after
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.outlet import shard
-from interlock.engine.outlet.delivery import check_store
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.manifest import manifest_of
-from interlock.engine.outlet.qdrant import Point, Store
-from interlock.engine.outlet.shard import check_name, collections
 from interlock.engine.record.facts import RosterEntry
+from interlock.engine.targets import shard
+from interlock.engine.targets.delivery import check_store
+from interlock.engine.targets.qdrant import Point, Store
+from interlock.engine.targets.shard import check_name, collections
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import manifest_of
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
@@ -31,7 +31,7 @@ Usage = namedtuple("Usage", "total used free")
 OPEN = """
 import sys
 from pathlib import Path
-from interlock.engine.outlet.qdrant import Store
+from interlock.engine.targets.qdrant import Store
 """
 
 
@@ -231,7 +231,7 @@ def test_checking_refuses_what_opening_would_refuse(tmp_path, asked, why):
 def test_checking_an_open_collection_says_in_use_until_it_is_closed(tmp_path):
     code = (
         OPEN
-        + "from interlock.engine.outlet import shard\n"
+        + "from interlock.engine.targets import shard\n"
         + f"shard.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
     )
     with open_store(tmp_path):
@@ -261,7 +261,7 @@ def test_a_writer_waits_for_a_run_that_only_checks(tmp_path, monkeypatch):
 CREATOR = f"""{OPEN}
 import numpy, qdrant_edge, uuid
 from interlock.engine.errors import InterlockError
-from interlock.engine.outlet.qdrant import Point
+from interlock.engine.targets.qdrant import Point
 print("ready", flush=True)
 for line in sys.stdin:
     try:
@@ -393,7 +393,7 @@ SIEVES = {"a message that is no text": ("os", SURROGATE), "a pipe that breaks": 
 def test_descriptor_2_is_given_back_whatever_becomes_of_the_sieve(system, what):
     code = f"""
 import os
-from interlock.engine.outlet import panics
+from interlock.engine.targets import panics
 class Unreadable:
     def read(self, *_):
         raise OSError(5, "Input/output error")

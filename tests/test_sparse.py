@@ -10,8 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from interlock.engine.config import load
+from interlock.engine.compute.canary import lowest_cosine
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.sparse import SparseFile, SparseRows
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.meter import Counter, Meter
@@ -29,13 +34,8 @@ from interlock.engine.models.term_pooling import TermPooling
 from interlock.engine.models.trace import law_of, packed_law
 from interlock.engine.models.weights import Master, Replica, attach_to_host
 from interlock.engine.models.weights import load as load_network
-from interlock.engine.passes.canary import lowest_cosine
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.sparse import SparseFile, SparseRows
 from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.architectures import BERT_BASE, MPNET_BASE, SPARSE
 from tests.builders import (
     corpus,

@@ -18,32 +18,32 @@ import qdrant_edge as edge
 import scipy.sparse
 from msgspec.structs import replace as changed
 
-from interlock.engine import ending
-from interlock.engine import run as running
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.sparse import SparseFile, SparseRows
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.flows import ending
+from interlock.engine.flows import run as running
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus
 from interlock.engine.models.assets import Policy
-from interlock.engine.outlet import csr, files, shard, windows
-from interlock.engine.outlet.bm25 import WordCounts, Words
-from interlock.engine.outlet.delivery import Destination, check_store, deliver
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.manifest import manifest_of, read_manifest
-from interlock.engine.outlet.points import Point, Terms
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.store import sink, verified
-from interlock.engine.outlet.windows import Delivery, ModelVectors, SparseSource
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.sparse import SparseFile, SparseRows
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.searcher import StoreSearcher
+from interlock.engine.settings import load
+from interlock.engine.targets import csr, files, shard, windows
+from interlock.engine.targets.delivery import Destination, check_store, deliver
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.store import sink, verified
+from interlock.engine.targets.windows import Delivery, ModelVectors, SparseSource
+from interlock.engine.vectors.bm25 import WordCounts, Words
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import manifest_of, read_manifest
+from interlock.engine.vectors.points import Point, Terms
 from tests.builders import corpus, tiny_sparse
 
 WIDTH = 40
@@ -442,8 +442,8 @@ import sys
 from pathlib import Path
 from uuid import UUID
 import numpy as np
-from interlock.engine.outlet.points import Point, Terms
-from interlock.engine.outlet.qdrant import Store
+from interlock.engine.vectors.points import Point, Terms
+from interlock.engine.targets.qdrant import Store
 store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 4}, {"v": 1}, ["splade"])
 def points():
     for row in range(20_000):
@@ -495,10 +495,10 @@ def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tin
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from interlock.engine.config import load
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.compute.controls import Controls
+from interlock.engine.flows.run import Run
 upsert, sent = Store.upsert, []
 def killed(self, points):
     sent.append(1)

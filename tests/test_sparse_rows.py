@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from interlock.engine.compute.pass_files import PassFiles, damaged_batches
+from interlock.engine.compute.sparse import SparseFile, SparseRows
 from interlock.engine.errors import DiskError, InterlockError
-from interlock.engine.passes.pass_files import PassFiles, damaged_batches
-from interlock.engine.passes.sparse import SparseFile, SparseRows
 
 WIDTH = 5
 NAN = np.full(WIDTH, np.nan, np.float32)

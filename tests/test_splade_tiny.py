@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from interlock.engine.compute.canary import lowest_cosine
+from interlock.engine.compute.outputs import Outputs
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import REGISTRY
-from interlock.engine.passes.canary import lowest_cosine
-from interlock.engine.passes.outputs import Outputs
 from tests.builders import sentences
 from tests.test_sparse import ids_of, weights_of
 

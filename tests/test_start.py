@@ -17,10 +17,10 @@ from interlock.console.main import signals_put_back
 from interlock.console.screens.main import Main
 from interlock.console.sources.live import Live
 from interlock.console.sources.session import Session
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import rundir
+from interlock.engine.settings import load
 from tests.pty_harness import OnTerminal, on_terminal
 from tools.recorded import Recorded
 

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from interlock.engine.compute.encoder import Hidden, PackedRows, computed_tokens
+from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.gpu.faults import parse
@@ -19,8 +21,6 @@ from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.stages import layers_of, walk
 from interlock.engine.models.trace import law_of
 from interlock.engine.models.weights import Master, Replica
-from interlock.engine.passes.encoder import Hidden, PackedRows, computed_tokens
-from interlock.engine.passes.instance import ModelInstance, Shortfall
 from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
 from tests.oracle import blank, forward
 

@@ -5,14 +5,14 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import committed_schema, corpus, events_of, interlock, sentences, summary_of, tiny_model
 
 CANARIES = {"HF_TOKEN": "canary-of-hugging-face", "QDRANT_API_KEY": "canary-of-qdrant"}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.trace import law_of
 from interlock.engine.models.weightless import CONTENTLESS
 from interlock.engine.models.weights import Master, Replica
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES

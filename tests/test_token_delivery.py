@@ -7,18 +7,18 @@ import pytest
 import qdrant_edge as edge
 from msgspec.structs import replace as changed
 
+from interlock.engine.compute.token_rows import TokenFile, TokenRows
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.intake.collections import discover
-from interlock.engine.intake.corpus import read_corpus
-from interlock.engine.outlet import files, windows
-from interlock.engine.outlet.fusion import Fusion
-from interlock.engine.outlet.manifest import manifest_of, read_manifest
-from interlock.engine.outlet.points import Point
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.store import sink, verified
-from interlock.engine.outlet.windows import Delivery, ModelVectors, TokenSource, TokenWindow
-from interlock.engine.passes.token_rows import TokenFile, TokenRows
 from interlock.engine.record.facts import RosterEntry, TokenForm
+from interlock.engine.targets import files, windows
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.store import sink, verified
+from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import manifest_of, read_manifest
+from interlock.engine.vectors.points import Point
 from tests.builders import corpus
 
 DIM = 8

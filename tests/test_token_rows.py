@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
+from interlock.engine.compute.pass_files import PassFiles, damaged_batches
+from interlock.engine.compute.token_pooling import pool, pool_tokens
+from interlock.engine.compute.token_rows import TokenFile, TokenRows, record_of
 from interlock.engine.errors import DiskError, InterlockError
-from interlock.engine.passes.pass_files import PassFiles, damaged_batches
-from interlock.engine.passes.token_pooling import pool, pool_tokens
-from interlock.engine.passes.token_rows import TokenFile, TokenRows, record_of
 from interlock.engine.search.maxsim import maxsim
 
 DIM = 16

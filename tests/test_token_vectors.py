@@ -10,15 +10,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from interlock.console.text.plan_text import plan_text
-from interlock.engine import opening
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.token_pooling import pool_tokens
+from interlock.engine.compute.token_rows import TokenFile, TokenRows
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError
-from interlock.engine.forecast import forecast
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.token_pooling import pool_tokens
-from interlock.engine.passes.token_rows import TokenFile, TokenRows
+from interlock.engine.flows import opening
+from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.run import Run
 from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_model, toml
 from tests.processes import checksums, exports, kill_after
 

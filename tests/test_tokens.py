@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from interlock.engine.corpus.tokens import Specials, TokenStore, load_tokenizer, specials_of
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.intake.tokens import Specials, TokenStore, load_tokenizer, specials_of
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
 from interlock.engine.models.roster import cards_of, token_key, tokenisings

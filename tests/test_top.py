@@ -18,16 +18,16 @@ from interlock.console import crash
 from interlock.console.front_ends.dispatch import Audience, run_with_front_end
 from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
-from interlock.engine.config import continued, load, recorded
-from interlock.engine.ending import Ending
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
-from interlock.engine.passes.controls import Controls
+from interlock.engine.flows.ending import Ending
+from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic, journal, rundir, safe, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts
 from interlock.engine.record.journal import Journal
-from interlock.engine.run import Run
+from interlock.engine.settings import continued, load, recorded
 from tests.builders import command, corpus, environment, events_of, interlock, sentences, summary_of
 
 STEERING = "a\x7fb\x80c\x9bd\u202ee\u2066f\u2028g\u2029h\u200fi\u061cj ü 漢 🙂"
@@ -120,7 +120,7 @@ def test_a_file_system_that_refuses_locks_or_fsync_is_told_with_where_to_go(code
 def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
     bug, chunks, tiny_a, capfd, monkeypatch
 ):
-    monkeypatch.setattr("interlock.engine.ending.deliver", raising(bug))
+    monkeypatch.setattr("interlock.engine.flows.ending.deliver", raising(bug))
     code = main(
         ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
     )
@@ -133,7 +133,7 @@ def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summ
 
 
 def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
-    monkeypatch.setattr("interlock.engine.ending.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr("interlock.engine.flows.ending.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
     code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
     err = capfd.readouterr().err
     assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err

@@ -9,6 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone
+from interlock.engine.compute.grid import Queue
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.weightless_rows import WeightlessRows
 from interlock.engine.errors import Stopped, UnavailableError
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import parse
@@ -18,13 +25,6 @@ from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.weightless import WeightlessHost
 from interlock.engine.models.weights import Replica
-from interlock.engine.passes.batch_runner import BatchRunner, DeviceGone
-from interlock.engine.passes.grid import Queue
-from interlock.engine.passes.instance import ModelInstance
-from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.weightless_rows import WeightlessRows
 from interlock.engine.record import events as ev
 from tests import weightless
 from tests.harness import grid_of

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.engine.config import load
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.corpus import tokens
+from interlock.engine.corpus.tokens import encoded, load_tokenizer
 from interlock.engine.errors import ExitCode, UnavailableError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake import tokens
-from interlock.engine.intake.tokens import encoded, load_tokenizer
 from interlock.engine.models import tokenizer, weights
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
 from interlock.engine.models.roster import cards_of
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encoder_for
 from interlock.engine.record.events import ArtefactWritten, PassFailed
-from interlock.engine.run import Run
+from interlock.engine.settings import load
 from tests.builders import ROOT, corpus, environment, events_of, interlock, tiny_model, unprivileged
 
 HOST = CpuDevice()
@@ -134,7 +134,7 @@ def test_texts_that_a_tokenizer_comes_to_no_end_of_are_given_up(monkeypatch):
 
 STOPPED_WHILE_TOKENISING = """
 import sys, time
-from interlock.engine.intake import tokens
+from interlock.engine.corpus import tokens
 tokens.PATIENCE, tokens.SLICE = 3.0, 0.25
 class Slow:
     def encode_batch_fast(self, texts, add_special_tokens):

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
-from interlock.engine.outlet.bm25 import BM25, Words
 from interlock.engine.search.lists import words_of
+from interlock.engine.vectors.bm25 import BM25, Words
 from tests.edge_bridge import EdgeBridge
 from tests.local_bridge import LocalBridge
 from tests.uploads import ROWS, Uploads, embedded

@@ -21,13 +21,13 @@ from qdrant_client import grpc as api
 from qdrant_client.conversions.conversion import grpc_to_payload
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.outlet.points import Point, Terms
-from interlock.engine.upload.address import Address, ApiKey
-from interlock.engine.upload.bodies import JSON, PROTOBUF, bodies
-from interlock.engine.upload.grpc_points import GrpcPoints, as_protobuf, struct_of
-from interlock.engine.upload.patience import Patience
-from interlock.engine.upload.server import QdrantServer
-from interlock.engine.upload.upserts import Upserts
+from interlock.engine.targets.address import Address, ApiKey
+from interlock.engine.targets.bodies import JSON, PROTOBUF, bodies
+from interlock.engine.targets.grpc_points import GrpcPoints, as_protobuf, struct_of
+from interlock.engine.targets.patience import Patience
+from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.upserts import Upserts
+from interlock.engine.vectors.points import Point, Terms
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
 from tests.edge_grpc import GET, UPSERT, serving_grpc

@@ -25,16 +25,15 @@ def engine() -> dict[str, str]:
     rooms = tuple(
         f"engine/{room}/"
         for room in (
-            "cluster",
+            "compute",
+            "corpus",
+            "evaluation",
             "gpu",
-            "intake",
             "models",
-            "outlet",
-            "passes",
             "record",
             "search",
-            "evaluation",
-            "upload",
+            "targets",
+            "vectors",
         )
     )
     return {name: places[0] for name, places in public_classes().items() if places[0].startswith(rooms)}

@@ -14,23 +14,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from interlock.engine.config import load
+from interlock.engine.compute import worker as workers
+from interlock.engine.compute.backend import REAL, Backend
+from interlock.engine.compute.batch_runner import DeviceGone, Result
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.grid import Queue
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.pass_files import PassFiles, damaged_batches
+from interlock.engine.compute.vectors import VectorFile, gate
+from interlock.engine.compute.worker import PROBES, Worker
 from interlock.engine.errors import DiskError, ExitCode, InterlockError
+from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Calibration
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.passes import worker as workers
-from interlock.engine.passes.backend import REAL, Backend
-from interlock.engine.passes.batch_runner import DeviceGone, Result
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.grid import Queue
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.pass_files import PassFiles, damaged_batches
-from interlock.engine.passes.vectors import VectorFile, gate
-from interlock.engine.passes.worker import PROBES, Worker
 from interlock.engine.record import events as ev
-from interlock.engine.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.qdrant import Store
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 from tests.harness import File, Told, grid_of
 from tests.processes import until

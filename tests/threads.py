@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from interlock.engine.cluster.links import NodeMachine
-from interlock.engine.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Welcome
-from interlock.engine.cluster.node import ClusterNode
+from interlock.engine.compute.cluster.links import NodeMachine
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Welcome
+from interlock.engine.compute.cluster.node import ClusterNode
 
 
 class ThreadLink:

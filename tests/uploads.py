@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import httpx
 
-from interlock.engine.config import load
-from interlock.engine.passes.controls import Controls
-from interlock.engine.run import Run
-from interlock.engine.upload.address import Address, ApiKey
-from interlock.engine.upload.exported import ExportedCollection, ExportedRun
-from interlock.engine.upload.patience import Patience
-from interlock.engine.upload.report import UploadHearing, UploadOptions, UploadReport
-from interlock.engine.upload.server import QdrantServer
-from interlock.engine.upload.uploader import CollectionUpload
+from interlock.engine.compute.controls import Controls
+from interlock.engine.flows.run import Run
+from interlock.engine.settings import load
+from interlock.engine.targets.address import Address, ApiKey
+from interlock.engine.targets.exported import ExportedCollection, ExportedRun
+from interlock.engine.targets.patience import Patience
+from interlock.engine.targets.report import UploadHearing, UploadOptions, UploadReport
+from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.uploader import CollectionUpload
 from tests.builders import pins_of, sentences, start, tiny_m3, toml
 from tests.edge_bridge import Answer, EdgeBridge, refusal
 

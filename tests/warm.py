@@ -127,8 +127,8 @@ def _import(*modules: str) -> None:
         os.environ.setdefault(name, value)
     import interlock.console.commands
     import interlock.console.summary.document
-    import interlock.engine.forecast
-    import interlock.engine.run
+    import interlock.engine.flows.forecast
+    import interlock.engine.flows.run
     import interlock.engine.search.searcher  # noqa: F401
 
     for name in modules:

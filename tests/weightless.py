@@ -11,6 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from interlock.engine.compute.backend import Backend, RunContext
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.executor import PassExecutor
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.weightless_rows import WeightlessRows
 from interlock.engine.gpu.faults import Fault
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Law
@@ -27,12 +33,6 @@ from interlock.engine.models.weightless import (
     WeightlessNetwork,
 )
 from interlock.engine.models.weights import DTYPES, Master
-from interlock.engine.passes.backend import Backend, RunContext
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.weightless_rows import WeightlessRows
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES

@@ -17,11 +17,11 @@ from pathlib import Path
 from bench import tables
 from interlock.console.actions import ACTIONS, shown_keys
 from interlock.console.cli import COMMANDS, parser
-from interlock.engine.config import flag_of, knobs, variable_of
 from interlock.engine.errors import MEANINGS
 from interlock.engine.models import registry
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
+from interlock.engine.settings import flag_of, knobs, variable_of
 from tools import messages
 
 ROOT = Path(__file__).parent.parent

@@ -44,7 +44,7 @@ TITLES = {
     "value": "Values",
     "status": "Incomplete and failed collections",
 }
-SETTINGS = ("engine/config.py", "engine/parsers.py")
+SETTINGS = ("engine/settings.py", "engine/parsers.py")
 VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/units.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
 _REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
@@ -131,8 +131,8 @@ def _folder(file: str) -> str:
     if top != "engine":
         return top
     if file in SETTINGS:
-        return "engine/config"
-    return f"engine/{rest[0]}" if len(rest) > 1 else "engine/run"
+        return "engine/settings"
+    return f"engine/{rest[0]}" if len(rest) > 1 else "engine/flows"
 
 
 def _in_file(path: Path) -> Iterator[Message]:
@@ -175,11 +175,11 @@ def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequen
             if not kind or (kind == "value" and file not in VALUES):
                 return "", None, ()
             return kind, code, [*args, *(each.value for each in keywords if each.arg in ("message", "reason"))]
-        case ast.Yield(value=ast.JoinedStr() as text) if _folder(file) == "engine/run" or scope == "overlooked":
+        case ast.Yield(value=ast.JoinedStr() as text) if _folder(file) == "engine/flows" or scope == "overlooked":
             return "warning", None, [text]
-        case ast.Yield(value=ast.Tuple(elts=[_, text])) if file.startswith("engine/intake/"):
+        case ast.Yield(value=ast.Tuple(elts=[_, text])) if file.startswith("engine/corpus/"):
             return "record", None, [text]
-        case ast.Return(value=ast.expr() as text) if file.startswith("engine/intake/") and scope in _REFUSING:
+        case ast.Return(value=ast.expr() as text) if file.startswith("engine/corpus/") and scope in _REFUSING:
             return "record", None, [text]
         case ast.Return(value=ast.Tuple(elts=[_, text])) if file.endswith("record/verdict.py"):
             return "status", None, [text]

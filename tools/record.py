@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 from interlock.console import rehearsal
-from interlock.engine.cluster.node import ClusterNode
-from interlock.engine.config import load
-from interlock.engine.passes.controls import Controls
+from interlock.engine.compute.cluster.node import ClusterNode
+from interlock.engine.compute.controls import Controls
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
+from interlock.engine.settings import load
 from tests.threads import Threads
 from tools.recorded import BEGAN, HOME, RECORDED
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from interlock.console.control.protocol import Foreseen, foreseen
+from interlock.engine.compute.controls import PAUSE_SECONDS, Controls
+from interlock.engine.compute.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import PAUSE_SECONDS, Controls
-from interlock.engine.passes.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
 from interlock.engine.record.cells import PassCells, cells_of

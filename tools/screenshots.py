@@ -24,10 +24,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from interlock.engine.config import load
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.atomic import write_bytes
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.settings import load
 from tools.recorded import Recorded
 
 if TYPE_CHECKING:  # textual reads its environment when it is imported, and that is to be the one of `steady`

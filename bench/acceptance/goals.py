@@ -14,7 +14,7 @@ import evidence
 import machine
 
 FP16_COSINE = 0.9999
-SOURCES = ("engine/gpu", "engine/models", "engine/passes")
+SOURCES = ("engine/gpu", "engine/models", "engine/compute")
 Tree = dict[str, Any]
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from acceptance.workbench import Bench
 
-from interlock.engine.intake.tokens import TokenStore, load_tokenizer
+from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.vectors import Vectors
+from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.models.card import ModelCard
-from interlock.engine.passes.encoder import Ids
-from interlock.engine.passes.vectors import Vectors
 from tests.builders import WORDS
 
 

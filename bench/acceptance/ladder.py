@@ -14,14 +14,14 @@ from acceptance.inputs import least_cosine, texts_of
 from acceptance.rounds import compute, masters_of
 from acceptance.workbench import CEILING, Bench
 
+from interlock.engine.compute.encoder import computed_tokens
+from interlock.engine.compute.instance import first_calibration
+from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.vectors import Vectors
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
-from interlock.engine.passes.encoder import computed_tokens
-from interlock.engine.passes.instance import first_calibration
-from interlock.engine.passes.ladder import Rung
-from interlock.engine.passes.vectors import Vectors
 from interlock.engine.record import events as ev
 
 SHORT = (64, 32, 32, 16)

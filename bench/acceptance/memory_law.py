@@ -14,9 +14,9 @@ from acceptance.inputs import rows_of
 from acceptance.models import CONFIGS
 from acceptance.workbench import Bench, seated
 
+from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.passes.instance import ModelInstance
 
 COLUMNS = ["rows", "longest", "tokens", "ragged", "law_bytes", "measured_bytes", "at_rest_bytes"]
 

@@ -9,7 +9,7 @@ from acceptance.models import CONFIGS
 from acceptance.rounds import compute, masters_of
 from acceptance.workbench import CEILING, Bench
 
-from interlock.engine.passes.schedule import Schedule
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record import events as ev
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
 
+from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.errors import InterlockError
-from interlock.engine.passes.instance import ModelInstance, Shortfall
 
 NAMES = ("residue: bytes allocated", "residue: bytes reserved", "residue: bytes of driver drift")
 

@@ -6,20 +6,20 @@ import numpy as np
 from acceptance.inputs import stored
 from acceptance.workbench import CEILING, Bench
 
+from interlock.engine.compute.backend import Backend, RunContext
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.batches import plan
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.executor import PassExecutor
+from interlock.engine.compute.grid import Cells, Layout
+from interlock.engine.compute.pass_files import PassFiles
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.vectors import VectorFile, Vectors
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.trace import law_for
-from interlock.engine.passes.backend import Backend, RunContext
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.batches import plan
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.passes.grid import Cells, Layout
-from interlock.engine.passes.pass_files import PassFiles
-from interlock.engine.passes.schedule import Schedule
-from interlock.engine.passes.vectors import VectorFile, Vectors
 from interlock.engine.record import events as ev
 
 WINDOW = 2

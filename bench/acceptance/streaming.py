@@ -10,9 +10,9 @@ from acceptance.goals import Timed, Tree
 from acceptance.inputs import rows_of
 from acceptance.workbench import Bench, seated
 
+from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.models.stages import layers_of, size_of
-from interlock.engine.passes.encoder import Ids
-from interlock.engine.passes.instance import ModelInstance
 
 
 def streaming(bench: Bench) -> Iterator[tuple[str, Any]]:

@@ -13,14 +13,14 @@ from acceptance.goals import Timed, Tree
 from acceptance.inputs import least_cosine, lengths_of, stored, texts_of
 from acceptance.workbench import Bench, seated
 
+from interlock.engine.compute.batches import plan
+from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.vectors import Vectors
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.stages import layers_of, size_of
 from interlock.engine.models.weights import DTYPES
-from interlock.engine.passes.batches import plan
-from interlock.engine.passes.instance import ModelInstance, Shortfall
-from interlock.engine.passes.vectors import Vectors
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")
 MIXES = ("chunks", "mixed")

@@ -17,6 +17,8 @@ from typing import TypeVar
 import torch
 from acceptance.models import made
 
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.instance import ModelInstance, first_calibration
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.cuda import pin
 from interlock.engine.gpu.device import Device
@@ -25,8 +27,6 @@ from interlock.engine.gpu.sim import SimDevice
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, Replica, load
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.instance import ModelInstance, first_calibration
 
 CEILING = 12 << 30
 T = TypeVar("T")

@@ -51,8 +51,8 @@ def warm() -> None:
     import interlock.console.commands
     import interlock.console.sources.journal
     import interlock.console.summary.document
-    import interlock.engine.forecast
-    import interlock.engine.run
+    import interlock.engine.flows.forecast
+    import interlock.engine.flows.run
     import interlock.engine.search.searcher
 
     assert all((pyarrow.parquet, qdrant_edge, transformers, interlock))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench.scenarios.stage import Outcome
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.chip import WORKSPACE
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Receipt
 

@@ -16,22 +16,22 @@ from bench.scenarios.checks import TOLERANCE
 from bench.scenarios.plan import Plan, draw, ids_of
 from bench.scenarios.stage import PlanLessor, WatchedGpu
 from bench.scenarios.workshop import Workshop
-from interlock.engine.cluster.crew import Crew, CrewPatience
-from interlock.engine.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.cluster.messages import Hello, ModelFiles
-from interlock.engine.cluster.node import ClusterNode, versions
+from interlock.engine.compute.backend import Backend
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.cluster.crew import Crew, CrewPatience
+from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.messages import Hello, ModelFiles
+from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.deadline import Deadline
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, Stopped
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.passes.backend import Backend
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.deadline import Deadline
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import events as ev
 from tests.harness import Told, grid_of
 from tests.threads import Threads

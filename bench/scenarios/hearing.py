@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import Encoder, Ids, encoder_for
+from interlock.engine.compute.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
-from interlock.engine.passes.controls import Controls
-from interlock.engine.passes.encoder import Encoder, Ids, encoder_for
-from interlock.engine.passes.outputs import Outputs
 from interlock.engine.record import events as ev
 from tests.harness import Told
 

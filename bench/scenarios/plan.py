@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import MENU
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models.packing import TILE
-from interlock.engine.passes.schedule import Schedule
 
 KIB, MIB = 1 << 10, 1 << 20
 LONGEST = 600

@@ -15,6 +15,11 @@ import numpy as np
 from bench.scenarios.hearing import Hearing
 from bench.scenarios.plan import KIB, Plan, ids_of
 from bench.scenarios.workshop import Workshop
+from interlock.engine.compute.backend import Backend, RunContext
+from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.executor import PassExecutor
+from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.instance import first_calibration
 from interlock.engine.errors import Stopped
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -22,11 +27,6 @@ from interlock.engine.gpu.faults import DeviceFaults, parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.models.masters import Masters
-from interlock.engine.passes.backend import Backend, RunContext
-from interlock.engine.passes.backlog import Backlog
-from interlock.engine.passes.executor import PassExecutor
-from interlock.engine.passes.grid import Cells
-from interlock.engine.passes.instance import first_calibration
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.harness import grid_of

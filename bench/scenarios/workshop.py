@@ -14,6 +14,12 @@ import numpy as np
 import torch
 
 from bench.scenarios.plan import LONGEST, Plan, ids_of
+from interlock.engine.compute.canary import plain
+from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.vectors import Vectors
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models import weights
@@ -23,12 +29,6 @@ from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec, Output
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, attach_to_host
-from interlock.engine.passes.canary import plain
-from interlock.engine.passes.encoder import encoder_for
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.token_rows import TokenRows
-from interlock.engine.passes.vectors import Vectors
 from tests.builders import pins_of, tiny_m3, tiny_model, tiny_sparse
 from tests.harness import written_out
 

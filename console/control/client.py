@@ -17,8 +17,8 @@ import msgspec
 
 from interlock.console.control import protocol as said
 from interlock.console.control.place import name_of, short, user_behind
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.events import ControlApplied, ControlRefused
 from interlock.engine.record.rundir import SOCKET
 

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from interlock.engine.passes.controls import VALUES
-from interlock.engine.passes.schedule import Placement
+from interlock.engine.compute.controls import VALUES
+from interlock.engine.compute.schedule import Placement
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.state import Control
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from interlock.console.control import protocol as said
 from interlock.console.control.place import name_of, short, user_behind
+from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, reason
-from interlock.engine.passes.controls import STOP, Controls
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from interlock.console.cli import parse
 from interlock.engine import parsers
-from interlock.engine.config import RunSettings, flag_of, knobs, shown
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import ModelSpec, members
 from interlock.engine.record.facts import Setting
+from interlock.engine.settings import RunSettings, flag_of, knobs, shown
 
 KNOBS = ("devices", "ceiling", "fusion", "qdrant", "out", "run_id")
 """Settings that have a field of their own; the models are ticked, and `flags` has all others."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
-from interlock.engine.config import Configuration, RunSettings, flag_of
+from interlock.engine.corpus.glance import Glance, glance
 from interlock.engine.errors import InterlockError, UnavailableError
-from interlock.engine.intake.glance import Glance, glance
 from interlock.engine.models.registry import ModelSpec, extended, vouched
+from interlock.engine.settings import Configuration, RunSettings, flag_of
 from interlock.widgets.ticks import ModelRow
 
 if TYPE_CHECKING:
-    from interlock.engine.forecast import Forecast
+    from interlock.engine.flows.forecast import Forecast
     from interlock.engine.record.runs import Overview
 
 LISTED = 12
@@ -78,7 +78,7 @@ class Machine:
     def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
         """Say what a run of these arguments would do. Raises what `interlock plan` would raise."""
         from interlock.console.cli import configuration, parse
-        from interlock.engine.forecast import forecast
+        from interlock.engine.flows.forecast import forecast
 
         options = parse(words)
         return forecast(options.chunks, configuration(options), stopped)
@@ -98,9 +98,9 @@ class Machine:
     def _looks(self, words: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
         """What a run does before any work, each with the field that it would be about."""
         from interlock.console.cli import configuration, parse
+        from interlock.engine.corpus.collections import discover
+        from interlock.engine.flows.opening import check
         from interlock.engine.gpu import devices
-        from interlock.engine.intake.collections import discover
-        from interlock.engine.opening import check
         from interlock.engine.record import rundir
 
         options = parse(words)

@@ -28,11 +28,11 @@ from interlock.console.sources.session import Session, Work
 from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.console.text.recap import recap
-from interlock.engine.config import Configuration
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.safe import safe
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
     from interlock.console.form.filled import Filled

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from interlock.console.sources.session import Work
-from interlock.engine.config import Configuration, recorded
 from interlock.engine.errors import InterlockError, Stopped
 from interlock.engine.record import summary
 from interlock.engine.record.events import AnyEvent, Entry, RunClosed, RunStarted
@@ -18,6 +17,7 @@ from interlock.engine.record.facts import Status
 from interlock.engine.record.fold import fold
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import Summary
+from interlock.engine.settings import Configuration, recorded
 
 
 def summary_of(work: Work, failure: InterlockError) -> Summary | None:

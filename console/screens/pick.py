@@ -15,7 +15,7 @@ from textual.widgets import DirectoryTree, OptionList, Static
 from textual.widgets.option_list import Option
 
 from interlock.console.text import runs_text
-from interlock.engine.intake.collections import SUFFIXES
+from interlock.engine.corpus.collections import SUFFIXES
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.safe import safe
 

@@ -40,7 +40,7 @@ from interlock.widgets.text import row, wrapped
 from interlock.widgets.ticks import ModelList
 
 if TYPE_CHECKING:
-    from interlock.engine.forecast import Forecast
+    from interlock.engine.flows.forecast import Forecast
 
 PAUSE = 0.4
 """Seconds without a key after which what was typed is looked at."""

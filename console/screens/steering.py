@@ -12,8 +12,8 @@ from interlock.console.screens.base import Keyed
 from interlock.console.screens.host import Host
 from interlock.console.sources.live import ControlBox, Reel, Source
 from interlock.console.text import dialog_text as wording
-from interlock.engine.passes.controls import NO, STOP, YES
-from interlock.engine.passes.schedule import Schedule
+from interlock.engine.compute.controls import NO, STOP, YES
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets.formats import yes_no
 

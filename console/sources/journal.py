@@ -19,8 +19,8 @@ from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.tail import Tail, journal_at
 from interlock.console.text.next_step import command, resume_words
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
-from interlock.engine.passes.schedule import Schedule
 from interlock.engine.record import journal
 from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from interlock.console.control.server import steerable
+from interlock.engine.compute.controls import NO, Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.passes.controls import NO, Controls
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 

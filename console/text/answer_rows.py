@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from interlock.engine.outlet.bm25 import BM25
-from interlock.engine.outlet.manifest import Manifest
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.search.ask import DENSE, Ask
 from interlock.engine.search.combine import Hybrid, shares_of
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.manifest import Manifest
 from interlock.widgets.text import CURSOR, ELLIPSIS, LONGEST, Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
 
 LINES = 3

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.questions import Question
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 from interlock.engine.search.hits import Answer, Hit, RankedHit

@@ -2,8 +2,8 @@
 
 from textwrap import wrap
 
-from interlock.engine.passes.checkup import GpuCheck, GpuReport
-from interlock.engine.passes.findings import Remembered
+from interlock.engine.compute.checkup import GpuCheck, GpuReport
+from interlock.engine.compute.findings import Remembered
 from interlock.engine.record.counting import several
 from interlock.engine.record.safe import safe
 

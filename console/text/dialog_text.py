@@ -2,7 +2,7 @@
 
 from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
-from interlock.engine.passes.schedule import Schedule
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.counting import several
 from interlock.engine.record.facts import on_host
 from interlock.engine.record.outlook import of_run

@@ -13,7 +13,7 @@ from interlock.engine.record.safe import safe
 from interlock.engine.record.units import duration, human_bytes
 
 if TYPE_CHECKING:
-    from interlock.engine.forecast import Forecast, PassForecast
+    from interlock.engine.flows.forecast import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "pass": lambda number, _: str(number),

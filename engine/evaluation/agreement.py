@@ -12,7 +12,7 @@ from interlock.engine.evaluation.judging import pair_cosines
 from interlock.engine.evaluation.nearest import Rows, nearest
 from interlock.engine.evaluation.report import says
 from interlock.engine.evaluation.weighing import Share, grid
-from interlock.engine.outlet.fusion import Fusion, Vectors, fuse
+from interlock.engine.vectors.fusion import Fusion, Vectors, fuse
 
 DEPTH = 10
 ASKED = 200

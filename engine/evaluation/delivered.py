@@ -11,18 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.vectors import Vectors
 from interlock.engine.errors import InterlockError, UsageError, meant, remedy
 from interlock.engine.evaluation.material import SideCost
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
-from interlock.engine.outlet.csr import of_column
-from interlock.engine.outlet.files import matrix_of
-from interlock.engine.outlet.form import FUSED
-from interlock.engine.outlet.fusion import Fusion, unit_rows
-from interlock.engine.outlet.gap import remaining
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.vectors import Vectors
 from interlock.engine.record import journal
 from interlock.engine.record.artefacts import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
@@ -31,6 +26,11 @@ from interlock.engine.record.moved import store_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
+from interlock.engine.targets.csr import of_column
+from interlock.engine.targets.files import matrix_of
+from interlock.engine.targets.gap import remaining
+from interlock.engine.vectors.form import FUSED
+from interlock.engine.vectors.fusion import Fusion, unit_rows
 
 COLUMNS = ("id", "chunk_id", "text")
 TABLE = "points.parquet"

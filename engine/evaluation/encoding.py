@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from interlock.engine.compute.encoder import HostEncoder, Ids
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.texts import Encoded, TextDevices, TextPass
+from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.sources import model_cache
-from interlock.engine.passes.encoder import HostEncoder, Ids
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.texts import Encoded, TextDevices, TextPass
-from interlock.engine.passes.token_rows import TokenRows
 from interlock.engine.record import atomic
 
 SLICE = 256

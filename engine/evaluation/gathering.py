@@ -12,6 +12,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.texts import Encoded, TextDevices
+from interlock.engine.compute.weigh import weigh_queries
+from interlock.engine.corpus.judged import Judged
+from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
 from interlock.engine.evaluation.encoding import Amount, amount_of, encode_all
@@ -19,19 +25,13 @@ from interlock.engine.evaluation.judging import Lists, Rescored
 from interlock.engine.evaluation.material import DenseSide, Rows, SideCost, SparseSide
 from interlock.engine.evaluation.nearest import Postings
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.intake.judged import Judged
-from interlock.engine.intake.ragged import starts_of
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import card_for
 from interlock.engine.models.term_table import table_of
-from interlock.engine.outlet.bm25 import BM25, WordCounts, Words
-from interlock.engine.outlet.fusion import truncate
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.texts import Encoded, TextDevices
-from interlock.engine.passes.weigh import weigh_queries
 from interlock.engine.search.maxsim import maxsim
+from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
+from interlock.engine.vectors.fusion import truncate
 
 Numbers = npt.NDArray[np.float32]
 Tell = Callable[[str, int, int], object]

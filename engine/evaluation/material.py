@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.vectors import Vectors
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.vectors import Vectors
 
 Rows = npt.NDArray[np.int64]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.corpus.judged import Grades
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.judged import Grades
 
 Values = npt.NDArray[np.float64]
 Found = Mapping[str, float]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.intake.ragged import owners_of
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.vectors import Vectors
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.vectors import Vectors
+from interlock.engine.corpus.ragged import owners_of
 
 Rows = npt.NDArray[np.int64]
 CHUNK = 16_384

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.outlet.binary import bytes_of, signs
-from interlock.engine.outlet.int8 import encode, scale_of
-from interlock.engine.outlet.projection import fit, project, turned
-from interlock.engine.passes.vectors import Vectors
+from interlock.engine.compute.vectors import Vectors
+from interlock.engine.vectors.binary import bytes_of, signs
+from interlock.engine.vectors.int8 import encode, scale_of
+from interlock.engine.vectors.projection import fit, project, turned
 
 SIZES = (768, 384, 256)
 """Widths that vectors are projected to, where they are wider."""

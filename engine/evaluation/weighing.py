@@ -9,7 +9,7 @@ import numpy.typing as npt
 from interlock.engine.evaluation.material import DenseSide, Material, Rows
 from interlock.engine.evaluation.measures import DEEPEST, MAIN, Difference, Values, differences, measured
 from interlock.engine.evaluation.nearest import named, nearest
-from interlock.engine.outlet.fusion import Fusion, Vectors, fuse
+from interlock.engine.vectors.fusion import Fusion, Vectors, fuse
 
 STEPS = 10
 """Weights are tried in steps of 1 / STEPS."""

@@ -18,8 +18,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, get_args
 
+from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.digests import remembered_sha256, stamp_of
 from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from interlock.engine.corpus.tokens import sentence_config
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.tokens import sentence_config
 from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.layout import Module, read_object
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.tokens import SENTENCE_CONFIGS
 
 POSITIONS = 512
 """The longest row of a model that does not say its own."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from interlock.engine.intake.ragged import owners_of, starts_of
+from interlock.engine.corpus.ragged import owners_of, starts_of
 from interlock.engine.models.sdpa import ALIGNED, Kernel
 
 TILE = 32

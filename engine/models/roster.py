@@ -4,10 +4,10 @@ import hashlib
 import sys
 from collections.abc import Sequence
 
+from interlock.engine.corpus.reading import Tokenising
+from interlock.engine.corpus.tokens import lowercases
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
-from interlock.engine.intake.reading import Tokenising
-from interlock.engine.intake.tokens import lowercases
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.precision import OLDEST, Capability

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from interlock.engine.corpus.tokens import sentence_config
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.tokens import sentence_config
 from interlock.engine.models.layout import read_object
 
 Settings = Mapping[str, object]

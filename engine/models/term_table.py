@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming
 from interlock.engine.errors import UnavailableError
-from interlock.engine.intake.tokens import encoded, load_tokenizer, naming
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import ROUTER, document_modules, read_object, routes_of
 from interlock.engine.models.tensors import TensorFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.intake.tokens import load_tokenizer, specials_of
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.layout import read_object, shapes_in
 from interlock.engine.models.registry import ModelSpec

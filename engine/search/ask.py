@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.tokens import is_text
 from interlock.engine.models.registry import name_of_output
-from interlock.engine.outlet.bm25 import BM25
-from interlock.engine.outlet.manifest import Manifest
 from interlock.engine.search.combine import SPARSE_SHARE, Hybrid, shares_of
 from interlock.engine.search.conditions import Condition
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.manifest import Manifest
 
 MAXSIM = "maxsim"
 """Names late interaction where a reranker is named."""

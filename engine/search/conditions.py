@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import UsageError, meant
-from interlock.engine.outlet.qdrant import Store
 from interlock.engine.record.compare import few
+from interlock.engine.targets.qdrant import Store
 
 if TYPE_CHECKING:
     from uuid import UUID

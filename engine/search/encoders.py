@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
+from interlock.engine.compute.encoder import HostEncoder, encode_texts
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.texts import TextDevices, TextPass, Told
+from interlock.engine.compute.weigh import by_table
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.passes.encoder import HostEncoder, encode_texts
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.texts import TextDevices, TextPass, Told
-from interlock.engine.passes.weigh import by_table
 from interlock.engine.search.store_models import StoreModel
 
 ROOM = 512

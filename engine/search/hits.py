@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interlock.engine.outlet.points import STALE
+from interlock.engine.vectors.points import STALE
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlock.engine.outlet.bm25 import Words
-from interlock.engine.outlet.fusion import shares
-from interlock.engine.outlet.points import Terms, Vector
-from interlock.engine.outlet.qdrant import Store
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.bm25 import Words
+from interlock.engine.vectors.fusion import shares
+from interlock.engine.vectors.points import Terms, Vector
 
 if TYPE_CHECKING:
     import qdrant_edge as edge

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
+from interlock.engine.compute.pairs import Pair, Scores
+from interlock.engine.compute.scorer import PairPlan, Progress, Scorer
+from interlock.engine.compute.seat import Seat
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
@@ -17,9 +20,6 @@ from interlock.engine.models.precision import OLDEST
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import fewest_processors, lowest_capability
 from interlock.engine.models.scoring import activation_of, read_scorer
-from interlock.engine.passes.pairs import Pair, Scores
-from interlock.engine.passes.scorer import PairPlan, Progress, Scorer
-from interlock.engine.passes.seat import Seat
 from interlock.engine.record.events import Emit, RerankerPassedOver
 from interlock.engine.search.blend import DEPTH, SHARE, reranked
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, Reordering

@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from interlock.engine.compute.encoder import beyond_limit
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.texts import TextDevices, Told
+from interlock.engine.compute.vectors import Vectors
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec, name_of_output
-from interlock.engine.outlet import shard
-from interlock.engine.outlet.bm25 import BM25
-from interlock.engine.outlet.form import FUSED
-from interlock.engine.outlet.fusion import fused_width, truncate
-from interlock.engine.outlet.manifest import Member, read_manifest
-from interlock.engine.outlet.points import Terms, Vector
-from interlock.engine.outlet.qdrant import Store
-from interlock.engine.outlet.query_vector import query_vectors
-from interlock.engine.passes.encoder import beyond_limit
-from interlock.engine.passes.outputs import Outputs
-from interlock.engine.passes.sparse import SparseRows
-from interlock.engine.passes.texts import TextDevices, Told
-from interlock.engine.passes.vectors import Vectors
 from interlock.engine.search import lists
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
@@ -38,6 +30,14 @@ from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.encoders import QueryEncoders
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
+from interlock.engine.targets import shard
+from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.form import FUSED
+from interlock.engine.vectors.fusion import fused_width, truncate
+from interlock.engine.vectors.manifest import Member, read_manifest
+from interlock.engine.vectors.points import Terms, Vector
+from interlock.engine.vectors.query_vector import query_vectors
 
 if TYPE_CHECKING:
     import qdrant_edge as edge

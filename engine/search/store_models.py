@@ -11,7 +11,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, Precision, name_of_output
 from interlock.engine.models.roster import card_for
 from interlock.engine.models.term_table import TermTable, table_of
-from interlock.engine.outlet.manifest import KnownModel, Manifest
+from interlock.engine.vectors.manifest import KnownModel, Manifest
 
 BESIDE: tuple[Output, ...] = ("sparse", "tokens")
 WEIGHED: Mapping[Head, str] = {"sparse_linear": "weights of terms", "colbert_linear": "token vectors"}

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from interlock.api import evaluate as evaluate
     from interlock.api import plan as plan
     from interlock.api import term_weights as term_weights
+    from interlock.engine.compute.sparse import SparseRows as SparseRows
     from interlock.engine.evaluation.report import Evaluation as Evaluation
-    from interlock.engine.passes.sparse import SparseRows as SparseRows
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
     from interlock.engine.record.summary import Summary as Summary
     from interlock.engine.search.hits import Answer as Answer
     from interlock.engine.search.hits import Hit as Hit
     from interlock.engine.search.hits import RankedHit as RankedHit
-    from interlock.engine.upload.report import UploadReport as UploadReport
+    from interlock.engine.targets.report import UploadReport as UploadReport
     from interlock.recorded import DeliveredBits as DeliveredBits
     from interlock.recorded import DeliveredVectors as DeliveredVectors
     from interlock.recorded import RecordedRun as RecordedRun
@@ -85,9 +85,9 @@ _ELSEWHERE = {
     **dict.fromkeys(("Reranker", "rerank"), "interlock.reranker"),
     **dict.fromkeys(("Searcher", "search"), "interlock.searcher"),
     "Evaluation": "interlock.engine.evaluation.report",
-    "SparseRows": "interlock.engine.passes.sparse",
+    "SparseRows": "interlock.engine.compute.sparse",
     "Summary": "interlock.engine.record.summary",
-    "UploadReport": "interlock.engine.upload.report",
+    "UploadReport": "interlock.engine.targets.report",
     "upload": "interlock.uploader",
 }
 

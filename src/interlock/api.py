@@ -18,18 +18,18 @@ from interlock.console.crash import reportable
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
-from interlock.engine.config import Configuration, knobs, load
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
-from interlock.engine.passes.controls import Controls
 from interlock.engine.record import events as events
+from interlock.engine.settings import Configuration, knobs, load
 from interlock.progress import follow
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, path_of, telling
 
 if TYPE_CHECKING:
+    from interlock.engine.compute.sparse import SparseRows
     from interlock.engine.evaluation.report import Evaluation
-    from interlock.engine.forecast import Forecast
-    from interlock.engine.passes.sparse import SparseRows
+    from interlock.engine.flows.forecast import Forecast
 
 SHOWN = ("auto", "lines", "none")
 
@@ -126,7 +126,7 @@ def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
     path, configuration = path_of(chunks, "chunks"), configured(settings)
-    from interlock.engine.forecast import forecast
+    from interlock.engine.flows.forecast import forecast
 
     with telling():
         return Plan(forecast(path, configuration))
@@ -149,7 +149,7 @@ def embed(
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
 
     def make(controls: Controls) -> Work:
-        from interlock.engine.run import Run
+        from interlock.engine.flows.run import Run
 
         return Run(path, configuration, controls)
 
@@ -188,7 +188,7 @@ def term_weights(
     configuration = configured(settings)
     if side not in ("query", "document"):
         raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
-    from interlock.engine.intake.tokens import is_text
+    from interlock.engine.corpus.tokens import is_text
 
     if isinstance(texts, str) or not all(map(is_text, texts)):
         raise UsageError(f"texts: expected a sequence of texts in UTF-8, got {texts!r:.100}")

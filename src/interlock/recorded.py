@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
 from interlock.console.sources.tail import Tail, journal_at
-from interlock.engine.config import load
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal
 from interlock.engine.record.artefacts import AGAIN, check_written
@@ -20,6 +19,7 @@ from interlock.engine.record.fold import fold_all
 from interlock.engine.record.occupant import held
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.settings import load
 from interlock.wording import path_of, telling
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DeliveredBits:
         """
         import numpy as np
 
-        from interlock.engine.outlet.binary import search
+        from interlock.engine.vectors.binary import search
 
         width = self.codes.shape[1] if self.projection is None else self.projection.shape[0]
         given = np.asarray(queries, np.float32)
@@ -180,8 +180,8 @@ class RecordedRun:
         naming what there is where this was not delivered, InterlockError for a file that is gone or not the one that
         was delivered.
         """
-        from interlock.engine.outlet.files import CODES, SCALE
-        from interlock.engine.outlet.int8 import decode
+        from interlock.engine.targets.files import CODES, SCALE
+        from interlock.engine.vectors.int8 import decode
 
         found, written = self._delivered(collection)
         file = _alone(found, model) if f"{model}.npy" not in written else model
@@ -203,8 +203,8 @@ class RecordedRun:
         Files are compared with their SHA-256 as by `vectors`, which reads the codes as float32. Raises UsageError where
         the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
         """
-        from interlock.engine.outlet.files import BITS, CODES, SCALE
-        from interlock.engine.outlet.projection import PROJECTION
+        from interlock.engine.targets.files import BITS, CODES, SCALE
+        from interlock.engine.vectors.projection import PROJECTION
 
         _, written = self._delivered(collection)
         if BITS not in written:

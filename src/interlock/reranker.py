@@ -6,8 +6,8 @@ from typing import Self
 
 from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.reranking import lending, rerankers
+from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
-from interlock.engine.intake.tokens import is_text
 from interlock.wording import telling
 
 

@@ -10,7 +10,7 @@ from interlock.recorded import AnyPath, RecordedRun, open_run
 from interlock.wording import in_python, path_of, telling
 
 if TYPE_CHECKING:
-    from interlock.engine.upload.report import UploadReport
+    from interlock.engine.targets.report import UploadReport
 
 
 def upload(

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from interlock.engine import parsers
-from interlock.engine.config import flag_of, knobs
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.settings import flag_of, knobs
 
 _SETTINGS = {flag_of(item.name): item.name + "=True" * (not item.metadata["metavar"]) for item in knobs()}
 _SETTINGS |= {"--shared": "exclusive=False", "--collection": "collection", "--limit": "limit"}

@@ -1,0 +1,322 @@
+"""A canary: a few rows of the corpus, computed as a run is about to and once by the plainest path, before any is kept.
+
+What a card, a precision or a kernel does to the vectors of a model shows in the cosine between both. Too low a one is
+no reason to stop: a plainer kernel is next, then a wider precision, and last another device. What was found is kept
+beside the models. What passed holds for a make of card, and is asked anew for other weights, kernels, precisions or
+versions of the libraries; what failed is asked anew in each run, of each card.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import asdict, replace
+
+from interlock.engine.compute import findings
+from interlock.engine.compute.backend import RunContext
+from interlock.engine.compute.encoder import Ids, one_by_one
+from interlock.engine.compute.findings import Finding, attention_of
+from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.memory_needs import MemoryPlanner
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.errors import InterlockError, reason
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.cost import cost_of
+from interlock.engine.models.packing import TILE
+from interlock.engine.models.precision import wider
+from interlock.engine.models.sdpa import Kernel
+from interlock.engine.record.events import CanaryChecked
+from interlock.engine.record.units import distinct_sizes
+
+ROWS = 8
+OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
+"""What the plain path may cost. By arithmetic, not measured: half of a T4's 8 TFLOP/s in float32 for a second, and a
+second of a host that does 100 GFLOP/s."""
+LEAST, LEAST_IN_HALVES = 0.99999, 0.999
+"""The cosine in float32, and in less, below which vectors are not those of the model."""
+LEAST_OF_TOKENS = 0.9
+"""The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
+MOST_TOKENS = 1024
+"""Of a row: the plain path may take memory with the square of it."""
+IN_TURN = "copying its layers one after the other"
+"""What follows where a streamed model fails."""
+
+
+def least_cosine(dtype: str) -> float:
+    """Return what vectors in this precision have to reach."""
+    return LEAST if dtype == "float32" else LEAST_IN_HALVES
+
+
+def plain(card: ModelCard) -> ModelCard:
+    """Return the card of the same model by the plainest path: float32, and of transformers' networks its own padding
+    and its own attention, row by row."""
+    return card.on_host if card.ours else dataclasses.replace(card.on_host, packed=False, attention="eager")
+
+
+def plainer(card: ModelCard, original: ModelCard) -> ModelCard | None:
+    """Return what to try after `card` has failed on a device: a plainer kernel, then the next wider precision with the
+    kernel that the `original` would have; None where there is nothing plainer."""
+    if card.packed and card.kernel is not Kernel.RUNS:
+        return dataclasses.replace(card, kernel=Kernel.RUNS)
+    if not card.packed and card.attention == "sdpa":
+        return dataclasses.replace(card, attention="eager")
+    return in_wider(card, original)
+
+
+def in_wider(card: ModelCard, original: ModelCard) -> ModelCard | None:
+    """Return the same in the next wider precision that every GPU of the run has; None where there is none."""
+    dtype = wider(card.dtype, original.capability)
+    return original.in_precision(dtype) if dtype else None
+
+
+def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
+    """Say what follows where `card` has failed on a device, and `then` is plainer."""
+    if then is None:
+        return f"not using {device.name}"
+    return f"trying {then.dtype if then.dtype != card.dtype else 'plain attention'}"
+
+
+def _rung(card: ModelCard, then: ModelCard | None) -> Rung:
+    """The step of the ladder that comes nearest to what follows where `card` has failed."""
+    if then is None:
+        return Rung.RELOCATE
+    return Rung.FLOAT32 if then.dtype == "float32" != card.dtype else Rung.REPLAN
+
+
+class Canaries:
+    """The canaries of a run: one for each way to compute a model, and each make of device."""
+
+    def __init__(self, context: RunContext, planner: MemoryPlanner) -> None:
+        self._context = context
+        self._planner = planner
+        self._found: dict[tuple[str, ...], Finding] = {}
+        """By way and make what passed or could not be compared, by way and device all."""
+        self._counted: set[tuple[str, str, str]] = set()
+        self._lock = threading.Lock()
+
+    def sift(
+        self,
+        cells: Cells,
+        instances: Sequence[ModelInstance],
+        lose: Callable[[Device, str], object],
+        mitigate: Callable[[Rung, str, str, Device], object],
+    ) -> list[ModelInstance] | None:
+        """Return the instances on devices that compute the model of a pass rightly; None where it is to be computed in
+        another way from now on, as the planner then knows.
+
+        `lose` is called with a device that is gone, `mitigate` with what is done where one fails: once for each.
+        """
+        right = []
+        for instance in instances:
+            card = self._planner.card_on(cells.card, instance.device)
+            then, way = plainer(card, cells.card), instance.way
+            outcome = self.outcome(cells, card, instance, remedy(card, then, instance.device))
+            if instance.way != way:
+                self._act(card, instance.device, Rung.REPLAN, IN_TURN, mitigate)
+            if outcome == "failed":
+                rung = _rung(card, then)
+                self._act(card, instance.device, rung, remedy(card, then, instance.device), mitigate)
+            if outcome == "failed" and then:
+                self._planner.settle(then)
+                self._planner.forget(cells.model_pass)
+                return None
+            if outcome == "lost":
+                lose(instance.device, "lost when its canary was computed")
+            elif outcome != "failed":
+                right.append(instance)
+        return right
+
+    def _act(
+        self,
+        card: ModelCard,
+        device: Device,
+        rung: Rung,
+        action: str,
+        mitigate: Callable[[Rung, str, str, Device], object],
+    ) -> None:
+        """Count what follows from a failure, unless an earlier lease of the pass has counted it."""
+        step = card.key, device.name, action
+        if step not in self._counted and device is not self._context.host:
+            self._counted.add(step)
+            mitigate(rung, f"failed its canary in {card.dtype}, {attention_of(card)}", action, device)
+
+    def outcome(
+        self, cells: Cells, card: ModelCard, instance: ModelInstance, otherwise: str = ""
+    ) -> Literal["passed", "failed", "skipped", "lost"]:
+        """Return what a canary shows of an instance that computes as `card` says; `otherwise` is what follows where it
+        fails. What passed on one GPU holds for all of its make; each that fails has failed itself."""
+        device = instance.device
+        way = card.key, card.dtype, card.kernel, card.attention, instance.way
+        with self._lock:  # several GPUs of one make ask at the same time when memory gets short in mid-pass
+            found = self._found.get((*way, device.name))
+            if found is None and not findings.failed(card, instance):
+                found = self._found.get((*way, device.label))
+            if found is None:
+                if (found := self._checked(cells, card, instance)) is None:
+                    return "lost"
+                self._found[*way, device.name] = found
+                if found.outcome != "failed":
+                    self._found[*way, device.label] = found
+                self._tell(cells.model_pass, card, instance, found, otherwise)
+        if found.outcome == "failed" and instance.way == "streamed":
+            instance.copy_in_turn()
+            return self.outcome(cells, card, instance, otherwise)
+        return found.outcome
+
+    def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+        """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
+        device = instance.device
+        if device.lasting and (known := findings.passed(card, instance)):
+            return replace(known, remembered=True, seconds=0.0)
+        began = time.monotonic()
+        found = self._compared(cells, card, instance)
+        instance.clear()  # small pieces that stay cached would stand in the way of a large batch
+        if found:
+            found = replace(found, seconds=round(time.monotonic() - began, 3))
+            if device.lasting and found.cosine is not None:  # what raised an error may not do so again
+                findings.keep(card, instance, found)
+        return found
+
+    def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+        where, lacks = self._where(cells, card, instance.device)
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", detail=lacks)
+        if where is None:
+            return found
+        try:
+            rows = sample(cells, card, OPERATIONS if where.kind == "cuda" else OPERATIONS_ON_HOST)
+            got = _tried(instance, rows)
+        except InterlockError as error:  # no fault of the device: the pass's first batch says the same
+            return replace(found, detail=str(error))
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)))
+        if not rows:
+            return replace(found, detail=f"every text is longer than {MOST_TOKENS:,} tokens")
+        if got is Trouble.LOST:
+            return None
+        if isinstance(got, Trouble):
+            return replace(found, detail=f"not even the shortest of them fits on {instance.device.name} now")
+        found = replace(found, reference=f"float32 on {where.name}")
+        if isinstance(got, str):
+            return replace(found, outcome="failed", detail=got)
+        rows = rows[-len(got) :]
+        try:
+            wanted = self._plainly(plain(card), rows, where)
+        except Exception as error:  # whatever the plain path lacks, the device has shown no fault
+            gone = where is instance.device and classify(error) is Trouble.LOST
+            return None if gone else replace(found, detail=f"its plain path failed: {reason(error)}")
+        if (cosine := lowest_cosine(got, wanted)) is None:
+            return replace(found, detail="none of its texts has a vector")
+        passed = cosine >= least_cosine(card.dtype)
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
+        return replace(found, outcome="passed" if passed else "failed")
+
+    def _where(self, cells: Cells, card: ModelCard, device: Device) -> tuple[Device | None, str]:
+        """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
+        budget, host = self._context.lessor.budget, self._context.host
+        longest = min(MOST_TOKENS, max((batch.longest for batch in cells.batches), default=1))
+        law = self._planner.law_as(card.on_host, host)
+        scores = 3 * 4 * int(card.config.get("num_attention_heads") or 16) * longest**2  # where they are written out
+        needed = law.weights + law.activations(longest + TILE, longest) + scores
+        if needed > (free := budget(host)):  # its weights come by way of the host in any case
+            needs, has = distinct_sizes(needed, max(0, free))
+            return None, f"float32 on the host needs {needs}, {has} free"
+        return (device if device.kind == "cuda" and needed <= budget(device) else host), ""
+
+    def _plainly(self, card: ModelCard, rows: Sequence[Ids], where: Device) -> Outputs:
+        """What each row alone gives."""
+        network = self._context.backend.load(card)
+        with where.computing():
+            network = network.to(where.torch) if where.kind == "cuda" else network
+            encoder = self._context.backend.encoders(card, network, where)
+            return one_by_one(encoder, rows)
+
+    def _tell(self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, otherwise: str) -> None:
+        device, action = instance.device, ""
+        if found.outcome == "failed":
+            action = IN_TURN if instance.way == "streamed" else otherwise
+        self._context.emit(
+            CanaryChecked(
+                model_pass=model_pass,
+                model=card.key,
+                device=device.name,
+                label=device.label,
+                dtype=card.dtype,
+                attention=attention_of(card),
+                least=least_cosine(card.dtype),
+                action=action,
+                streamed=instance.streamed,
+                **asdict(found),
+            )
+        )
+
+
+def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
+    """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
+    every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
+    every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
+    order = every[np.argsort(cells.tokens.lengths(card.max_tokens)[every], kind="stable")]
+    cost, most = cost_of(card.config, card.network_kind), len(order)
+    while most:
+        places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
+        rows = cells.ids(order[places[::-1]])
+        if most == 1 or cost is None or sum(cost.of(1, len(row)) for row in rows) <= operations:
+            return rows
+        most -= max(1, most // 4)
+    return []
+
+
+def lowest_cosine(found: Outputs, wanted: Outputs) -> float | None:
+    """Return the lowest cosine between what rows gave and what was `wanted` of them, over all parts; -1 where a number
+    is not finite, a row is all zeros, or the vectors of its tokens are others. Of a row without a vector in what is
+    wanted nothing can be asked; None where that is so of all."""
+    if found.tokens and wanted.tokens and not _same_tokens(found.tokens, wanted.tokens):
+        return -1.0
+    lowest: list[float] = []
+    words = max(found.words, wanted.words)
+    for one, other in zip(found.matrices(words), wanted.matrices(words), strict=True):
+        if one.shape != other.shape:
+            return -1.0
+        sound = np.isfinite(other).all(1) & other.any(1)
+        one, other = one[sound].astype(np.float64), other[sound].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            cosines = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+        lowest += [float(cosines.min()) if np.isfinite(cosines).all() else -1.0] if sound.any() else []
+    return min(lowest, default=None)
+
+
+def _same_tokens(found: TokenRows, wanted: TokenRows) -> bool:
+    """Whether the tokens of each row have the vectors wanted, but for what rounding them to 8 bits or one, and pooling
+    those that are alike, makes of the smallest difference: no cosine that is near to 1 can be asked of single ones."""
+    for row in range(len(wanted)):
+        one, other = (each.taken(np.array([row])).to_float32() for each in (found, wanted))
+        if len(one) != len(other):
+            return False
+        one, other = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-9) for each in (one, other))
+        if len(other) and (other @ one.T).max(axis=1).mean() < LEAST_OF_TOKENS:
+            return False
+    return True
+
+
+def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Outputs | Trouble | str:
+    """What comes of the rows, or of the shorter ones of them; what went wrong, where that was not a want of memory."""
+    with instance.device.trying():
+        while rows:
+            try:
+                got = instance.attempt(rows)
+            except InterlockError:
+                raise
+            except Exception as error:  # a kernel that this build of torch or this card does not have
+                return reason(error)
+            if not isinstance(got, Shortfall):
+                return got
+            if got.trouble is Trouble.LOST:
+                return Trouble.LOST
+            rows = rows[(len(rows) + 1) // 2 :]
+    return Trouble.MEMORY

@@ -1,0 +1,108 @@
+"""What canaries have shown, kept beside the models for later runs: another file for all that could change it."""
+
+import hashlib
+import json
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.errors import InterlockError
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.sources import model_cache
+from interlock.engine.record import atomic
+
+VERSION = 3
+_FOLDER = "canaries"
+_LIBRARIES = ("interlock", "torch", "transformers")
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What a canary showed; `cosine` is the lowest of its rows, None where there was nothing to compare."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    cosine: float | None
+    rows: int
+    tokens: int
+    reference: str
+    detail: str = ""
+    remembered: bool = False
+    seconds: float = 0.0
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """What a canary showed that is kept for later runs, and of what."""
+
+    model: str
+    label: str
+    """The make of the device."""
+    dtype: str
+    attention: str
+    finding: Finding
+
+
+def attention_of(card: ModelCard) -> str:
+    """Return how its rows are attended to, as events tell it."""
+    return card.kernel if card.packed else card.attention
+
+
+def remembered() -> list[Remembered]:
+    """Read what canaries of earlier runs have shown on this machine, the newest first."""
+    kept = {}
+    with suppress(OSError):
+        for file in (model_cache() / _FOLDER).glob("*.json"):
+            with suppress(OSError, msgspec.MsgspecError):
+                kept[file] = msgspec.json.decode(file.read_bytes(), type=Remembered), file.stat().st_mtime
+    return [each for each, _ in sorted(kept.values(), key=lambda item: item[1], reverse=True)]
+
+
+def passed(card: ModelCard, instance: ModelInstance) -> Finding | None:
+    """Read what an earlier run saw pass on this make of device; None where this very device has failed since."""
+    if not failed(card, instance):
+        with suppress(OSError, msgspec.MsgspecError), atomic.opened(_pass(card, instance)) as handle:
+            return msgspec.json.decode(handle.read(), type=Remembered).finding
+    return None
+
+
+def failed(card: ModelCard, instance: ModelInstance) -> bool:
+    """Tell whether this very device failed when it was looked at last."""
+    return _failure(card, instance).exists()
+
+
+def keep(card: ModelCard, instance: ModelInstance, found: Finding) -> None:
+    """Keep a finding for later runs: a pass for the make of the device, a failure for this very one. What cannot be
+    written can be looked at again."""
+    about = Remembered(
+        model=card.key, label=instance.device.label, dtype=card.dtype, attention=attention_of(card), finding=found
+    )
+    with suppress(InterlockError, OSError):
+        if found.outcome == "passed":
+            _failure(card, instance).unlink(missing_ok=True)
+        place = (_pass if found.outcome == "passed" else _failure)(card, instance)
+        atomic.write_bytes(place, msgspec.json.encode(about))
+
+
+def _pass(card: ModelCard, instance: ModelInstance) -> Path:
+    """Where it is kept that a make of device computes a model rightly."""
+    return _file(card, instance, "passed")
+
+
+def _failure(card: ModelCard, instance: ModelInstance) -> Path:
+    """Where it is kept that a device has failed, so that what passed on others of its make is not enough."""
+    return _file(card, instance, "failed", instance.device.key or instance.device.name)
+
+
+def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
+    """Where a finding is kept: another for all that could change it."""
+    device = instance.device
+    about = [
+        VERSION, card.snapshot.fingerprint, card.outputs, card.snapshot.head_digests, card.dtype, card.kernel,
+        card.attention, card.packed, card.pooling,
+        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
+    ]  # fmt: skip
+    name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
+    return model_cache() / _FOLDER / f"{name}.json"

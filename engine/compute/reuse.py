@@ -1,0 +1,329 @@
+"""Vectors taken over from an earlier run: every row whose text and model are the same is paid for only once.
+
+The earlier run's own journal says which rows it has and what their bytes were: a batch, or what that run had taken over
+itself, is taken only where its CRC-32 still holds. What is taken is recorded with checksums of its own, so that the
+journal of a run knows every vector in its directory. A file that is not what the earlier run wrote is refused by name.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from interlock.engine.compute.batches import Batch, Rows, digest_of
+from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.pass_files import PLACES, PassFiles
+from interlock.engine.compute.sparse import SparseFile
+from interlock.engine.compute.token_rows import TokenFile
+from interlock.engine.compute.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, header_of
+from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts
+from interlock.engine.corpus.ragged import Ints, starts_of
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import atomic, journal
+from interlock.engine.record.counting import several
+from interlock.engine.record.events import RowsReused
+from interlock.engine.record.facts import RosterEntry, TermForm
+from interlock.engine.record.fold import fold_all
+from interlock.engine.record.rundir import RUN, RunDirectory
+from interlock.engine.record.state import RunState
+
+SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap")
+"""What two passes of a model must have in common for their vectors to be the same."""
+ORDER = "order.npy"
+WINDOW = 512
+"""Rows taken over that share a checksum."""
+Mask = npt.NDArray[np.bool_]
+Report = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run to take vectors from: its files, the digests of its texts, and what its journal says."""
+
+    directory: RunDirectory
+    digests: Digests
+    state: RunState
+
+
+def check(run: Path) -> Earlier:
+    """Open the run to take vectors from. Raises UsageError for another directory, or where files are damaged."""
+    directory = RunDirectory(run)
+    with _damage_of(directory.path / RUN):
+        if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
+            raise UsageError(f"--reuse {run}: not a run directory with vectors")
+    with _damage_of(directory.journal):
+        state = fold_all(RunState(), journal.read(directory.journal))
+    return Earlier(directory, _digests_of(directory, state), state)
+
+
+def take_over(
+    earlier: Earlier | None,
+    entry: Mapping[str, object],
+    model_pass: int,
+    digests: Digests,
+    files: PassFiles,
+    report: Report,
+) -> RowsReused | None:
+    """Copy into `files` what `earlier` has of the model `entry` (as in run.json); None where that is nothing.
+
+    Each time rows turn out to be damaged there, `report` is called with how many.
+    """
+    taken = np.zeros(len(digests), np.bool_)
+    for rows, outputs in available(earlier, entry, digests, report):
+        if earlier and files.dense and outputs.dense is not None and outputs.dense.shape[1] != files.dense.width:
+            raise UsageError(
+                f"{earlier.directory.path} has {entry['model']} in {outputs.dense.shape[1]} dimensions, not "
+                f"{files.dense.width}: drop --reuse"
+            )
+        files.put(rows, outputs)
+        taken[rows] = True
+    if not earlier or not taken.any():
+        return None
+    files.sync()
+    crcs = [files.crc(rows) for rows in _windows(np.flatnonzero(taken))]
+    return RowsReused(
+        model_pass=model_pass,
+        model=str(entry["model"]),
+        source=str(earlier.directory.path.resolve()),
+        rows=int(taken.sum()),
+        mask=zlib.compress(np.packbits(taken).tobytes()),
+        crcs=crcs,
+    )
+
+
+def mask_of(reused: RowsReused | None, texts: int) -> Mask:
+    """Unpack which of so many texts were taken over."""
+    if reused is None:
+        return np.zeros(texts, np.bool_)
+    bits = np.frombuffer(zlib.decompress(reused.mask), np.uint8)
+    return np.unpackbits(bits, count=texts).astype(np.bool_)
+
+
+def damaged(reused: RowsReused, files: PassFiles) -> int:
+    """Count the rows taken over whose checksum does not hold any more."""
+    windows = _windows(np.flatnonzero(mask_of(reused, files.texts)))
+    return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if files.crc(rows) != crc)
+
+
+def keep_order(place: Path, batches: Sequence[Batch]) -> None:
+    """Keep in the directory of a pass which rows its batches have: with it, another run can check what it takes."""
+    rows = [batch.rows for batch in batches]
+    order = np.concatenate([np.empty(0, np.int64), *rows])
+    firsts = starts_of([len(each) for each in rows])[:-1]
+    order[firsts] = ~order[firsts]  # a negative number begins a batch
+    path, data = place / ORDER, BytesIO()
+    np.save(data, order.astype(np.int32))
+    if not path.is_file() or path.read_bytes() != data.getvalue():
+        atomic.write_bytes(path, data.getvalue())
+
+
+def available(
+    earlier: Earlier | None, entry: Mapping[str, object], digests: Digests, report: Report
+) -> Iterator[tuple[Rows, Outputs]]:
+    """Yield rows with what `earlier` has of them, checked against its journal; `report` as for `take_over`.
+
+    Raises UsageError naming a file that is not what that run wrote.
+    """
+    wanted = {"kind": "dense", "overlap": None, **entry}
+    roster = earlier.state.roster if earlier else ()
+    model_pass = next((number for number, other in enumerate(roster) if not _lacking(other, wanted)), None)
+    if earlier is None or model_pass is None:
+        return
+    member, texts = earlier.state.roster[model_pass], len(earlier.digests)
+    place = earlier.directory.pass_directory(model_pass, member.model)
+    groups = list(_groups(earlier, model_pass, place, str(entry["dtype"])))
+    files = _files(place, member, texts)
+    positions = _positions(digests, earlier.digests)
+    for rows, crc in groups:
+        here = positions[rows]
+        if not (here >= 0).any():
+            continue
+        if files is None or files.crc(rows) != crc:
+            report(len(rows))
+            continue
+        outputs = files.take(rows)
+        good = np.flatnonzero((here >= 0) & whole(outputs))
+        yield here[good], outputs.taken(good)
+
+
+def lacking(earlier: Earlier | None, entry: Mapping[str, object]) -> str:
+    """Say what `earlier` lacks of the model `entry`, of which it has something; empty where it lacks nothing."""
+    wanted = {"kind": "dense", "overlap": None, **entry}
+    found = [_lacking(other, wanted) for other in earlier.state.roster if _same(other, wanted)] if earlier else []
+    return min(found, key=len, default="")
+
+
+def _lacking(other: RosterEntry, wanted: Mapping[str, object]) -> str:
+    """What the pass of an earlier run did not give of what is wanted of a model, or gave in another way."""
+    if not _same(other, wanted):
+        return str(wanted["model"])
+    asked, heads = _gives(wanted), msgspec.convert(wanted.get("heads", {}), dict[str, str])
+    kept = {"dense": True, "sparse": other.heads.get("sparse_linear") == heads.get("sparse_linear")}
+    kept["sparse"] &= other.terms == msgspec.convert(wanted.get("terms"), TermForm | None)
+    kept["tokens"] = other.heads.get("colbert_linear") == heads.get("colbert_linear") and (
+        msgspec.to_builtins(other.tokens) == wanted.get("tokens")
+    )
+    named = {"dense": "vectors", "sparse": "weights of terms", "tokens": "token vectors as they are wanted"}
+    return " and ".join(named[each] for each in asked if not (each in other.gives and kept[each]))
+
+
+def _same(other: RosterEntry, wanted: Mapping[str, object]) -> bool:
+    return all(getattr(other, name) == wanted[name] for name in SAME)
+
+
+def _gives(wanted: Mapping[str, object]) -> tuple[str, ...]:
+    return msgspec.convert(wanted.get("outputs") or (wanted["kind"],), tuple[str, ...])
+
+
+def whole_pass(earlier: Earlier, model_pass: int) -> PassFiles:
+    """Open the files of a pass that has seen every text, to be read, once each row is what the journal says of it.
+
+    Raises UsageError, naming the run, where some have not been seen, or a file is not what that run wrote.
+    """
+    member, texts = earlier.state.roster[model_pass], len(earlier.digests)
+    place = earlier.directory.pass_directory(model_pass, member.model)
+    groups, files = list(_groups(earlier, model_pass, place)), _files(place, member, texts)
+    seen = np.zeros(texts, np.bool_)
+    for rows, _ in groups:
+        seen[rows] = True
+    if missing := texts - int(seen.sum()):
+        raise UsageError(
+            f"run {earlier.directory.id} has no {member.model} of {several(missing, 'text')} yet: resume it first"
+        )
+    if files is None or any(files.crc(rows) != crc for rows, crc in groups):
+        raise UsageError(
+            f"vectors of {member.model} in {place} are damaged or missing: resume run {earlier.directory.id}, which "
+            "computes them again"
+        )
+    return files
+
+
+def _groups(earlier: Earlier, model_pass: int, place: Path, dtype: str | None = None) -> Iterator[tuple[Rows, int]]:
+    """Rows of a pass that were computed in this precision, or in any, and have a checksum in the journal, with it."""
+    state, usual = earlier.state, earlier.state.roster[model_pass].dtype
+    dtype, exact = dtype or usual, dtype is not None
+    reused, committed = state.reused.get(model_pass), state.committed.get(model_pass, {})
+    if reused and usual == dtype:
+        yield from zip(_windows(np.flatnonzero(mask_of(reused, len(earlier.digests)))), reused.crcs, strict=True)
+    if committed:
+        batches = _batches_of(earlier, model_pass, place / ORDER)
+        of_it = ((index, each) for index, each in committed.items() if not exact or (each.dtype or usual) == dtype)
+        yield from ((batches[index], each.crc) for index, each in of_it)
+
+
+def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
+    """The rows of each batch of an earlier run's pass, once they are known to be those that its journal speaks of."""
+    if not path.exists():
+        raise UsageError(
+            f"cannot check the vectors of {earlier.directory.path} without {path} (older versions lack it "
+            "until resumed): use another run, or resume that one"
+        )
+    with _damage_of(path):
+        with atomic.opened(path) as handle:
+            order = np.lib.format.read_array(handle)
+        if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
+            raise ValueError(f"found {order.dtype} {order.shape}, expected a row order")
+        rows = np.where(order < 0, ~order, order).astype(np.int64)
+        batches = np.split(rows, np.flatnonzero(order < 0)[1:])
+        for collection in earlier.state.collections.values():
+            share = collection.shares.get(model_pass)
+            if share and share.plan.batches:
+                own = batches[share.plan.first_batch : share.plan.first_batch + share.plan.batches]
+                if digest_of(own) != earlier.state.plans[model_pass, collection.name]:
+                    raise ValueError("rows differ from the journal's")
+    return batches
+
+
+def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
+    """What the rows of an earlier run's vectors are the vectors of, as its journal knows them."""
+    if not state.texts_digest:
+        raise UsageError(
+            f"the journal of {earlier.path} does not list its texts (older versions do not until resumed): "
+            "use another run, or resume that one"
+        )
+    with _damage_of(earlier.digests), atomic.opened(earlier.digests) as handle:
+        found = np.lib.format.read_array(handle)
+        if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
+            raise ValueError(f"found {found.dtype} {found.shape}, expected {DIGEST.itemsize} bytes per text")
+        digests: Digests = np.ascontiguousarray(found).reshape(-1).view(DIGEST)
+        if digest_of_texts(digests) != state.texts_digest:
+            raise ValueError("texts differ from the journal's")
+        return digests
+
+
+def whole(outputs: Outputs) -> Mask:
+    """Tell which rows were not parked: in a dense part those with unit vectors."""
+    if outputs.dense is not None:
+        with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
+            return np.asarray(np.abs(np.linalg.norm(outputs.dense, axis=1) - 1) <= UNIT_TOLERANCE)
+    part = outputs.terms if outputs.terms is not None else outputs.tokens
+    assert part is not None, "a pass has an output"
+    return ~part.parked
+
+
+def _files(place: Path, member: RosterEntry, texts: int) -> PassFiles | None:
+    """The files of an earlier run's pass, to be read only; None where one is not there."""
+    paths = {output: place / PLACES[output] for output in PLACES if output in member.gives}
+    if not all(path.exists() for path in paths.values()):
+        return None
+    dense, terms, tokens = (paths.get(output) for output in PLACES)
+    form = member.tokens
+    return PassFiles(
+        VectorFile(dense, _load(dense, texts, member.dim)) if dense else None,
+        SparseFile(terms, _table(terms, texts), member.words or member.dim) if terms else None,
+        TokenFile(tokens, _table(tokens, texts), form.dim, form.precision) if tokens and form else None,
+    )
+
+
+def _table(path: Path, texts: int) -> Ints:
+    """A pass's row table."""
+    with _damage_of(path):
+        dtype, shape, _ = header_of(path)
+        if dtype != np.int64 or shape != (texts, 2):
+            raise ValueError(f"found {dtype} {shape}, expected {texts:,} rows")
+        table: Ints = np.lib.format.open_memmap(path, mode="r")
+        return table
+
+
+def _load(path: Path, texts: int, least: int) -> Vectors:
+    """A pass's vectors; its model may be wider than the `least` dimensions that were delivered of it."""
+    with _damage_of(path):
+        dtype, shape, _ = header_of(path)
+        if dtype != np.float32 or len(shape) != 2 or shape[0] != texts or shape[1] < least:
+            raise ValueError(f"found {dtype} {shape}, expected {texts:,} texts of {least} dimensions")
+        vectors: Vectors = np.lib.format.open_memmap(path, mode="r")
+        return vectors
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Whatever reading `path` raises, as a UsageError that names it, and says whether it is damaged or out of reach."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except OSError as error:
+        what = f"cannot be read ({error.strerror or error})"
+        raise UsageError(f"{path} {what}: fix the cause, or use another run") from error
+    except (InterlockError, *NOT_AN_ARRAY) as error:
+        raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or use another run") from error
+
+
+def _positions(digests: Digests, others: Digests) -> Rows:
+    """For each text there its row here, or -1; neither has a text twice."""
+    halves = np.concatenate([digests, others]).view(np.uint64).reshape(-1, 2)
+    order = np.lexsort(halves.T)  # the same text is side by side, and as the sort is stable ours comes first
+    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
+    positions = np.full(len(others), -1, np.int64)
+    positions[order[1:][same] - len(digests)] = order[:-1][same]
+    return positions
+
+
+def _windows(rows: Rows) -> Iterable[Rows]:
+    return (rows[start : start + WINDOW] for start in range(0, len(rows), WINDOW))

@@ -1,0 +1,259 @@
+"""Token ids of every distinct text, once per tokenizer and prompt, in a memory-mapped file.
+
+Stored without special tokens and cut at the longest limit of the models that share them, unless one of them splits
+longer texts; the full length is kept, so that every model knows exactly what it truncates.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Sequenced
+
+from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.spans import Splitting
+from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
+
+Ids = npt.NDArray[np.uint32]
+Lengths = npt.NDArray[np.int64]
+EVERY = slice(None)
+WINDOW = 256
+PATIENCE = 60.0
+"""Seconds that a window of texts has to be tokenised, whatever it holds."""
+SLOWEST = 50_000
+"""Characters that it may hold for each further second: a hundredth of what slow tokenizers reach."""
+SLICE = 1.0
+"""Seconds waited at a time: a process that is stopped or frozen, however long, loses one of its slices."""
+SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names that sentence-transformers' settings of a model may have, in the order in which it looks for them."""
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The ids that a tokenizer's template puts before and after a single text."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.before) + len(self.after)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer of a `tokenizer.json`, its truncation and padding off, and lowering where asked for."""
+    try:
+        path.open("rb").close()  # the library would not say why it cannot
+        with translated():
+            tokenizer = Tokenizer.from_file(str(path))
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
+    except UnavailableError as error:
+        raise UnavailableError(f"cannot read {path} as a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if lowercases(path):
+        tokenizer.normalizer = Sequenced([Lowercase(), *filter(None, [tokenizer.normalizer])])
+    return tokenizer
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn whatever the library raises into an UnavailableError; its panics are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UnavailableError(reason(error)) from error
+        raise
+
+
+@contextmanager
+def naming(models: Sequence[str], file: Path) -> Iterator[None]:
+    """Say of whatever a tokenizer cannot do which it is, and whose."""
+    try:
+        yield
+    except UnavailableError as error:
+        where = "" if str(file) in str(error) else f"{file}: "
+        raise UnavailableError(f"model {', '.join(models)}: {where}{error}") from error
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """Encode `texts` without special tokens.
+
+    Raises UnavailableError for texts that the tokenizer cannot take, and where it does not finish in time: the library
+    cannot be interrupted, so that its thread is then left behind.
+    """
+    answer: Future[list[Encoding]] = Future()
+
+    def encode() -> None:
+        try:
+            with translated():
+                answer.set_result(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        except UnavailableError as error:
+            answer.set_exception(error)
+
+    size = sum(map(len, texts))
+    seconds = PATIENCE + size / SLOWEST
+    threading.Thread(target=encode, name="tokenizer", daemon=True).start()
+    for _ in range(math.ceil(seconds / SLICE)):
+        with suppress(TimeoutError):
+            return answer.result(timeout=SLICE)
+    raise UnavailableError(
+        f"tokenising {several(len(texts), 'text')} ({size:,} characters) took longer than {seconds:.0f} s"
+    )
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is text that a tokenizer can take, which no half of a pair of surrogates is."""
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def lowercases(path: Path) -> bool:
+    """Tell whether the sentence-transformers settings beside a `tokenizer.json` want every text in small letters."""
+    return bool(sentence_config(path.parent)[1].get("do_lower_case"))
+
+
+def sentence_config(directory: Path) -> tuple[Path, dict[str, object]]:
+    """Find the file of a model's sentence-transformers settings that counts, the first that says anything, and read it.
+
+    Without a `modules.json` nothing reads them, and they say nothing; a network that is one of a model's routes has it
+    in the folder above.
+    """
+    told = (directory / "modules.json").is_file() or (directory.parent / "router_config.json").is_file()
+    names = SENTENCE_CONFIGS if told else ()
+    for file in (directory / name for name in names):
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise UnavailableError(f"cannot read {file}: {error}") from error
+        if not isinstance(settings, dict):
+            raise UnavailableError(f"{file} is not a JSON object")
+        if settings:
+            return file, settings
+    return directory / SENTENCE_CONFIGS[0], {}
+
+
+def specials_of(tokenizer: Tokenizer) -> Specials:
+    """Find the special ids around a text; raises UnavailableError for a template that is not before + text + after."""
+    with translated():
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        whole = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return Specials(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
+    raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> tuple[int, ...]:
+    """Return the ids of a prompt that stay whatever text follows it: its last sign may become part of a word."""
+    with translated():
+        alone, before = (tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + "a"))
+    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, before, strict=False)))
+
+
+class Tokenised:
+    """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
+
+    def __init__(self, full_lengths: Lengths, cap: int, specials: Specials, prompt_ids: tuple[int, ...]) -> None:
+        """At most `cap` ids are kept of each text, without special tokens and with those of the prompt."""
+        self.full_lengths = full_lengths
+        self.cap = cap
+        self.specials = specials
+        self.prompt_ids = prompt_ids
+
+    def stored(self, text: int) -> Ids:
+        """Return the ids that are kept of a text."""
+        raise NotImplementedError
+
+    def lengths(self, limit: int) -> Lengths:
+        """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
+        return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
+
+    def truncated(self, limit: int, texts: Lengths | slice = EVERY) -> Lengths:
+        """Count the tokens of every text that a model with this `limit` does not see, or sees in further spans."""
+        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
+
+    def splitting(self, limit: int, share: float) -> Splitting:
+        """Say how a model with this `limit` has longer texts split, of which two spans share this much."""
+        return Splitting.of(limit, self.specials.count + len(self.prompt_ids), share)
+
+    def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
+        """Return the ids that a model with this `limit` is given for one text."""
+        return self._framed((), self.stored(text)[: limit - self.specials.count])
+
+    def further(self, text: int, number: int, splitting: Splitting) -> npt.NDArray[np.int64]:
+        """Return the ids of a text's further span of this `number`, counted from 0."""
+        new = len(self.prompt_ids) + splitting.room + number * splitting.step
+        return self._framed(self.prompt_ids, self.stored(text)[new - splitting.overlap : new + splitting.step])
+
+    def _framed(self, prompt: Sequence[int], ids: Ids) -> npt.NDArray[np.int64]:
+        """Put the special tokens around a prompt and ids of a text."""
+        before, after = (*self.specials.before, *prompt), self.specials.after
+        return np.concatenate([np.asarray(before, np.int64), ids.astype(np.int64), np.asarray(after, np.int64)])
+
+
+class TokenStore(Tokenised):
+    """Ids of texts in the order in which they were added; a context manager while it is written."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, prompt: str, cap: int) -> None:
+        """Keep at most `cap` ids of each text (without special tokens) in the file `path`."""
+        super().__init__(np.empty(0, np.int64), cap, specials_of(tokenizer), prompt_ids(tokenizer, prompt))
+        self.path = path
+        self.prompt = prompt
+        self._tokenizer = tokenizer
+        self._full: list[Lengths] = []
+        self._file: IO[bytes] | None = None
+        self._ids: Ids = np.empty(0, np.uint32)
+        self._offsets: Lengths = np.zeros(1, np.int64)
+
+    def __enter__(self) -> Self:
+        with atomic.explaining(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("wb")
+        return self
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Tokenise `texts` behind those added before."""
+        assert self._file is not None
+        for start in range(0, len(texts), WINDOW):
+            window = [self.prompt + text for text in texts[start : start + WINDOW]]
+            rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
+            self._full.append(np.asarray([len(row) for row in rows], np.int64))
+            with atomic.explaining(self.path):
+                self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._file is not None
+        with atomic.explaining(self.path):
+            self._file.close()
+        if self._full:
+            self.full_lengths = np.concatenate(self._full)
+        self._full.clear()
+        kept = np.minimum(self.full_lengths, self.cap)
+        self._offsets = starts_of(kept)
+        if self._offsets[-1]:
+            self._ids = np.memmap(self.path, np.uint32, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.full_lengths)
+
+    def stored(self, text: int) -> Ids:
+        return self._ids[self._offsets[text] : self._offsets[text + 1]]

@@ -1,0 +1,194 @@
+"""Delivers a finished run once more, from the vectors of its passes: into files elsewhere, or into a store.
+
+No model is loaded and no device is used. The run is held meanwhile, and nothing in its directory is written. What is
+delivered is checked as by the run itself: chunks and texts against what it read, vectors against its journal, files by
+reading them back. Files that no export wrote are never written over.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from msgspec import structs
+
+from interlock.engine.compute import reuse
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
+from interlock.engine.errors import UsageError
+from interlock.engine.flows.opening import form_of
+from interlock.engine.record import occupant
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
+from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.state import RunState
+from interlock.engine.settings import Configuration, RunSettings, continued
+from interlock.engine.targets.delivery import Destination, check_projectable, check_store, deliver
+from interlock.engine.targets.files import kinds
+from interlock.engine.targets.gathered import Gathered
+from interlock.engine.targets.published import check_ours, publish, read_record, staging
+from interlock.engine.targets.windows import Delivery
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.narrow import Loss, Narrow, Precision
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export: into files below `to`, with vectors of this precision, into the `store`, or both; of one
+    `collection`, or all; the run's `chunks` where they lie now, if that is not where they were."""
+
+    to: Path | None = None
+    store: Path | None = None
+    precision: Precision = "float32"
+    collection: str = ""
+    chunks: Path | None = None
+
+
+def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> dict[str, list[Loss]]:
+    """Deliver the collections of a finished run with its own settings, but for those that are given `now`; by
+    collection what narrower numbers cost. `emit` hears what was written and verified.
+
+    Raises UsageError for what is no finished run or in use, for chunks that are not those it read, and for a place that
+    holds something else; InterlockError where the disk refuses.
+    """
+    directory = RunDirectory(run)
+    with _held(directory):
+        begun = directory.begun()
+        if begun is None or not directory.inputs():
+            raise UsageError(f"{run} is not a run that has vectors: name the directory of one")
+        settings = continued(begun.kept, now).settings
+        _check(settings, asked, chunks := asked.chunks or Path(directory.inputs()["chunks"]))
+        earlier = reuse.check(run)
+        roster = earlier.state.roster
+        _check_whole(earlier.state, directory)
+        passes = [reuse.whole_pass(earlier, number) for number in range(len(roster))]
+        fusion, form = Fusion(settings.fusion), form_of(settings)
+        kept = form if asked.store else replace(form, quantise="none")  # files have a precision of their own
+        kept.check(fusion, settings.export, store=asked.store is not None)
+        told: dict[str, list[Loss]] = {}
+        with TemporaryDirectory(prefix="interlock-export-") as scratch:
+            gathered = Gathered(
+                Path(scratch), settings.bm25_language if asked.store and settings.bm25 else "", settings.chunk_sparse
+            )
+            corpus = _corpus(earlier, gathered, chunks, settings.collections)
+            wanted = _chosen(corpus, asked.collection)
+            for rows in wanted:  # what would be refused after the work is refused now
+                check_projectable(rows, form, asked.store)
+                if asked.to:
+                    _check_outside(asked.to / rows.collection.name, directory)
+                if asked.store:
+                    name = rows.collection.qdrant_collection
+                    _check_outside(asked.store / name, directory)
+                    brought = gathered.bm25(rows), settings.chunk_sparse
+                    check_store(name, roster, fusion, asked.store, directory.id, *brought, form, emit)
+            for rows in wanted:
+                delivery = gathered.delivery(rows, corpus, passes, roster, fusion, form)
+                if asked.to:
+                    narrow = replace(delivery, form=replace(form, quantise="none"))
+                    to = Destination(directory, settings.export, precision=asked.precision)
+                    told[rows.collection.name] = _into_files(narrow, roster, to, asked.to, emit)
+                if asked.store:
+                    deliver(delivery, roster, Destination(directory, (), asked.store, settings.prune), emit)
+        return told
+
+
+def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
+    if not asked.to and not asked.store:
+        raise UsageError("export: name a directory for files with --to, or one of a store with --to-store")
+    if asked.to and not settings.export:
+        raise UsageError("export: the run made no files: choose some with --export npy,parquet,jsonl")
+    if asked.precision != "float32" and (not asked.to or "jsonl" in settings.export):
+        raise UsageError(
+            f"--vectors {asked.precision} is for npy and parquet files, and JSON has no narrower numbers: choose "
+            "--to DIR --export npy,parquet, or drop it (a store has --quantise)"
+        )
+    for flag, path in (("--to", asked.to), ("--to-store", asked.store)):
+        if path and path.resolve().is_relative_to(chunks.resolve()):
+            raise UsageError(
+                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            )
+
+
+def _check_outside(place: Path, directory: RunDirectory) -> None:
+    """Raise UsageError where something would be written into the run, through a link too."""
+    if place.resolve().is_relative_to(directory.path.resolve()):
+        raise UsageError(f"{place} is in run {directory.id}, which stays as it is: choose another place")
+
+
+def _check_whole(state: RunState, directory: RunDirectory) -> None:
+    missing = [each.model for collection in state.collections.values() for each in collection.missing]
+    if missing:
+        raise UsageError(
+            f"run {directory.id} was delivered without {', '.join(dict.fromkeys(missing))}: add what is missing with "
+            "interlock run --resume first"
+        )
+
+
+@contextmanager
+def _held(directory: RunDirectory) -> Iterator[None]:
+    """Keep a run as it is: nobody may resume it meanwhile, and who has it in use keeps it."""
+    try:
+        handle = os.open(directory.journal, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{directory.path} is not a run ({error.strerror}): name the directory of one") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        by = occupant.occupant(directory.path) or "another process"
+        raise UsageError(f"{directory.path} is in use by {by}: wait for its end") from None
+    finally:
+        os.close(handle)
+
+
+def _corpus(earlier: reuse.Earlier, gathered: Gathered, chunks: Path, collections: Sequence[str]) -> Corpus:
+    """Read the chunks again. Raises UsageError where they are not those that the run read."""
+    beside = gathered.beside
+    corpus = read_corpus(discover(chunks, collections), beside.texts, beside.each, beside.features)
+    changed = list(differences(earlier.directory.inputs()["files"], corpus.fingerprint()))
+    if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
+        raise UsageError(
+            f"the chunks in {chunks} are not those of run {earlier.directory.id} ({few(changed or ['other texts'])}): "
+            f"restore them, name them with --chunks, or run again with --reuse {earlier.directory.path}"
+        )
+    return corpus
+
+
+def _chosen(corpus: Corpus, name: str) -> list[Rows]:
+    there = {rows.collection.name: rows for rows in corpus.rows if rows.chunks}
+    if name and name not in there:
+        raise UsageError(f"the run has no collection {name!r}: choose one of {few(list(there))}")
+    return [there[name]] if name else list(there.values())
+
+
+def _into_files(
+    delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, above: Path, emit: Emit
+) -> list[Loss]:
+    """Write the files of a collection below `above`, and give them their names when all have been read back."""
+    collection, told = delivery.rows.collection.name, list[AnyEvent]()
+    directory = above / collection
+    with staging(directory) as staged:
+        record = read_record(directory)
+        check_ours(directory, _names(delivery, to), record)
+        losses = deliver(delivery, roster, replace(to, directory=staged), told.append)
+        made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
+        check_ours(directory, made, record)  # nobody has put another one there meanwhile
+        known = structs.replace(record, run=to.run.id, collection=collection, vectors=to.precision, losses=losses)
+        publish(directory, staged, made, known)
+    for event in told:
+        emit(event)
+    return losses
+
+
+def _names(delivery: Delivery, to: Destination) -> list[str]:
+    """How the files of a delivery will be called, before anything is fitted or scaled for them."""
+    project = np.empty((0, 0), np.float32) if delivery.form.project else None
+    scale = np.float32(1) if to.precision == "int8" else None
+    names = {} if to.precision == "float32" else dict.fromkeys(delivery.arrays | delivery.dims, Narrow(scale))
+    planned = replace(delivery, projection=project, narrowed=names)
+    return [path.name for path in kinds(planned, to.formats, Path())]

@@ -1,0 +1,189 @@
+"""What a session says first: its settings, machine and versions, and what of them differs from the session before."""
+
+import importlib
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import convert
+from msgspec.structs import replace
+
+from interlock.engine.compute.cluster.devices import RemoteDevice
+from interlock.engine.compute.grid import Cells, token_bytes
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import describe_host
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.units import human_bytes
+from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
+from interlock.engine.vectors.form import VectorForm
+from interlock.engine.vectors.fusion import Fusion
+
+PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "qdrant-edge-py", "pyarrow")
+
+NEEDED_LATE = {"pyarrow": "pyarrow.parquet", "qdrant-edge-py": "qdrant_edge"}
+"""Packages that nothing needs before the vectors are delivered, with the module that shows whether they load."""
+
+STORED_BYTES = 5
+"""Bytes of the disk that a store takes for each number of a token vector: two, the engine's log and spare room."""
+
+
+def schedule_of(settings: RunSettings) -> Schedule:
+    """Return the schedule that the settings ask for."""
+    if not settings.exclusive:
+        return Schedule.SHARED
+    return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
+
+
+def form_of(settings: RunSettings) -> VectorForm:
+    """Return the form in which the settings have dense vectors kept."""
+    return VectorForm(settings.keep, settings.project, settings.quantise).of(Fusion(settings.fusion))
+
+
+def check(settings: RunSettings, chunks: Path) -> None:
+    """Raise UsageError for settings that no run of `chunks` can have."""
+    if settings.window and not settings.exclusive:
+        raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
+    VectorForm(settings.keep, settings.project, settings.quantise).check(
+        Fusion(settings.fusion), settings.export, store=settings.qdrant is not None
+    )
+    for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
+        if path and path.resolve().is_relative_to(chunks.resolve()):
+            raise UsageError(
+                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            )
+
+
+def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> list[str]:
+    """Say which settings were given and change nothing about a run of these models."""
+    settings = configuration.settings
+    cut, split = any(spec.matryoshka for spec in specs), any(spec.long == "split" for spec in specs)
+    tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
+    words = "" if settings.qdrant and settings.bm25 else "BM25 is only in a store (--qdrant), and not with --no-bm25"
+    idle = {
+        "dim": "" if cut or not settings.dim else "no model of the roster supports it, so nothing is truncated",
+        "keep": "named makes no fused vector, so every model's own are kept"
+        if settings.fusion == Fusion.NAMED and settings.keep == "fused"
+        else "",
+        "long_overlap": "" if split else "nothing is split without --long split",
+        "partial": "" if settings.deadline or not settings.partial else "nothing ends the session without --deadline",
+        "token_precision": tokens,
+        "token_pooling": tokens,
+        "bm25_language": words,
+        "prune": "" if settings.qdrant or not settings.prune else "nothing is delivered into a store without --qdrant",
+    }
+    return [
+        f"--{name.replace('_', '-')} {getattr(settings, name)}: {why}"
+        for name, why in idle.items()
+        if why and configuration.origins[name] not in ("default", FROM_RUN)
+    ]
+
+
+def check_packages(export: Sequence[str], store: Path | None) -> None:
+    """Raise UnavailableError where a library that the delivery needs does not load, before anything is computed."""
+    wanted = {"pyarrow": "parquet" in export, "qdrant-edge-py": store is not None}
+    for name in NEEDED_LATE:
+        if wanted[name] and (why := unloadable(name)):
+            raise UnavailableError(f"{name} {why}")
+
+
+def unloadable(name: str) -> str:
+    """Say why a package of `NEEDED_LATE` does not load, and what to do; empty where it does."""
+    try:
+        importlib.import_module(NEEDED_LATE[name])
+    except (ImportError, AttributeError) as error:  # AttributeError: built for another numpy
+        return (
+            f"does not load ({reason(error)}): install versions that fit each other, such as `pip install --upgrade "
+            "numpy`, and restart a notebook's kernel"
+        )
+    return ""
+
+
+def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], formats: Sequence[str]) -> None:
+    """Raise DiskError where the token vectors that the passes are still to give would fill the disk, with their files
+    and their place in the `store`."""
+    coming = exported = stored = 0
+    for cells in grid:
+        if form := cells.card.by_token.vectors:
+            whole = token_bytes(cells.card, cells.tokens.lengths(cells.card.max_tokens))
+            coming += max(0, whole - cells.files.token_bytes)
+            exported += whole * ("npy" in formats)
+            stored += whole // form.bytes * form.dim * STORED_BYTES
+    wanted: dict[int, int] = {}  # by disk, as both may lie on one
+    for path, needed in ((directory, coming + exported), (store or directory, stored * bool(store))) if coming else ():
+        there = next(above for above in (path, *path.absolute().parents) if above.exists())
+        disk = there.stat().st_dev
+        needed += wanted.get(disk, 0)
+        wanted[disk] = needed
+        if needed > (free := shutil.disk_usage(there).free):
+            raise DiskError(
+                f"disk of {path} has {human_bytes(free)} free, but token vectors take {human_bytes(needed)}: free "
+                "space, choose another place, or keep less (--token-pooling, --token-precision bit), then start again"
+            )
+
+
+def announce(
+    recorder: Recorder,
+    directory: RunDirectory,
+    configuration: Configuration,
+    chunks: Path,
+    devices: Sequence[Device],
+    notes: Sequence[str],
+    elsewhere: Mapping[str, str],
+) -> None:
+    """Emit what begins a run, or a further session of it, with its devices and what nodes say `elsewhere`; then `notes`
+    and changes as warnings."""
+    settings = configuration.settings
+    versions = {name: importlib.metadata.version(name) for name in ("interlock", *PACKAGES)}
+    versions["python"] = platform.python_version()
+    started = ev.RunStarted(
+        run_id=directory.id,
+        chunks=str(chunks),
+        config=recorded(configuration),
+        fusion=settings.fusion,
+        schedule=schedule_of(settings),
+        versions=versions,
+        environment={**describe_host([each for each in devices if not isinstance(each, RemoteDevice)]), **elsewhere},
+    )
+    before, had = recorder.look(lambda state: (state.started, dict(state.versions)))
+    if before is None:
+        recorder.emit(started)
+    else:
+        committed = recorder.look(lambda state: sum(len(done) for done in state.committed.values()))
+        recorder.emit(replace(convert(started, ev.RunResumed, from_attributes=True), committed=committed))
+    found = [
+        DeviceFacts(
+            name=device.name,
+            kind=device.kind,
+            label=device.label,
+            total_bytes=device.total,
+            ceiling_bytes=min(device.total, settings.ceiling_of(device.kind)),
+        )
+        for device in devices
+    ]
+    recorder.emit(ev.DevicesFound(devices=found))
+    changes = () if before is None else _changes(had, versions, before.config, started.config)
+    for message in (*notes, *changes):
+        recorder.emit(ev.Warned(message=message))
+
+
+def _changes(
+    had: Mapping[str, str],
+    have: Mapping[str, str],
+    before: Mapping[str, Setting],
+    now: Mapping[str, Setting],
+) -> Iterator[str]:
+    """What may make this session's vectors, or their way, differ from those of the session before."""
+    for name in sorted(name for name in have if had.get(name) != have[name]):
+        yield f"{name} was {had.get(name)}, is now {have[name]}: the last bits of vectors may differ"
+    for name in ("devices", "ceiling", "host_ceiling"):
+        was, is_now = before.get(name), now[name]
+        if was and was.value != is_now.value and is_now.origin != FROM_RUN:
+            yield f"{name} was {was.value}, is now {is_now.value} ({is_now.origin})"

@@ -1,1 +1,0 @@
-"""Delivers: fusion, files, and the embedded store."""

@@ -1,0 +1,1 @@
+"""Delivers: files, the embedded store, and a Qdrant server."""

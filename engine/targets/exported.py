@@ -1,0 +1,357 @@
+"""What a run exported of a collection, read as the points that its embedded store would hold.
+
+Everything comes from files of the run: `points.parquet`, the token vectors beside it, and the journal that says what
+they mean. A window of rows is in memory at once, and BM25 is made of the texts as a run makes it. No file is mapped:
+one that is cut short would end the process.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+import numpy as np
+from numpy.lib import format as npy
+
+from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.corpus.chunks import Chunk, parted
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.record import journal
+from interlock.engine.record.artefacts import AGAIN, check_written
+from interlock.engine.record.counting import several
+from interlock.engine.record.facts import Artefact, RosterEntry
+from interlock.engine.record.fold import fold_all
+from interlock.engine.record.rundir import JOURNAL, RunDirectory
+from interlock.engine.record.state import RunState
+from interlock.engine.record.summary import CollectionSummary, Summary, summarise
+from interlock.engine.targets import csr
+from interlock.engine.targets.files import OWN_RECORDS, TEXTS, matrix_of
+from interlock.engine.targets.gap import remaining
+from interlock.engine.targets.store import points_of
+from interlock.engine.targets.windows import Places, TokenWindow, Window
+from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
+from interlock.engine.vectors.form import FUSED, VectorForm
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import manifest_of, read_manifest, token_dims
+from interlock.engine.vectors.points import Point
+from interlock.engine.vectors.projection import PROJECTION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+TABLE = "points.parquet"
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run whose exports can be uploaded."""
+
+    directory: RunDirectory
+    summary: Summary
+    roster: Sequence[RosterEntry]
+
+    @classmethod
+    def open(cls, directory: Path) -> "ExportedRun":
+        """Read a run's journal. Raises UsageError where there is none, InterlockError where it is damaged."""
+        path = directory / JOURNAL
+        try:
+            state = fold_all(RunState(), journal.read(path))
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"{directory} is not a run (no {JOURNAL}): name the directory of a run") from None
+        except OSError as error:
+            raise InterlockError(f"cannot read {path}: {error.strerror}; {remedy(error)}") from error
+        if state.started is None:
+            raise UsageError(f"{path} has no entry yet: wait until the run has started")
+        return cls(RunDirectory(directory), summarise(state), state.roster)
+
+    def collections(self, wanted: str | None = None) -> "list[ExportedCollection]":
+        """Open what was exported of every collection, or of the one that is `wanted`, by either of its names.
+
+        Raises UsageError for one that is not there or has no table of points, InterlockError for a file that changed.
+        """
+        every = [each for each in self.summary.collections if each.chunks]
+        chosen = [each for each in every if wanted in (None, each.name, each.qdrant_collection)]
+        if not chosen:
+            there = ", ".join(each.name for each in every) or "none"
+            raise UsageError(f"run {self.summary.run_id} has no collection {wanted!r}: choose one of {there}")
+        return [ExportedCollection.open(self, each) for each in chosen]
+
+    def setting(self, name: str) -> Any:
+        """Return a setting of the run's latest session; None where it had none of this name."""
+        found = self.summary.configuration.get(name)
+        return found.value if found else None
+
+
+class _ExportedArray:
+    """An array in a file, of which parts are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _readable(path), path.open("rb") as file:
+            header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+            _, _, self._kind = header(file)
+            self._offset = file.tell()
+
+    def part(self, start: int, end: int) -> Any:
+        """Read what is at `[start:end]`."""
+        offset = self._offset + start * self._kind.itemsize
+        with _readable(self._path):
+            found = np.fromfile(self._path, self._kind, end - start, offset=offset)
+            if len(found) < end - start:
+                raise EOFError("it has no such part")
+        return found
+
+
+class _ExportedTokens:
+    """Token vectors in the two arrays in which they are exported; consecutive rows of them are read."""
+
+    def __init__(self, starts: Path, vectors: Path, width: int) -> None:
+        self.width, self._starts, self._records = width, _ExportedArray(starts), _ExportedArray(vectors)
+
+    def counts(self, rows: Places) -> Places:
+        counts: Places = np.diff(self._starts.part(rows[0], rows[-1] + 2))
+        return counts
+
+    def take(self, rows: Places) -> TokenRows:
+        starts = self._starts.part(rows[0], rows[-1] + 2)
+        records = self._records.part(starts[0], starts[-1])
+        return TokenRows(starts - starts[0], records, np.diff(starts) == 0)
+
+
+@dataclass(frozen=True)
+class ExportedCollection:
+    """One collection: its dense vectors by name with their widths, what they all mean, and its points.
+
+    `terms` are the names of the sparse vectors in its table, `late` its token vectors by name, `language` that of its
+    BM25, empty without. `fingerprint` is the SHA-256 of what its files hold and of what they mean, `status` what became
+    of it in the run, `uploads` where the run keeps what is known of uploads. `unread` says
+    what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the run recorded
+    them.
+    """
+
+    run_id: str
+    name: str
+    qdrant_collection: str
+    status: str
+    rows: int
+    dims: Mapping[str, int]
+    terms: Sequence[str]
+    manifest: Mapping[str, object]
+    fingerprint: str
+    uploads: Path
+    unread: str
+    files: Mapping[Path, Artefact]
+    table: "pq.ParquetFile"
+    late: Mapping[str, _ExportedTokens]
+    language: str
+
+    @classmethod
+    def open(cls, run: ExportedRun, summary: CollectionSummary) -> "ExportedCollection":
+        """Open the files of a collection, once they are those that the run wrote."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        directory = run.directory.exports(summary.name)
+        written = {Path(each.path).name: each for each in summary.exports}
+        roster = remaining(run.roster, summary.missing)
+        tokens = token_dims(roster)
+        names = [TABLE, *(f"{name}{end}" for name in tokens for end in ("-starts.npy", ".npy"))]
+        for name in names:
+            if name not in written:
+                kind = "parquet" if name == TABLE else "npy"
+                raise UsageError(
+                    f"the run wrote no {directory / name} ({summary.name} is {summary.status}): add {kind} to --export "
+                    f"and --resume it"
+                )
+        files = {directory / name: written[name] for name in names}
+        _check(files)
+        with _readable(directory / TABLE):
+            table = pq.ParquetFile(directory / TABLE, memory_map=False)
+        vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
+        dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
+        terms = [each.name for each in vectors if each.name not in dims]
+        language = str(run.setting("bm25_language")) if run.setting("bm25") else ""
+        projection = written[PROJECTION].sha256 if PROJECTION in written else ""
+        manifest = _told(
+            manifest_of(
+                summary.qdrant_collection,
+                Fusion(run.summary.fusion),
+                roster,
+                run.summary.run_id,
+                WordWeights(words=Words(language=language), average_length=1.0) if language else None,
+                str(run.setting("chunk_sparse") or ""),
+                VectorForm(run.setting("keep") or "both", dims.get(FUSED, 0) if projection else 0),
+                projection,
+                summary.missing,
+            )
+        )
+        read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens)
+        contents = {name: written[name].sha256 for name in names}
+        known = msgspec.json.encode([contents, {**manifest, "run": None}], order="sorted")
+        return cls(
+            run.summary.run_id,
+            summary.name,
+            summary.qdrant_collection,
+            summary.status,
+            table.metadata.num_rows,
+            dims,
+            terms,
+            manifest,
+            hashlib.sha256(known).hexdigest(),
+            run.directory.uploads,
+            _unread(summary),
+            files,
+            table,
+            {
+                each: _ExportedTokens(directory / f"{each}-starts.npy", directory / f"{each}.npy", tokens[each])
+                for each in tokens
+            },
+            language,
+        )
+
+    @property
+    def sparse(self) -> list[str]:
+        """The names of its sparse vectors."""
+        return [*self.terms, *([BM25] if self.language else [])]
+
+    @property
+    def token_widths(self) -> dict[str, int]:
+        """The width of its token vectors, by name."""
+        return {name: each.width for name, each in self.late.items()}
+
+    @cached_property
+    def bm25(self) -> WordWeights | None:
+        """What makes the BM25 vectors of its texts, which are all read once for their average length."""
+        if not self.language:
+            return None
+        counts = WordCounts(Words(language=self.language))
+        for group in range(self.table.num_row_groups):
+            counts.add(self._read(group, ["text"])["text"].to_pylist())
+        return counts.bm25(np.arange(self.rows, dtype=np.int32))
+
+    @cached_property
+    def _own_records(self) -> frozenset[int]:
+        """Rows whose metadata itself ends as if it held other fields of a record."""
+        told = (self.table.metadata.metadata or {}).get(OWN_RECORDS, b"[]")
+        return frozenset(msgspec.json.decode(told, type=list[int]))
+
+    def points(self, first: int = 0) -> Iterator[Point]:
+        """Yield the point of every row in order, from row `first` on."""
+        for window in self._windows(first):
+            yield from points_of(window, self.dims, self.bm25)
+
+    def sampled(self, most: int) -> Iterator[Point]:
+        """Yield the points of at most so many rows, which are spread over the collection."""
+        places = np.unique(np.linspace(0, self.rows - 1, most).astype(np.int64))
+        for start, group in self._groups():
+            rows = places[(places >= start) & (places < start + self.table.metadata.row_group(group).num_rows)]
+            if len(rows):
+                whole = self._window(start, group)
+                for row in (rows - start).tolist():
+                    yield from points_of(_rows(whole, slice(row, row + 1)), self.dims, self.bm25)
+
+    def ids(self) -> Iterator[list[str]]:
+        """Yield the ids of all points, a window at a time."""
+        for group in range(self.table.num_row_groups):
+            yield self._read(group, ["id"])["id"].to_pylist()
+
+    def check(self) -> None:
+        """Raise InterlockError unless all files are still those of the run; they are read again where their inode, size
+        or times are others."""
+        _check(self.files)
+
+    def _read(self, group: int, columns: list[str] | None = None) -> "pa.Table":
+        with _readable(next(iter(self.files))):
+            return self.table.read_row_group(group, columns=columns)
+
+    def _groups(self) -> Iterator[tuple[int, int]]:
+        """The first row of each group of rows, with its number."""
+        start = 0
+        for group in range(self.table.num_row_groups):
+            yield start, group
+            start += self.table.metadata.row_group(group).num_rows
+
+    def _windows(self, first: int) -> Iterator[Window]:
+        for start, group in self._groups():
+            skipped = first - start
+            if skipped < self.table.metadata.row_group(group).num_rows:
+                window = self._window(start, group)
+                yield _rows(window, slice(skipped, None)) if skipped > 0 else window
+
+    def _window(self, start: int, group: int) -> Window:
+        table = self._read(group)
+        columns = (table[name].to_pylist() for name in TEXTS)
+        chunks = [
+            Chunk(text, metadata, chunk_id, source, point, record)
+            for point, chunk_id, source, text, payload in zip(*columns, strict=True)
+            for metadata, record in [parted(payload.encode())]
+        ]
+        for row in self._own_records.intersection(range(start, start + len(chunks))):
+            chunk, payload = chunks[row - start], table["payload"][row - start].as_py()
+            chunks[row - start] = replace(chunk, payload=payload.encode(), record=b"")
+        rows = np.arange(start, start + len(chunks))
+        return Window(
+            start,
+            [UUID(each.point_id).bytes for each in chunks],
+            (),
+            {name: matrix_of(table[name], width) for name, width in self.dims.items()},
+            {name: csr.of_column(table[name]) for name in self.terms},
+            {name: TokenWindow(tokens, rows) for name, tokens in self.late.items()},
+            chunks,
+        )
+
+
+def _unread(summary: CollectionSummary) -> str:
+    if summary.refused:
+        unread = several(summary.refused, "record or file", "records or files")
+        return f"{unread} of {summary.name} could not be used and may be some of them"
+    return "" if summary.status == "completed" else f"{summary.name} is {summary.status}"
+
+
+def _check(files: Mapping[Path, Artefact]) -> None:
+    for path, artefact in files.items():
+        check_written(path, artefact)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what a library says of a file into an InterlockError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, ValueError, EOFError, pa.ArrowException) as error:
+        raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
+
+
+def _told(manifest: Mapping[str, object]) -> dict[str, object]:
+    """A manifest as others may read it: as JSON, of a model in a directory of this machine only the last name, and of
+    one that is missing not why."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
+    sources = {
+        name: Path(source).name if Path(source).is_absolute() else source
+        for name, source in plain["run"]["sources"].items()
+    }
+    own = ("bm25_average_length", "began", "missing")
+    origin = {key: value for key, value in plain["run"].items() if key not in own}
+    return {**plain, "run": {**origin, "sources": sources}}
+
+
+def _rows(window: Window, rows: slice) -> Window:
+    """Some consecutive rows of a window."""
+    places = np.arange(len(window.points))[rows]
+    return Window(
+        window.start + int(places[0]),
+        window.points[rows],
+        (),
+        {name: vectors[rows] for name, vectors in window.vectors.items()},
+        {name: terms.taken(places) for name, terms in window.sparse.items()},
+        {name: TokenWindow(tokens.file, tokens.texts[rows]) for name, tokens in window.tokens.items()},
+        window.chunks[rows],
+    )

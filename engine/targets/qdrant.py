@@ -1,0 +1,371 @@
+"""The embedded store: Qdrant's own engine in this process, one directory a collection.
+
+`<directory>/<collection>/` is a shard that any qdrant_edge loads, plus `manifest.json`, which says what its
+vectors mean; vectors of another meaning are refused. Points go in once, with all their vectors, by ids that
+do not change, so delivering twice changes nothing and a killed delivery is repeated. Points that left the
+corpus are marked, and deleted only where that is asked for. The write-ahead log stays on: it is what survives SIGKILL,
+and what locks the shard against other programs; Interlock's own lock holds before the engine makes a file. Nothing is
+ever optimised, so every search is exact.
+"""
+
+import fcntl
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from uuid import UUID
+
+import numpy as np
+
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record.atomic import sweep
+from interlock.engine.targets import shard
+from interlock.engine.targets.shard import working
+from interlock.engine.vectors.form import Quantise
+from interlock.engine.vectors.fusion import Vectors
+from interlock.engine.vectors.points import STALE, Point, Terms, Tokens, Vector, for_engine, of_engine
+from interlock.engine.vectors.projection import PROJECTION
+
+if TYPE_CHECKING:
+    import qdrant_edge as edge
+    from qdrant_edge import EdgeShard
+
+TEXT = "text"
+"""Where a point's payload has the text of its vectors."""
+
+BATCH_BYTES = 8_000_000
+BATCH_POINTS = 256
+PAGE = 10_000
+"""Points whose payloads are read at a time."""
+FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
+
+
+class Store:
+    """One open collection of an embedded store; a context manager.
+
+    `dims` gives the dimensions of its dense vectors, `sparse` the names of the sparse ones, and `tokens` the dimensions
+    of its token vectors.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        engine: "EdgeShard",
+        manifest: Mapping[str, object],
+        dims: Mapping[str, int],
+        sparse: Collection[str],
+        tokens: Mapping[str, int],
+        held: ExitStack,
+    ) -> None:
+        self.path, self.manifest, self.dims, self.sparse = path, manifest, dims, frozenset(sparse)
+        self.tokens = tokens
+        self._shard = engine
+        self._held = held.pop_all()
+        self._unflushed = 0
+        self._known = 0
+        self._before = self.count()
+
+    @classmethod
+    def open_for_write(
+        cls,
+        directory: Path,
+        collection: str,
+        dims: Mapping[str, int],
+        manifest: Mapping[str, object],
+        sparse: Collection[str] = (),
+        tokens: Mapping[str, int] = {},
+        projection: Vectors | None = None,
+    ) -> Self:
+        """Open or create a collection. UsageError if it means something else, is foreign, damaged or in use.
+
+        `manifest` is JSON-able and kept as it is; on re-use all of it but the key "run" must be the same, and
+        the key "calibrated" stays as it is there. `projection` is what brought its fused vectors to fewer dimensions,
+        which the manifest names by its SHA-256.
+        """
+        shard.check_names(collection, (*dims, *sparse, *tokens))
+        path, wanted = directory / collection, json.loads(json.dumps(manifest))
+        with working(path, f"writing {shard.MANIFEST}"):
+            path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            held.enter_context(shard.holding(path, fcntl.LOCK_EX, shard.ELSEWHERE))
+            if not shard.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
+                shard.write_manifest(path, wanted)
+            elif calibrated := shard.read_manifest(path).get("calibrated"):  # of the same models at the same weights
+                wanted["calibrated"] = calibrated
+            if projection is not None and not (path / PROJECTION).exists():
+                shard.write_projection(path, projection)
+            shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
+            engine = shard.load(path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8")
+            sweep(path)
+            shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
+            return cls(path, engine, wanted, dict(dims), sparse, dict(tokens), held)
+
+    @classmethod
+    def open_for_read(cls, directory: Path, collection: str) -> Self:
+        """Open an existing collection; UsageError if there is none, or it is damaged or in use."""
+        return cls._opened(directory, collection, fcntl.LOCK_SH)
+
+    @classmethod
+    def open_for_removal(cls, directory: Path, collection: str) -> Self:
+        """Open an existing collection whose points are to be removed, for this process alone; UsageError as above."""
+        return cls._opened(directory, collection, fcntl.LOCK_EX)
+
+    @classmethod
+    def _opened(cls, directory: Path, collection: str, how: int) -> Self:
+        path = shard.find(directory, collection)
+        with ExitStack() as held:
+            held.enter_context(shard.holding(path, how))
+            engine, manifest = shard.load(path, None), shard.read_manifest(path)
+            widths = shard.read_dims(path), shard.read_sparse(path), shard.read_tokens(path)
+            return cls(path, engine, manifest, *widths, held)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def upsert(self, points: Iterable[Point]) -> int:
+        """Write each point once with all its vectors; the number written. Pass each id once per opening.
+
+        Integers beyond 64 bits are stored as their decimal text, because the engine would round them.
+        Raises InterlockError for a vector that is not finite, zero or of another dimension, for a sparse one
+        that has no terms or not in order, for a payload that is not JSON, and when the disk has no room.
+        """
+        written = 0
+        for batch, size in _batches(self._gated(point) for point in points):
+            self._send(batch, size)
+            written += len(batch)
+        return written
+
+    @cached_property
+    def projection(self) -> Vectors | None:
+        """What brings a query [n, width] to the dimensions [width, dim] of its fused vectors; None where they have all.
+
+        Raises UsageError where it is gone, or not the one that the manifest names.
+        """
+        told = self.manifest.get("projection")
+        if not isinstance(told, Mapping):
+            return None
+        found = shard.read_projection(self.path, str(told.get("sha256")))
+        if found is None:
+            raise UsageError(f"{self.path} has lost its {PROJECTION}: restore it from a copy, or deliver again")
+        return found
+
+    @property
+    def quantise(self) -> Quantise:
+        """In what numbers its dense vectors are; but for `none` they are only near what was written."""
+        return "int8" if self.manifest.get("quantised") == "int8" else "none"
+
+    @property
+    def stale(self) -> int:
+        """Points that were in the store before this opening and have not been upserted since."""
+        return max(0, self._before - self._known)
+
+    def pages(self) -> Iterator[list[str]]:
+        """Yield the ids of all points, some thousands at a time."""
+        from qdrant_edge import ScrollRequest
+
+        offset, more = None, True
+        while more:
+            with working(self.path, "reading"):
+                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=False, with_vector=False)
+                records, offset = self._shard.scroll(asked)
+            more = offset is not None
+            yield [str(each.id) for each in records]
+
+    def mark(self, points: Sequence[str], run: str) -> None:
+        """Say in the payloads of these points that `run` found their chunks gone; who is marked stays as it is."""
+        import qdrant_edge as edge
+
+        for batch in _few(points):
+            unmarked = edge.Filter(must=[edge.HasIdCondition({*batch}), edge.IsEmptyCondition(STALE)])
+            with working(self.path, "marking stale points"):
+                self._shard.update(edge.UpdateOperation.set_payload_by_filter(unmarked, {STALE: run}))
+        self.flush()
+
+    def remove(self, points: Sequence[str]) -> None:
+        """Delete these points; each is there or not, whenever this is killed."""
+        import qdrant_edge as edge
+
+        for batch in _few(points):
+            with working(self.path, "removing points"):
+                self._shard.update(edge.UpdateOperation.delete_points([*batch]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Make everything so far durable on disk, not only against a kill of this process."""
+        with working(self.path, "flushing"):
+            self._shard.flush()
+        self._unflushed = 0
+
+    def close(self) -> None:
+        """Flush and let go of the shard; a second call does nothing."""
+        with self._held, working(self.path, "closing"):
+            self._shard.close()  # the engine's close is a flush and an unlock
+
+    def count(self, where: "edge.Filter | None" = None) -> int:
+        """Count the points in the store, exactly; only those for which `where` holds."""
+        from qdrant_edge import CountRequest
+
+        with working(self.path, "counting"):
+            return int(self._shard.count(CountRequest(exact=True, filter=where)))
+
+    def retrieve(self, ids: Sequence[str]) -> list[Point]:
+        """Return the points of these ids that exist, in the order asked, with dense vectors at unit length, and without
+        those of tokens, which may be large."""
+        with working(self.path, "reading"):
+            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=[*self.dims, *self.sparse])
+        return [of_engine(record) for record in records]
+
+    def tokens_of(self, point: str) -> Mapping[str, Tokens]:
+        """Return the token vectors of a point, by name; none where it does not exist."""
+        with working(self.path, "reading"):
+            records = self._shard.retrieve([point], with_payload=False, with_vector=[*self.tokens])
+        return of_engine(records[0]).tokens if records else {}
+
+    def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
+        """Return the text in the payload of each of these points that exists, by id; None where there is none."""
+        from qdrant_edge import PayloadSelector
+
+        with working(self.path, "reading"):
+            records = self._shard.retrieve(list(ids), PayloadSelector.Include([TEXT]), with_vector=False)
+        texts = {str(record.id): (record.payload or {}).get(TEXT) for record in records}
+        return {point: text if isinstance(text, str) else None for point, text in texts.items()}
+
+    def query(
+        self,
+        name: str,
+        question: Vector | Terms,
+        limit: int,
+        where: "edge.Filter | None" = None,
+        among: Collection[str] | None = None,
+    ) -> dict[str, float]:
+        """Return the scores of the `limit` points that answer best by their vectors `name`, by id, best first.
+
+        A cosine for a dense vector [dim], a dot product for terms (by the store's own IDF for BM25's), and MaxSim for
+        the vectors of tokens [tokens, dim]: the sum, over them, of the largest dot product with any token of the point.
+        Only points for which `where` holds, only those `among` these ids if given; a point without such vectors has no
+        score. Exact. Raises UsageError for vectors that the store does not have.
+        """
+        import qdrant_edge as edge
+
+        if fault := self._fault_of_question(name, question):
+            raise UsageError(f"cannot search {self.path}: {fault}")
+        if isinstance(question, Terms):
+            asked: edge.SparseVector | list[float] | list[list[float]] = edge.SparseVector(
+                question.indices.tolist(), question.values.tolist()
+            )
+        else:
+            asked = question.tolist()
+        conditions: list[edge.Filter | edge.HasIdCondition] = [where] if where else []
+        if among is not None:
+            conditions.append(edge.HasIdCondition({*among}))
+        request = edge.QueryRequest(
+            limit=limit,
+            query=edge.Query.Nearest(asked, using=name),
+            filter=edge.Filter(must=[*conditions]) if conditions else None,
+            params=edge.SearchParams(exact=True),
+        )
+        with working(self.path, "searching"):
+            return {str(point.id): float(point.score) for point in self._shard.query(request)}
+
+    def payloads(self, ids: Sequence[str]) -> dict[str, Mapping[str, object]]:
+        """Return the payloads of these points that exist, by id."""
+        with working(self.path, "reading"):
+            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
+        return {str(record.id): record.payload or {} for record in records}
+
+    def some_payloads(self, most: int) -> list[Mapping[str, object]]:
+        """Return the payloads of some points, at most so many."""
+        from qdrant_edge import ScrollRequest
+
+        with working(self.path, "reading"):
+            records, _ = self._shard.scroll(ScrollRequest(limit=most, with_payload=True, with_vector=False))
+        return [record.payload or {} for record in records]
+
+    def parts(self, key: str) -> Iterator[tuple[str, object]]:
+        """Yield the id of every point whose payload has this key at its top, with what is there."""
+        from qdrant_edge import PayloadSelector, ScrollRequest
+
+        offset = None
+        while True:
+            with working(self.path, "reading"):
+                wanted = PayloadSelector.Include([key])
+                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=wanted, with_vector=False)
+                records, offset = self._shard.scroll(asked)
+            yield from ((str(each.id), (each.payload or {})[key]) for each in records if key in (each.payload or {}))
+            if offset is None:
+                return
+
+    def _gated(self, point: Point) -> tuple[Point, int]:
+        """The point and its size in bytes; InterlockError for what the engine would take and must not."""
+        try:
+            UUID(point.id)
+            size = len(json.dumps(point.payload, ensure_ascii=False, allow_nan=False).encode())
+        except (TypeError, ValueError) as cause:
+            raise InterlockError(f"cannot store point {point.id} in {self.path}: {cause}") from cause
+        faults = [self._fault(name, vector) for name, vector in point.vectors.items()]
+        faults += [self._fault_of_terms(name, terms) for name, terms in point.sparse.items()]
+        faults += [self._fault_of_tokens(name, tokens) for name, tokens in point.tokens.items()]
+        if fault := next(filter(None, faults), None):
+            raise InterlockError(f"cannot store point {point.id} in {self.path}: {fault}")
+        return point, size + point.vector_bytes
+
+    def _fault(self, name: str, vector: Vector) -> str | None:
+        if name not in self.dims:
+            return f"no vector {name!r}; the store has {', '.join(self.dims)}"
+        if vector.shape != (self.dims[name],):
+            return f"vector {name!r} has shape {vector.shape}, expected {self.dims[name]} dimensions"
+        square = float(vector @ vector)
+        return None if 0 < square < float("inf") else f"vector {name!r} is zero or not finite"
+
+    def _fault_of_terms(self, name: str, terms: Terms) -> str | None:
+        if name not in self.sparse:
+            return f"no sparse vector {name!r}; the store has {', '.join(sorted(self.sparse)) or 'none'}"
+        fault = terms.fault()
+        return f"sparse vector {name!r} {fault}" if fault else None
+
+    def _fault_of_tokens(self, name: str, tokens: Tokens | Vector) -> str | None:
+        if name not in self.tokens:
+            return f"no token vectors {name!r}; the store has {', '.join(self.tokens) or 'none'}"
+        whole = tokens.ndim == 2 and len(tokens) and tokens.shape[1] == self.tokens[name] and np.isfinite(tokens).all()
+        return None if whole else f"token vectors {name!r} {tokens.shape} are none of {self.tokens[name]} dimensions"
+
+    def _fault_of_question(self, name: str, question: Vector | Terms) -> str | None:
+        if isinstance(question, Terms):
+            return self._fault_of_terms(name, question)
+        return self._fault(name, question) if question.ndim == 1 else self._fault_of_tokens(name, question)
+
+    def _send(self, batch: Sequence[Point], size: int) -> None:
+        import qdrant_edge as edge
+
+        shard.require_room(self.path, size)
+        ids = {str(UUID(point.id)) for point in batch}
+        with working(self.path, "writing"):
+            self._known += len(self._shard.retrieve(list(ids), with_payload=False, with_vector=False))
+            points = [for_engine(point) for point in batch]
+            self._shard.update(edge.UpdateOperation.upsert_points(points))
+        self._unflushed += size
+        if self._unflushed >= FLUSH_BYTES:
+            self.flush()
+
+
+def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (points[start : start + BATCH_POINTS] for start in range(0, len(points), BATCH_POINTS))
+
+
+def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point], int]]:
+    """Batches of at most BATCH_POINTS and BATCH_BYTES (a larger point goes alone), with their bytes."""
+    batch: list[Point] = []
+    total = 0
+    for point, size in points:
+        if batch and (len(batch) == BATCH_POINTS or total + size > BATCH_BYTES):
+            yield batch, total
+            batch, total = [], 0
+        batch.append(point)
+        total += size
+    if batch:
+        yield batch, total

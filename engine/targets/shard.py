@@ -1,0 +1,399 @@
+"""The directory of a collection: Qdrant's shard, and the manifest that says what its vectors mean.
+
+A directory is claimed by its manifest before the shard is made, so that a creation killed in between is
+taken up; one that is foreign, damaged, in use or of another meaning is refused and left as it is. Whoever
+opens it holds a lock (flock) on the directory itself: the engine's own holds only once its files are made. The
+engine's errors leave here as ours: UsageError for what cannot be opened, InterlockError for what failed.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlock.engine.corpus.collections import qdrant_name
+from interlock.engine.errors import InterlockError, UsageError, meant, remedy
+from interlock.engine.models.registry import NAME_RULE, nameable
+from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.units import human_bytes
+from interlock.engine.targets.panics import panics_untold
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.fusion import Vectors
+from interlock.engine.vectors.projection import PROJECTION, from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from qdrant_edge import EdgeShard
+
+MANIFEST = "manifest.json"
+FREE = ("run", "calibrated")
+"""What in a manifest says nothing of what the vectors mean: which run wrote last, and weights that questions have."""
+CONFIG = "edge_config.json"  # the engine's own
+LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
+LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
+TRIES, PAUSE = 5, 0.02
+SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
+DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
+LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+ELSEWHERE = "choose another --qdrant DIR"
+READING = ("reading", "counting", "searching", "opening")
+"""What is done to a store that nothing is delivered into."""
+
+
+def collections(directory: Path) -> list[str]:
+    """List the collections of an embedded store by name. UsageError if it does not exist, is none or is closed."""
+    try:
+        return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
+    except FileNotFoundError:
+        raise UsageError(f"no store at {directory}: name the --qdrant directory of a run") from None
+    except NotADirectoryError:
+        raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
+    except OSError as error:
+        raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
+
+
+def named(directory: Path, collection: str | None = None) -> list[str]:
+    """List the collections that are meant, as the store calls them: all, or the one of this name, which may be that of
+    its chunks. UsageError, naming those there are, where there is none."""
+    held = collections(directory)
+    if not held and (directory / MANIFEST).exists():
+        raise UsageError(
+            f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
+        )
+    if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
+        raise UsageError(f"{directory} is a run and not a store: name the directory that its --qdrant was")
+    if not held:
+        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
+    if collection is None:
+        return held
+    for name in (collection, *([] if "/" in collection else [qdrant_name(collection)])):
+        if name in held:
+            return [name]
+    hint = meant(collection, held)
+    raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
+
+
+def find(directory: Path, collection: str) -> Path:
+    """Return the directory of an existing collection; UsageError as `named`."""
+    return directory / named(directory, collection)[0]
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
+    if not nameable(name):
+        raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
+
+
+def check_names(collection: str, vectors: Iterable[str]) -> None:
+    """Raise UsageError unless the collection and all its vectors can be called so."""
+    check_name("collection", collection)
+    for name in vectors:
+        check_name("vector", name)
+
+
+def check(
+    directory: Path,
+    collection: str,
+    dims: Mapping[str, int],
+    manifest: Mapping[str, object],
+    sparse: Collection[str] = (),
+    tokens: Mapping[str, int] = {},
+    *,
+    afresh: bool = False,
+) -> None:
+    """Raise now, and write nothing, what opening this collection for write would raise later; `afresh` where what is
+    there makes way.
+
+    UsageError for names, another meaning, other dimensions or sparse vectors, a foreign or damaged directory, one that
+    is in use, and a place where no directory can be made; InterlockError for a disk without room.
+    """
+    check_names(collection, (*dims, *sparse, *tokens))
+    path = directory / collection
+    there = _there(path)
+    if not there.is_dir():
+        raise UsageError(f"cannot create {path}: {there} is not a directory; {ELSEWHERE}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {path}: {there} is not writable; {ELSEWHERE}")
+    require_room(path, 0)
+    with opening(path, ELSEWHERE), ExitStack() as locks:
+        for locked in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
+            if locked.is_dir():
+                locks.callback(os.close, _locked(locked, fcntl.LOCK_SH))
+    made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / CONFIG).exists()
+    if made and (changed := list(differences(read_dims(path) | read_tokens(path), {**dims, **tokens}))):
+        raise UsageError(
+            f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
+        )
+    if made:
+        _check_sparse(path, sparse)
+
+
+@contextmanager
+def holding(path: Path, how: int, elsewhere: str = "") -> Iterator[None]:
+    """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError while anybody else does, with
+    what to do `elsewhere`, if that is a way."""
+    with opening(path, elsewhere):
+        handle = _locked(path, how)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def load(
+    path: Path,
+    dims: Mapping[str, int] | None,
+    sparse: Collection[str] = (),
+    tokens: Mapping[str, int] = {},
+    *,
+    int8: bool = False,
+) -> "EdgeShard":
+    """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given.
+
+    `sparse` are the names of its sparse vectors then, of which BM25's are weighed by IDF; `tokens` the dimensions of
+    its token vectors by name: as many a point as it has tokens, in float16, compared by MaxSim and in no index, which
+    would be larger than they are. Dense ones are kept in float32, or with `int8` in eight bits a
+    number, turned at random by the engine before they are rounded: its scalar quantisation only adds to the float32.
+    """
+    import qdrant_edge as edge
+    from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeSparseVectorParams, EdgeVectorParams
+
+    config, left = None, list[Path]()
+    if dims is not None:
+        kind = edge.VectorStorageDatatype.Turbo8 if int8 else None
+        params = {
+            name: EdgeVectorParams(size=dim, distance=Distance.Cosine, datatype=kind) for name, dim in dims.items()
+        }
+        for name, dim in tokens.items():
+            params[name] = EdgeVectorParams(
+                size=dim,
+                distance=Distance.Dot,
+                on_disk=True,
+                multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
+                datatype=edge.VectorStorageDatatype.Float16,
+                hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=0, full_scan_threshold=0),
+            )
+        weighed = {BM25: edge.Modifier.Idf}
+        terms = {name: EdgeSparseVectorParams(modifier=weighed.get(name)) for name in sparse}
+        config, left = EdgeConfig(vectors=params, sparse_vectors=terms), list(path.rglob(LEFT))
+    elif not any((path / made).exists() for made in (CONFIG, LOCKED)):
+        raise _unfinished(path)  # before the engine, which would clear away what it takes for remains
+    if (path / CONFIG).exists():
+        read_dims(path)  # the engine would wait for a pipe in its place
+        if dims is not None:
+            _check_sparse(path, sparse)  # the engine itself takes fewer than there are
+    with opening(path, ELSEWHERE if dims is not None else ""), panics_untold():
+        shard = EdgeShard.load(str(path), config)
+    for directory in left:  # whoever made them held the lock that is ours now
+        shutil.rmtree(directory, ignore_errors=True)
+    return shard
+
+
+def read_dims(path: Path) -> dict[str, int]:
+    """Read the dimensions of a shard's dense vectors, by name; UsageError if its configuration is damaged."""
+    return _widths(path, multiple=False)
+
+
+def read_tokens(path: Path) -> dict[str, int]:
+    """Read the dimensions of a shard's token vectors, by name; UsageError if its configuration is damaged."""
+    return _widths(path, multiple=True)
+
+
+def read_sparse(path: Path) -> list[str]:
+    """Read the names of a shard's sparse vectors; UsageError if its configuration is damaged."""
+    with opening(path):
+        return sorted(dict(json.loads(opened(path / CONFIG).read()).get("sparse_vectors") or {}))
+
+
+def read_manifest(path: Path) -> dict[str, object]:
+    """Read the manifest of a collection's directory; UsageError if it is damaged."""
+    with opening(path):
+        manifest = json.loads(opened(path / MANIFEST).read())
+        if not isinstance(manifest, dict):
+            raise ValueError(f"{MANIFEST} is not an object")
+        return manifest
+
+
+def writer_of(manifest: Mapping[str, object]) -> str:
+    """Return the id of the run that wrote last; empty where the manifest does not say."""
+    run = manifest.get("run")
+    return str(run.get("run_id", "")) if isinstance(run, dict) else ""
+
+
+def read_projection(path: Path, sha256: str) -> Vectors | None:
+    """Read the projection of a collection's fused vectors, which is known by its SHA-256; None where it is gone.
+
+    Raises UsageError for another one than the manifest names.
+    """
+    with opening(path):
+        try:
+            content = opened(path / PROJECTION).read()
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError(f"{PROJECTION} is not the one that {MANIFEST} names")
+        return from_bytes(content)
+
+
+def write_projection(path: Path, projection: Vectors) -> None:
+    """Write it atomically beside the manifest."""
+    with working(path, f"writing {PROJECTION}"):
+        write_bytes(path / PROJECTION, to_bytes(projection))
+
+
+def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
+    """Write atomically: a reader, or a restart after a power cut, sees the old or the new one, whole."""
+    with working(path, f"writing {MANIFEST}"):
+        write_bytes(path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode())
+        sync_directory(path.parent)  # the name of a directory just made
+
+
+def require_room(path: Path, size: int) -> None:
+    """Raise InterlockError unless the disk of `path` has room for `size` more bytes of points."""
+    free = shutil.disk_usage(_there(path)).free
+    if free < 4 * size + SPARE_BYTES:
+        raise InterlockError(
+            f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "
+            f"(finished work is kept), or {ELSEWHERE}"
+        )
+
+
+def opening(path: Path, elsewhere: str = "") -> AbstractContextManager[None]:
+    """Explain failures to open, which are the user's to resolve: somebody else at work there, a damaged directory; with
+    what to do `elsewhere`, where something is to be delivered."""
+    return _translated(partial(_unopenable, path, elsewhere))
+
+
+def working(path: Path, doing: str) -> AbstractContextManager[None]:
+    """Explain failures of an open store, which end the delivery: it can be repeated."""
+    return _translated(partial(_failed, path, doing))
+
+
+def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
+    """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
+    if (path / MANIFEST).exists():
+        if changed := _changes({**read_manifest(path), **dict.fromkeys(FREE)}, {**wanted, **dict.fromkeys(FREE)}):
+            raise UsageError(
+                f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
+            )
+        return True
+    if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
+        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
+    return False
+
+
+def _changes(there: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
+    """How two manifests differ: of other models their names alone, whose rows would fill a screen."""
+    names = [[str(each.get("model")) for each in _rows(manifest.get("models"))] for manifest in (there, wanted)]
+    if names[0] == names[1]:
+        return list(differences(dict(there), dict(wanted)))
+    before, now = ({**manifest, "models": None, "sparse": None} for manifest in (there, wanted))
+    return [
+        f"models were {', '.join(names[0]) or 'none'}, are now {', '.join(names[1]) or 'none'}",
+        *differences(before, now),
+    ]
+
+
+def _rows(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _widths(path: Path, *, multiple: bool) -> dict[str, int]:
+    """The dimensions by name of what has one vector a point, or `multiple` ones."""
+    with opening(path):
+        vectors = json.loads(opened(path / CONFIG).read())["vectors"]
+        alike = {name: each for name, each in vectors.items() if bool(each.get("multivector_config")) is multiple}
+        return {name: int(params["size"]) for name, params in alike.items()}
+
+
+def _check_sparse(path: Path, wanted: Collection[str]) -> None:
+    there = read_sparse(path)
+    if there != sorted(wanted):
+        raise UsageError(
+            f"{path} was written with other sparse vectors ({', '.join(there) or 'none'}, now "
+            f"{', '.join(sorted(wanted)) or 'none'}): {ELSEWHERE}, or delete that directory"
+        )
+
+
+def _there(path: Path) -> Path:
+    """What exists of a path, or of those above it."""
+    return next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
+
+
+def _locked(directory: Path, how: int) -> int:
+    """The open directory, locked; BlockingIOError if somebody else has it for longer than a check takes."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+                return handle
+            time.sleep(PAUSE)  # a check holds it no longer than that
+        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+@contextmanager
+def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[None]:
+    """The engine raises bare Exception, and for a panic (a damaged file) a BaseException of its own."""
+    try:
+        yield
+    except InterlockError:
+        raise
+    except BaseException as cause:
+        if isinstance(cause, Exception) or type(cause).__name__ == "PanicException":
+            raise explain(cause) from cause
+        raise
+
+
+def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockError:
+    otherwise = f", or {elsewhere}" if elsewhere else ""
+    if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
+        return UsageError(f"{path} is in use by another run or search: wait for its end{otherwise}")
+    if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
+        return _failed(path, "opening for delivery" if elsewhere else "opening", cause)
+    return UsageError(
+        f"cannot open {path} as an embedded collection ({cause}): it is damaged or not Interlock's; "
+        f"delete it and deliver again{otherwise}"
+    )
+
+
+def _unfinished(path: Path) -> UsageError:
+    run = writer_of(read_manifest(path)) or "ID"
+    return UsageError(
+        f"{path} has no points yet: the first delivery into it did not finish; continue it (interlock run CHUNKS "
+        f"--run-id {run} --resume), or delete that directory"
+    )
+
+
+def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
+    code = _code(cause)
+    advice = "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
+    if code in LIMITS:
+        advice = remedy(OSError(code, "")).removesuffix(" and retry")
+    if doing in READING:
+        return InterlockError(f"the store {path} failed while {doing}: {cause}; {advice}, then try again")
+    return InterlockError(
+        f"the store {path} failed while {doing}: {cause}; {advice}, then deliver again (finished work is "
+        f"kept), or {ELSEWHERE}"
+    )
+
+
+def _code(cause: BaseException) -> int | None:
+    """The system's number of an error, which the engine has in its words."""
+    if isinstance(cause, OSError):
+        return cause.errno
+    number = re.search(r"(?:os error |Os \{ code: )(\d+)", str(cause))
+    return int(number[1]) if number else None

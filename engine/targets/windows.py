@@ -1,0 +1,319 @@
+"""A collection ready to be delivered, a window of rows at a time: its plan, its chunks, and the vectors of its passes.
+
+Sinks take the windows as they come, and checks are asked with the same windows whether what was written is what the
+plan says. Vectors are read from the passes each time, never from what a sink remembers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from interlock.engine.compute.sparse import SparseFile, SparseRows
+from interlock.engine.compute.token_rows import TokenFile, TokenRows
+from interlock.engine.compute.vectors import release
+from interlock.engine.corpus.chunks import Chunk
+from interlock.engine.corpus.corpus import Digests, Rows, reread
+from interlock.engine.errors import InterlockError
+from interlock.engine.record import atomic
+from interlock.engine.record.counting import several
+from interlock.engine.record.facts import MissingModel
+from interlock.engine.targets import gap
+from interlock.engine.vectors.bm25 import WordWeights
+from interlock.engine.vectors.chunk_terms import WIDTH, ChunkTerms
+from interlock.engine.vectors.form import ALL, FUSED, VectorForm
+from interlock.engine.vectors.fusion import Fusion, fuse, truncate
+from interlock.engine.vectors.narrow import Narrow
+from interlock.engine.vectors.projection import project
+
+WINDOW = 2048
+TOKENS = 16384
+"""Tokens that are in memory at once, unless one text has more."""
+
+SAMPLE = 256
+"""Rows of a collection that are looked at more closely than all of them can be."""
+
+Places = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ModelVectors:
+    """One model's vectors of the run: a row for each distinct text, NaN where it was parked."""
+
+    name: str
+    weight: float
+    vectors: Vectors
+    dim: int
+
+
+@dataclass(frozen=True)
+class SparseSource:
+    """One sparse model's vectors of the run: a row for each distinct text."""
+
+    name: str
+    file: SparseFile
+
+    @property
+    def width(self) -> int:
+        """How many indices there may be."""
+        return self.file.width
+
+    def take(self, _rows: Places, texts: Places) -> SparseRows:
+        """Read the vectors of `rows` [n], which have these `texts` [n]."""
+        return self.file.take(texts)
+
+
+@dataclass(frozen=True)
+class ChunkSource:
+    """The terms that the chunks of a collection bring: a row for each chunk, from `first` on of all that were read."""
+
+    name: str
+    terms: ChunkTerms
+    first: int
+
+    @property
+    def width(self) -> int:
+        """How many indices there may be."""
+        return WIDTH
+
+    def take(self, rows: Places, _texts: Places) -> SparseRows:
+        """Read the vectors of `rows` [n], which have these `texts` [n]."""
+        return self.terms.take(self.first + rows)
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """One model's token vectors of the run, a row for each distinct text; `name` is what they are delivered as."""
+
+    name: str
+    file: TokenFile
+
+
+class _Tokens(Protocol):
+    """Token vectors that lie on disk, a row for each of what they are of."""
+
+    def counts(self, rows: Places, /) -> Places:
+        """Return how many tokens each of `rows` has [n]."""
+
+    def take(self, rows: Places, /) -> TokenRows:
+        """Read `rows`."""
+
+
+@dataclass(frozen=True)
+class TokenWindow:
+    """The token vectors of some consecutive rows, each of a text; they are read when they are asked for."""
+
+    file: _Tokens
+    texts: Places
+
+    def slices(self) -> Iterator[TokenRows]:
+        """Yield the rows in order, about `TOKENS` tokens at a time. Raises InterlockError where they are damaged."""
+        ends = np.cumsum(self.file.counts(self.texts))
+        for texts in np.split(self.texts, np.flatnonzero(np.diff(ends // TOKENS)) + 1):
+            yield self.file.take(texts)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows from `start` on as the plan has them: the id of each point, the digest of its text, and its vectors by name.
+
+    `vectors` are the dense ones, `sparse` those of sparse models, `tokens` those of tokens.
+    `chunks` are there while they are delivered, and not when what was written is compared.
+    """
+
+    start: int
+    points: Sequence[bytes]
+    digests: Sequence[bytes]
+    vectors: Mapping[str, Vectors]
+    sparse: Mapping[str, SparseRows] = field(default_factory=dict)
+    tokens: Mapping[str, TokenWindow] = field(default_factory=dict)
+    chunks: Sequence[Chunk] = ()
+
+
+Sink = Callable[[Window], object]
+Check = Callable[[Window], str]
+"""What is wrong with the rows of a window where they were written; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A collection ready to be delivered; `digests` are those of the whole corpus.
+
+    `sources` are the dense vectors, `projection` [width, dim] what brings the fused ones to fewer dimensions, `sparse`
+    those of sparse models and of the chunks, and `bm25` makes those of words. `scale` is that of the fused ones in
+    int8, where a file of these is asked for, and `narrowed` says of any in what other numbers than float32 files are.
+    `missing` are the models of the run that it has to do without.
+    """
+
+    rows: Rows
+    digests: Digests
+    sources: Sequence[ModelVectors]
+    fusion: Fusion
+    sparse: Sequence[SparseSource | ChunkSource] = ()
+    tokens: Sequence[TokenSource] = ()
+    bm25: WordWeights | None = None
+    form: VectorForm = ALL
+    projection: Vectors | None = None
+    scale: np.float32 | None = None
+    narrowed: Mapping[str, Narrow] = field(default_factory=dict)
+    missing: Sequence[MissingModel] = ()
+
+    @property
+    def mark(self) -> bytes:
+        """What is said beside its files of the models that are missing; empty where none is."""
+        return gap.mark(self.missing, {each.name: each.weight for each in self.sources}) if self.missing else b""
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The width of every dense vector that a store and the table keep, by name."""
+        return self.form.widths(self.fusion, self.members)
+
+    @property
+    def arrays(self) -> dict[str, int]:
+        """The width of every dense vector that has a file of its own, by name."""
+        return self.form.files(self.fusion, self.members)
+
+    @property
+    def members(self) -> dict[str, int]:
+        """The width of every model's own vectors, by name."""
+        return {source.name: source.dim for source in self.sources}
+
+    @property
+    def starts(self) -> range:
+        """The first row of every window."""
+        return range(0, len(self.rows.texts), WINDOW)
+
+    def vectors(self, rows: Places) -> dict[str, Vectors]:
+        """Return the dense vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`,
+        whatever of them a file or store keeps.
+
+        Raises InterlockError where the passes hold no such vectors any more.
+        """
+        texts, start, vectors = self.rows.texts[rows], int(rows[0]), {}
+        try:
+            for source in self.sources:
+                whole = source.vectors[texts]
+                vectors[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
+                release(source.vectors)
+            fused = fuse(self.fusion, list(vectors.values()), [source.weight for source in self.sources], start)
+            if fused is not None and self.projection is not None:
+                fused = project(fused, self.projection, start)
+        except ValueError as error:
+            name = self.rows.collection.name
+            raise InterlockError(
+                f"the vectors of {name} changed after they were computed ({error}): --resume recomputes them"
+            ) from error
+        return vectors if fused is None else vectors | {FUSED: fused}
+
+    def fused(self, rows: Places) -> Vectors:
+        """Return the fused vectors of `rows` [n], ascending, in all their dimensions; not for a fusion `named`."""
+        return replace(self, projection=None).vectors(rows)[FUSED]
+
+    @property
+    def fused_width(self) -> int:
+        """How many dimensions these have."""
+        return ALL.widths(self.fusion, self.members)[FUSED]
+
+    @property
+    def sample(self) -> Places:
+        """Rows that are spread over the collection, to look at some instead of all."""
+        return np.unique(np.linspace(0, len(self.rows.texts) - 1, SAMPLE).astype(np.int64))
+
+    def terms(self, rows: Places) -> dict[str, SparseRows]:
+        """Return the sparse vectors of `rows` [n] by name. Raises InterlockError where a pass holds none any more."""
+        texts = self.rows.texts[rows].astype(np.int64)
+        return {source.name: source.take(rows, texts) for source in self.sparse}
+
+    def token_windows(self, rows: Places) -> dict[str, TokenWindow]:
+        """Return the token vectors of `rows` [n] by name, still to be read."""
+        texts = self.rows.texts[rows].astype(np.int64)
+        return {source.name: TokenWindow(source.file, texts) for source in self.tokens}
+
+    def places(self, start: int) -> Places:
+        """Return the rows of the window that begins at `start`."""
+        return np.arange(start, min(start + WINDOW, len(self.rows.texts)))
+
+    def points(self, rows: Places) -> list[bytes]:
+        """Return the id of each row's point."""
+        ids: list[bytes] = self.rows.points[rows].tolist()
+        return ids
+
+    def texts(self, rows: Places) -> list[bytes]:
+        """Return the digest of each row's text."""
+        digests: list[bytes] = self.digests[self.rows.texts[rows]].tolist()
+        return digests
+
+    def windows(self) -> Iterator[Window]:
+        """Yield every window in order, with its chunks. Raises InterlockError where they are not those of the plan."""
+        stream = reread(self.rows, self.digests)
+        for window in self.without_chunks():
+            yield replace(window, chunks=list(islice(stream, WINDOW)))
+        next(stream, None)  # reads on to the end of the files, which is compared as well
+
+    def without_chunks(self) -> Iterator[Window]:
+        """Yield the same windows with no chunks in them, for what needs only the plan: no file is read again."""
+        for rows in map(self.places, self.starts):
+            kinds = self.vectors(rows), self.terms(rows), self.token_windows(rows)
+            yield Window(int(rows[0]), self.points(rows), self.texts(rows), *kinds)
+
+
+def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
+    """Give every window to every sink; what the disk says is told of the sink's path."""
+    for window in windows:
+        for path, take in sinks.items():
+            with atomic.explaining(path):  # or the file opened last would be blamed
+                take(window)
+
+
+def compare(windows: Iterable[Window], checks: Mapping[Path, Check]) -> None:
+    """Ask every check about every window. Raises InterlockError for the first that is not as planned."""
+    for window in windows:
+        for path, check in checks.items():
+            with reading_back(path):
+                fault = check(window)
+            if fault:
+                raise _unlike(path, fault)
+
+
+@contextmanager
+def reading_back(path: Path) -> Iterator[None]:
+    """Tell of whatever hinders reading what was just written to `path`: every library has errors of its own."""
+    try:
+        with atomic.explaining(path):
+            yield
+    except InterlockError:
+        raise
+    except Exception as error:
+        raise _unlike(path, f"cannot be read ({error})") from error
+
+
+def _unlike(path: Path, fault: str) -> InterlockError:
+    return InterlockError(
+        f"{path} differs from what was written ({fault}): no file was delivered for this collection, a store may hold "
+        "part of it; check for another writer or a failing disk, then --resume"
+    )
+
+
+def first(window: Window, wrong: Sequence[bool] | npt.NDArray[np.bool_], what: str) -> str:
+    """Return the first row of `wrong` [n] in words; empty: none is."""
+    rows = np.flatnonzero(wrong)
+    if not len(rows):
+        return ""
+    return f"{what} differs in {several(len(rows), 'row')}, first in row {window.start + rows[0]}"
+
+
+def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:
+    """Tell which rows are vectors; a parked one is not finite."""
+    return np.asarray(np.isfinite(vectors).all(axis=1))
+
+
+def uuid_of(point: bytes) -> str:
+    """Return the id of a point as it is written."""
+    return str(UUID(bytes=point))

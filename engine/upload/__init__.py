@@ -1,1 +1,0 @@
-"""Uploads: what a run delivered, as points of a Qdrant server."""

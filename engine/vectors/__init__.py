@@ -1,0 +1,1 @@
+"""Shapes: fusion of models, narrower numbers, and what a delivery says of itself."""

@@ -1,0 +1,236 @@
+"""What the vectors of a store mean: the models, weights and prompts that a query must be encoded with."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from interlock.engine.errors import UsageError
+from interlock.engine.models.registry import Precision, check_key, name_of_output
+from interlock.engine.record.compare import differences, few
+from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
+from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
+from interlock.engine.vectors.form import ALL, Keep, Quantise, VectorForm
+from interlock.engine.vectors.fusion import Fusion
+
+
+class KnownModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model as it has to be for a query. `overlap` says how its longer texts were split; a query is cut."""
+
+    model: str
+    fingerprint: str
+    dim: Annotated[int, Meta(ge=1)]
+    dtype: Precision
+    max_tokens: Annotated[int, Meta(ge=1)]
+    query_prompt: str
+    document_prompt: str
+    overlap: float | None = None
+
+
+class SparseMember(KnownModel, frozen=True, kw_only=True):
+    """A model that weighs terms; `dim` is the size of its vocabulary, `head` the SHA-256 of its `sparse_linear`."""
+
+    head: str = ""
+    terms: TermForm | None = None
+
+
+class Member(KnownModel, frozen=True, kw_only=True):
+    """A dense model as it has to be for a query: everything but where its files come from."""
+
+    weight: Annotated[float, Meta(gt=0, le=1)]
+
+
+class TokenMember(KnownModel, frozen=True, kw_only=True):
+    """A model whose token vectors are kept, and how; `dim` is that of what it is in the roster for, `head` the SHA-256
+    of its `colbert_linear`."""
+
+    head: str = ""
+    tokens: TokenForm
+
+
+class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which run wrote last, and where its models came from; may differ between two writers.
+
+    `bm25_average_length` is the number of words that its BM25 vectors take for average: a query needs none. `began` is
+    when that run was begun, in seconds since the epoch, and `missing` says of each model that the store lacks why.
+    """
+
+    run_id: str
+    sources: dict[str, str]
+    commits: dict[str, str | None]
+    bm25_average_length: float | None = None
+    began: float = 0.0
+    missing: dict[str, str] = {}
+
+
+class Reduced(Struct, frozen=True, kw_only=True):
+    """How fused vectors were brought to `dim` dimensions: by the matrix in `projection.npy`, of this SHA-256."""
+
+    dim: Annotated[int, Meta(ge=1)]
+    sha256: str
+
+
+class CalibratedWeights(Struct, frozen=True, kw_only=True):
+    """How much each dense model counts in a question where nobody says it, 0 for nothing: chosen by so many judged
+    `queries`, in the place of what counted `before`. The vectors are as they were."""
+
+    weights: dict[str, float]
+    before: dict[str, float]
+    queries: Annotated[int, Meta(ge=1)]
+
+    def check(self, models: Collection[str]) -> None:
+        """Raise ValueError unless each of these models has a weight, and one of them a say."""
+        if self.weights.keys() != {*models}:
+            raise ValueError(f"its calibrated weights are of {few(sorted(self.weights)) or 'nothing'}")
+        given = self.weights.values()
+        if not all(math.isfinite(each) and each >= 0 for each in given) or not any(given):
+            raise ValueError(f"its calibrated weights are {self.weights}")
+
+
+class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a store holds; one without sparse or token vectors says nothing of them, and reads as it always did.
+
+    `keep` says which dense vectors it holds, `projection` what reduced the fused ones, and `quantised` in what
+    numbers they are. `calibrated` are weights that an evaluation chose, if one did. `chunk_sparse` is the name of the
+    terms that chunks brought; a term's index is the first 32 bits of its SHA-1. `missing` are the models of the run
+    that it lacks, with all that they give: the others' weights are those of a roster without them.
+    """
+
+    schema_version: str
+    collection: str
+    fusion: Fusion
+    keep: Keep = "both"
+    projection: Reduced | None = None
+    quantised: Quantise = "none"
+    models: Annotated[list[Member], Meta(min_length=1)]
+    sparse: list[SparseMember] = []
+    tokens: list[TokenMember] = []
+    bm25: Words | None = None
+    chunk_sparse: str = ""
+    calibrated: CalibratedWeights | None = None
+    missing: list[str] = []
+    run: Origin
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """How much each dense model counts where nobody says it: calibrated, or as in the run."""
+        own = {member.model: member.weight for member in self.models}
+        return {name: self.calibrated.weights[name] for name in own} if self.calibrated else own
+
+    @property
+    def gap(self) -> str:
+        """Which models of its run it lacks and why, and what counts instead; empty where it lacks none."""
+        if not self.missing:
+            return ""
+        lacks = ", ".join(f"{name} ({why})" if (why := self.run.missing.get(name)) else name for name in self.missing)
+        left = ", ".join(f"{name}={weight:.3g}" for name, weight in self.weights.items())
+        return f"{self.collection} was delivered without {lacks}; it is searched by the rest: {left}"
+
+    @property
+    def form(self) -> VectorForm:
+        """The form of its dense vectors."""
+        return VectorForm(self.keep, self.projection.dim if self.projection else 0, self.quantised)
+
+
+def token_dims(members: Sequence[RosterEntry | TokenMember]) -> dict[str, int]:
+    """Return the dimensions of the token vectors of these models, by the name of what is delivered."""
+    return {name_of_output(each.model, "tokens"): each.tokens.dim for each in members if each.tokens}
+
+
+def manifest_of(
+    collection: str,
+    fusion: Fusion,
+    roster: Sequence[RosterEntry],
+    run_id: str,
+    bm25: WordWeights | None = None,
+    chunk_sparse: str = "",
+    form: VectorForm = ALL,
+    projection: str = "",
+    missing: Sequence[MissingModel] = (),
+    began: float = 0.0,
+) -> Mapping[str, object]:
+    """Make the manifest of a collection, as plain JSON; `projection` is the SHA-256 of what its form says, `missing`
+    are the models of the run that are not in the `roster`."""
+    members = [msgspec.convert(msgspec.to_builtins(entry), Member) for entry in roster if entry.kind == "dense"]
+    others = [_weighing(entry) for entry in roster if "sparse" in entry.gives]
+    late = [_late(entry) for entry in roster if entry.tokens]
+    weighing = {name_of_output(entry.model, "sparse", entry.kind): entry for entry in roster if "sparse" in entry.gives}
+    named = {entry.model: entry for entry in roster} | weighing
+    origin = Origin(
+        run_id=run_id,
+        sources={name: entry.source for name, entry in named.items()},
+        commits={name: entry.commit for name, entry in named.items()},
+        bm25_average_length=bm25.average_length if bm25 else None,
+        began=began,
+        missing={each.model: each.reason for each in missing},
+    )
+    form = form.of(fusion)
+    own = {each: each for each in (*get_args(Keep), *get_args(Quantise))}  # a default is left out if it is that object
+    manifest = Manifest(
+        schema_version="1",
+        collection=collection,
+        fusion=fusion,
+        keep=own[form.keep],
+        quantised=own[form.quantise],
+        projection=Reduced(dim=form.project, sha256=projection) if form.project else None,
+        models=members,
+        sparse=others,
+        tokens=late,
+        bm25=bm25.words if bm25 else None,
+        chunk_sparse=chunk_sparse,
+        missing=[each.model for each in missing],
+        run=origin,
+    )
+    plain: dict[str, object] = msgspec.to_builtins(manifest)
+    return plain
+
+
+def _weighing(entry: RosterEntry) -> SparseMember:
+    """A model as it weighs terms, by the name of its sparse vectors."""
+    member = msgspec.convert(msgspec.to_builtins(entry), SparseMember)
+    name, words = name_of_output(entry.model, "sparse", entry.kind), entry.words or entry.dim
+    return msgspec.structs.replace(member, model=name, dim=words, head=entry.heads.get("sparse_linear", ""))
+
+
+def _late(entry: RosterEntry) -> TokenMember:
+    member = msgspec.convert(msgspec.to_builtins(entry), TokenMember)
+    return msgspec.structs.replace(member, head=entry.heads.get("colbert_linear", ""))
+
+
+def read_manifest(
+    plain: Mapping[str, object], dims: Mapping[str, int], sparse: Collection[str] = (), tokens: Mapping[str, int] = {}
+) -> Manifest:
+    """Read the manifest of a store whose dense and token vectors have these dimensions by name, and with these sparse
+    ones.
+
+    Raises UsageError for one that this version cannot read, that contradicts itself, or that is not of these vectors.
+    """
+    try:
+        manifest = msgspec.convert(plain, Manifest)
+        widths = {member.model: member.dim for member in manifest.models}
+        terms = {member.model for member in manifest.sparse}
+        if len(widths | dict.fromkeys(terms)) < len(manifest.models) + len(manifest.sparse):
+            raise ValueError("it lists a model twice")
+        if manifest.calibrated:
+            manifest.calibrated.check(widths)
+        if odd := sorted({*manifest.missing} & {*widths, *terms}):
+            raise ValueError(f"it both has and lacks {few(odd)}")
+        for name in (*widths, *sorted(terms)):
+            check_key(name)
+            if not manifest.run.sources.keys() & manifest.run.commits.keys() >= {name}:
+                raise ValueError(f"it lacks the sources of {name}")
+        if faults := list(differences(dict(dims), manifest.form.widths(manifest.fusion, widths))):
+            raise ValueError(f"its vectors do not match the store: {few(faults)}")
+        others = {BM25 if manifest.bm25 else "", manifest.chunk_sparse} - {""}
+        if odd := sorted((terms | others) ^ set(sparse)):
+            raise ValueError(f"its sparse vectors do not match the store: {few(odd)}")
+        if faults := list(differences(dict(tokens), token_dims(manifest.tokens))):
+            raise ValueError(f"its token vectors do not match the store: {few(faults)}")
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the store's manifest ({error}): it is damaged or from another version; restore it "
+            "from a copy, or deliver again"
+        ) from None
+    return manifest
