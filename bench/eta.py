@@ -22,7 +22,7 @@ from bench import corpora, evidence, machine
 from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted, LeaseGranted
 from interlock.engine.record.fold import fold
-from interlock.engine.record.outlook import Outlook, of_run
+from interlock.engine.record.health import Outlook, time_left
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
@@ -52,7 +52,7 @@ def foretold(run: Path) -> list[Said]:
         if isinstance(entry.body, LeaseGranted) and began is None:
             began = entry.at
         if isinstance(entry.body, BatchCommitted):
-            moments.append((entry.at, of_run(snapshot(state, entry.seq))))
+            moments.append((entry.at, time_left(snapshot(state, entry.seq))))
     if began is None or len(moments) < 2:
         raise SystemExit(f"{run} has no batches to foretell")
     whole = moments[-1][0] - began

@@ -15,9 +15,7 @@ from interlock.console.cli import configuration, limit_threads
 from interlock.console.text.columns import render
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import extended, find, label, members, vouched
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
 
 if TYPE_CHECKING:

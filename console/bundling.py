@@ -13,9 +13,7 @@ from interlock.engine.models import assets
 from interlock.engine.models.bundles import bundle_directory, files_of, write_bundle
 from interlock.engine.models.registry import ModelSpec, extended, find, label, vouched
 from interlock.engine.models.sources import Copy
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.settings import Configuration
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 from interlock.engine import __version__, parsers, settings
 from interlock.engine.errors import MEANINGS, meant
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, flag_of, knobs
 
 EPILOG = f"""exit codes:

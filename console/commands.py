@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from interlock.console.cli import configuration, limit_threads, parse, parser
 from interlock.console.text.next_step import command
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration
 from interlock.engine.targets.address import is_address
 

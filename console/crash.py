@@ -12,7 +12,7 @@ from pathlib import Path
 
 from interlock.engine import __version__
 from interlock.engine.errors import InterlockError, limit
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 _SECRETS = (
     (re.compile(r"://[^/@\s]+@"), "://***@"),

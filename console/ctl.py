@@ -13,15 +13,12 @@ from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import nodes_reached, percent
-from interlock.engine.record.health import STALLED
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.health import STALLED, nodes_reached, time_left
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import Overview, overview, state_of
-from interlock.engine.record.safe import named, safe
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, named, percent, safe
 from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1
@@ -87,7 +84,7 @@ def status(directory: Path, *, as_json: bool) -> str:
     folded = _state(directory)
     seen, now = overview(directory, time.time(), lambda _: folded), snapshot(folded, 0)
     goes_on = seen.held and not now.paused and seen.health.word != STALLED
-    foretold = of_run(now) if goes_on else None
+    foretold = time_left(now) if goes_on else None
     standing, unsteered = said.Standing(), ""
     try:
         with Link(directory) as link:

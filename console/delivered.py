@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from interlock.console.cli import configuration
 from interlock.console.writing import tell
 from interlock.engine.errors import ExitCode
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.vectors.narrow import Loss

@@ -18,7 +18,7 @@ from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
 from interlock.engine.models.registry import extended, label, vouched
 from interlock.engine.models.sources import hub_cache, model_cache
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import Configuration, RunSettings
 
 Check = tuple[bool, str, str]

@@ -15,8 +15,7 @@ from interlock.console.matter import Asked, Matter, material_of, matter_of, poli
 from interlock.console.writing import check_directory, progress, tell
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def _reranking(
 
 def _forecast(encoder: "TextEncoder", source: Matter, texts: Sequence[str]) -> None:
     """Tell how much there is to encode before it is encoded."""
-    from interlock.engine.record.units import duration
+    from interlock.engine.record.words import duration
 
     for spec, card in zip(source.specs, source.cards, strict=True):
         amount = encoder.amount(spec, card, texts)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from interlock.console.cli import ROOMS, parse
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 ENVIRONMENT = {
     # A spinning OpenMP barrier costs three times the work's own time when a neighbour holds a core.

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
 from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.words import several
 from interlock.engine.settings import Configuration, flag_of
 from interlock.engine.targets.shard import MANIFEST
 

@@ -17,10 +17,8 @@ from interlock.console.writing import check_directory, progress, writing
 from interlock.engine.corpus.pairs import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import AnyEvent, Emit, Entry, LeaseGranted, LeaseReleased, RunStarted, Warned
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines
 from interlock.console.writing import check_directory, progress, writing
 from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.targets.exported import ExportedCollection

@@ -10,8 +10,7 @@ from typing import TextIO
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 
 PAUSE, BLINK = 10.0, 0.2
 """Seconds between two words on progress, and between two on a terminal."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from interlock.engine.record.units import parse_bytes, parse_duration, parse_time_of_day
+from interlock.engine.record.words import parse_bytes, parse_duration, parse_time_of_day
 from interlock.engine.targets.address import is_address
 
 MOST_THREADS = 1024

@@ -13,9 +13,8 @@ from msgspec import structs
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, node_of
-from interlock.engine.record.nodes import NodeState
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
-from interlock.engine.record.state import Lately, LeaseState, Pace
+from interlock.engine.record.state import Lately, LeaseState, NodeState, Pace
 
 MIB, GIB = 2**20, 2**30
 T4 = 15_828_254_720

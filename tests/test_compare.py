@@ -2,7 +2,7 @@
 
 import pytest
 
-from interlock.engine.record.compare import differences, few
+from interlock.engine.record.words import differences, few
 
 
 @pytest.mark.parametrize(

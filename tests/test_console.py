@@ -32,9 +32,9 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
-from interlock.engine.record.counting import several
 from interlock.engine.record.journal import Journal
-from interlock.engine.record.ring import LATEST
+from interlock.engine.record.recorder import LATEST
+from interlock.engine.record.words import several
 from interlock.engine.settings import load
 from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded

@@ -31,7 +31,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import rundir
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.journal import Journal
-from interlock.engine.record.occupant import occupant
+from interlock.engine.record.locks import occupant
 from interlock.engine.record.rundir import SOCKET
 from tests.builders import ROOT, interlock, start, summary_of
 from tests.processes import until

@@ -12,8 +12,8 @@ import pytest
 
 from interlock.console.main import main
 from interlock.engine.errors import MEANINGS, ExitCode, UsageError
-from interlock.engine.record import atomic, units
-from interlock.engine.record.pace import paces
+from interlock.engine.record import atomic, words
+from interlock.engine.record.runs import paces
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, sentences, summary_of
 
@@ -331,12 +331,12 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("number", "shown"), NUMBERS.items(), ids=range(len(NUMBERS)))
 def test_any_number_is_shown_as_bytes_and_as_a_time_or_as_a_question(number, shown):
-    assert (units.human_bytes(number), units.duration(number)) == shown
+    assert (words.human_bytes(number), words.duration(number)) == shown
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(-5, "-0:05"), (-61.5, "-1:01"), (-0.5, "0:00"), (float("nan"), "?")])
 def test_times_below_zero_are_shown_as_such_and_what_is_none_as_a_question(seconds, shown):
-    assert units.duration(seconds) == shown
+    assert words.duration(seconds) == shown
 
 
 def test_a_pace_that_is_no_number_is_not_taken_over(tmp_path):

@@ -21,7 +21,7 @@ from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes
 from interlock.engine.settings import load
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 

@@ -16,7 +16,7 @@ from interlock.console.screens.entry import completed
 from interlock.console.screens.pick import Begin, Browse
 from interlock.console.screens.setup import Setup
 from interlock.console.text.plan_rows import plan_rows
-from interlock.engine.corpus.glance import glance
+from interlock.engine.corpus.collections import glance
 from interlock.engine.models.registry import REGISTRY
 from interlock.engine.settings import load, recorded
 from interlock.widgets.text import plain, width_of

@@ -20,9 +20,9 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import Memory, Receipt
 from interlock.engine.record.fold import fold
-from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import safe
 from interlock.widgets.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)

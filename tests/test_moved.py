@@ -10,7 +10,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
 from interlock.engine.record import events as ev
-from interlock.engine.record.moved import moved
+from interlock.engine.record.inputs import moved
 from interlock.engine.settings import load
 from tests.builders import corpus, events_of, sentences, tiny_model
 from tests.clocks import Clock

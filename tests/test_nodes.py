@@ -14,9 +14,8 @@ from interlock.engine.record import events as ev
 from interlock.engine.record import summary
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import attention, health
+from interlock.engine.record.health import attention, health, time_left
 from interlock.engine.record.metrics import RunMetrics
-from interlock.engine.record.outlook import of_run
 from interlock.engine.record.snapshot import side_by_side, snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import committed_schema
@@ -187,7 +186,7 @@ def test_devices_that_share_work_are_gpus_or_else_a_host_for_each_node(devices, 
 
 
 def test_what_is_left_takes_longer_after_a_node_is_lost():
-    before, after = (of_run(seen(*bodies)) for bodies in (LOSS[:-1], LOSS))
+    before, after = (time_left(seen(*bodies)) for bodies in (LOSS[:-1], LOSS))
     assert before and after and after.seconds == pytest.approx(2 * before.seconds)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from interlock.engine.record.events import DeviceLost
-from interlock.engine.record.outlook import KNOWN, LEAST, UNKNOWN, of_pass, of_run
+from interlock.engine.record.health import KNOWN, LEAST, UNKNOWN, time_left, time_left_of
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
 from interlock.engine.record.state import Lately
@@ -32,34 +32,34 @@ def run_of(*passes: PassView) -> Snapshot:
 
 
 def test_a_model_that_has_begun_goes_on_at_its_own_pace() -> None:
-    left = of_run(run_of(a_pass(0, done=5, cost=100.0, seconds=30.0, known=1.0)))
+    left = time_left(run_of(a_pass(0, done=5, cost=100.0, seconds=30.0, known=1.0)))
     assert left == pytest.approx((30.0, 30.0 * LEAST + 6.0))
 
 
 def test_a_model_that_has_not_begun_is_as_fast_as_in_its_earlier_runs() -> None:
     begun, known = a_pass(0, done=5, cost=100.0, seconds=30.0), a_pass(1, done=0, cost=900.0, known=20.0)
-    left = of_run(run_of(begun, known))
+    left = time_left(run_of(begun, known))
     assert left == pytest.approx((30.0 + 50.0, 30.0 * LEAST + 6.0 + 50.0 * KNOWN + 5.0))
 
 
 def test_a_model_that_nobody_knows_costs_what_its_operations_cost_the_others() -> None:
-    left = of_run(run_of(a_pass(0, done=10, cost=100.0, seconds=60.0, word="done"), a_pass(1, done=0, cost=300.0)))
+    left = time_left(run_of(a_pass(0, done=10, cost=100.0, seconds=60.0, word="done"), a_pass(1, done=0, cost=300.0)))
     assert left == pytest.approx((180.0, 180.0 * UNKNOWN + 18.0))
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:
-    assert of_run(run_of(a_pass(0, done=0, cost=100.0), a_pass(1, done=0, cost=100.0, known=9.0))) is None
-    assert of_pass(a_pass(0, done=0, cost=100.0)) is None
+    assert time_left(run_of(a_pass(0, done=0, cost=100.0), a_pass(1, done=0, cost=100.0, known=9.0))) is None
+    assert time_left_of(a_pass(0, done=0, cost=100.0)) is None
 
 
 def test_a_run_whose_models_ran_before_is_foretold_before_its_first_batch() -> None:
-    left = of_run(run_of(a_pass(0, done=0, cost=100.0, known=50.0), a_pass(1, done=0, cost=100.0, known=100.0)))
+    left = time_left(run_of(a_pass(0, done=0, cost=100.0, known=50.0), a_pass(1, done=0, cost=100.0, known=100.0)))
     assert left and left.seconds == pytest.approx(30.0)
 
 
 def test_the_first_batches_of_a_model_that_ran_before_say_less_than_that_run() -> None:
     slow_start = a_pass(0, done=1, cost=100.0, seconds=60.0, known=50.0)
-    left = of_run(run_of(slow_start))
+    left = time_left(run_of(slow_start))
     assert left and left.seconds == pytest.approx(18.0)
 
 
@@ -70,9 +70,9 @@ def test_the_first_batches_of_a_model_that_ran_before_say_less_than_that_run() -
 def test_work_is_shared_by_the_devices_that_are_held_now_whatever_computed_before(at_work, seconds) -> None:
     before = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), devices=("cpu", "cuda:0", "cuda:1"))
     now = replace(before, at_work=at_work)
-    left = of_run(run_of(now))
+    left = time_left(run_of(now))
     assert left and left.seconds == pytest.approx(seconds)
-    left = of_pass(now)
+    left = time_left_of(now)
     assert left and left.seconds == pytest.approx(seconds)
 
 
@@ -81,7 +81,7 @@ def test_between_two_leases_the_gpus_that_are_left_count() -> None:
     run = replace(sample(3, kind="cuda"), passes=(done, a_pass(1, done=0, cost=100.0)))
     first, *others = run.devices
     run = replace(run, devices=(replace(first, lost="fell off the bus"), *(replace(each, lost="") for each in others)))
-    left = of_run(run)
+    left = time_left(run)
     assert left and left.seconds == pytest.approx(30.0)
 
 
@@ -96,7 +96,7 @@ def test_a_lost_gpu_is_not_at_work_though_its_lease_is_held(tmp_path) -> None:
 
 def test_a_failed_pass_has_nothing_left() -> None:
     failed = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), failure="no weights")
-    assert of_run(run_of(failed)) is None
+    assert time_left(run_of(failed)) is None
 
 
 def test_the_latest_batches_say_more_of_a_pace_than_the_first() -> None:
@@ -114,7 +114,7 @@ def test_the_more_the_latest_batches_differ_the_less_sure_the_end_is() -> None:
     assert even.varies == pytest.approx(0.0, abs=1e-6)
     assert uneven.varies == pytest.approx(0.5, abs=0.02)
     begun = a_pass(0, done=5, cost=100.0, seconds=10.0)
-    sure, unsure = (of_pass(replace(begun, lately=lately)) for lately in (even, uneven))
+    sure, unsure = (time_left_of(replace(begun, lately=lately)) for lately in (even, uneven))
     assert sure and unsure and unsure.spread > 2 * sure.spread
 
 

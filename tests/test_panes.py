@@ -13,14 +13,12 @@ from msgspec.structs import replace as amended
 from textual.app import App, ComposeResult
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Attention, Health, health
-from interlock.engine.record.outlook import of_run
-from interlock.engine.record.snapshot import GONE, Snapshot
+from interlock.engine.record.health import Attention, Health, health, time_left
+from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
 from interlock.engine.record.state import Course, Pace, RunState
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration
 from interlock.widgets import cache, cluster, gauges, glyphs, header, leases, passes, vram
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
@@ -220,7 +218,7 @@ def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
 
 def test_the_header_counts_down_to_a_deadline_and_warns_where_the_run_will_not_be_done_by_then():
     snapshot = sample(kind="cuda")
-    left = of_run(snapshot)
+    left = time_left(snapshot)
     assert left
     for seconds, style in ((left.seconds + 100, ""), (left.seconds - 1, "warn")):
         (row,) = header.rows(replace(snapshot, deadline=snapshot.latest_at + seconds), 240, _now(snapshot))

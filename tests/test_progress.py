@@ -16,8 +16,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.models.cost import cost_of
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import health
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.health import health, time_left
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import load
@@ -134,7 +133,7 @@ def test_the_time_left_of_a_model_that_has_not_begun_is_told_by_its_cost(unlike)
     now = next(now for now in moments(run) if now.passes[0].batches_done == now.passes[0].batches)
     cheap, dear = now.passes
     pace = cheap.seconds / cheap.cost
-    left = of_run(now)
+    left = time_left(now)
     assert left
     assert left.seconds == pytest.approx(dear.cost * pace)
     assert dear.cost > 50 * cheap.cost

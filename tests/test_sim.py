@@ -20,7 +20,7 @@ from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
 from interlock.engine.record.facts import Memory
-from interlock.engine.record.units import parse_bytes
+from interlock.engine.record.words import parse_bytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LENGTHS = (48, 32, 7)

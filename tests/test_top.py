@@ -22,7 +22,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows.ending import Ending
 from interlock.engine.flows.run import Run
-from interlock.engine.record import atomic, journal, rundir, safe, summary
+from interlock.engine.record import atomic, journal, rundir, summary, words
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts
@@ -214,7 +214,7 @@ def test_a_journal_line_as_it_was_written_before_is_still_read():
 
 def test_json_is_unarmed_wherever_a_sign_stands():
     found = {STEERING: [STEERING], "x": STEERING}
-    raw = safe.unarmed(json.dumps(found, ensure_ascii=False).encode())
+    raw = words.unarmed(json.dumps(found, ensure_ascii=False).encode())
     assert json.loads(raw) == found and not steers(raw.decode())
 
 

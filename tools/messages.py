@@ -45,7 +45,7 @@ TITLES = {
     "status": "Incomplete and failed collections",
 }
 SETTINGS = ("engine/settings.py", "engine/parsers.py")
-VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/units.py")
+VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/words.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
 _REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
 """What returns why a file is refused."""
@@ -181,7 +181,7 @@ def _said(node: ast.AST, file: str, scope: str) -> tuple[str, int | None, Sequen
             return "record", None, [text]
         case ast.Return(value=ast.expr() as text) if file.startswith("engine/corpus/") and scope in _REFUSING:
             return "record", None, [text]
-        case ast.Return(value=ast.Tuple(elts=[_, text])) if file.endswith("record/verdict.py"):
+        case ast.Return(value=ast.Tuple(elts=[_, text])) if scope in ("collection_status", "run_status"):
             return "status", None, [text]
     return "", None, ()
 

@@ -18,11 +18,10 @@ from interlock.engine.compute.schedule import DeviceRoom, MemoryNeed, Placement,
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
-from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import Entry
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of
 
 RECORDED = Path(__file__).parent / "recorded"
 BEGAN = 1_788_249_600.0

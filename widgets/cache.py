@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from interlock.engine.record.counting import several
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
 from interlock.widgets.pane import Pane

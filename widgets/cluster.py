@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as amended
 
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import node_of
 from interlock.engine.record.snapshot import DeviceView
+from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
 from interlock.widgets.text import Row, Span, fit, fitted, width_of

@@ -14,8 +14,7 @@ from typing import ClassVar, Literal
 from textual import events
 from textual.binding import Binding, BindingType
 
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.widgets.formats import clock
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, width_of

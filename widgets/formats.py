@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
+from interlock.engine.record.words import several
 
 MIB, GIB = 2**20, 2**30
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}

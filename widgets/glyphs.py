@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration
 from interlock.widgets.text import Span, fit
 
 SHADES = ("▁▃▅▇", ".:+#")

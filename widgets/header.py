@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from interlock.engine.record.counting import batches_of, pass_of, percent, several
-from interlock.engine.record.health import DEGRADED, Attention, Health
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.health import DEGRADED, Attention, Health, batches_of, time_left
 from interlock.engine.record.snapshot import GONE, Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, pass_of, percent, several
 from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
 
@@ -140,7 +138,7 @@ def _where(snapshot: Snapshot) -> list[Field]:
 def _times(snapshot: Snapshot) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
     fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
-    left = of_run(snapshot)
+    left = time_left(snapshot)
     if left and snapshot.phase == "running" and not snapshot.paused:
         fields += [Field(END, f"eta {duration(left.seconds)}"), Field(END + 1, f"±{duration(left.spread)}", "dim")]
     if snapshot.deadline and not snapshot.over and snapshot.phase != GONE:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.words import duration, human_bytes
 from interlock.widgets import table
 from interlock.widgets.formats import MIB, clock, devices_of, gib
 from interlock.widgets.pane import Chooser

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from interlock.engine.record import units
+from interlock.engine.record import words
 
 Step = str | int
 """A key, or the number of an item: from 0 in the first document; where only the second has it, from -1 downwards."""
@@ -174,8 +174,8 @@ def human(steps: Steps, value: object) -> str:
     names = [step for step in steps[-2:] if isinstance(step, str)]
     name, above = names[-1] if names else "", names[0] if names else ""
     if is_bytes(name) or above == "budgets":
-        return units.human_bytes(value) if abs(value) >= 1024 else ""
-    return units.duration(value) if re.search(r"(^|_)seconds$", name) and value >= 60 else ""
+        return words.human_bytes(value) if abs(value) >= 1024 else ""
+    return words.duration(value) if re.search(r"(^|_)seconds$", name) and value >= 60 else ""
 
 
 def is_bytes(name: str) -> bool:

@@ -15,7 +15,7 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, width_of
 
 GAP = "  "

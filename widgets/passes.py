@@ -9,13 +9,11 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from interlock.engine.record.cells import PassCells
-from interlock.engine.record.counting import outputs_of, percent, several
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of
-from interlock.engine.record.outlook import of_pass
-from interlock.engine.record.snapshot import GONE, CollectionView, PassView, Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.health import outputs_of, time_left_of
+from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
+from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import count, devices_of, tally, trouble
 from interlock.widgets.pane import Chooser
@@ -282,7 +280,7 @@ def _of_all(each: PassView) -> str:
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
     goes_on = not snapshot.over and not snapshot.paused and snapshot.phase != GONE
-    left = of_pass(each) if each.word in ("running", "waiting") and goes_on else None
+    left = time_left_of(each) if each.word in ("running", "waiting") and goes_on else None
     if left:
         return duration(left.seconds) + " left"
     return duration(each.wall_seconds) if each.seconds else ""

@@ -5,7 +5,7 @@ Pure. Columns that cannot be shown even so are left out from the right, and a la
 
 from collections.abc import Sequence
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.widgets.formats import numeric
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, width_of
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 STYLES = (
     "", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "work", "context", "others", "limit", "rest",

@@ -11,7 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept
 

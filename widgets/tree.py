@@ -10,8 +10,7 @@ from typing import ClassVar
 from textual import events
 from textual.message import Message
 
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.widgets.nodes import No, Node, Steps, human, title, written
 from interlock.widgets.outline import Outline
 from interlock.widgets.pane import Pane

@@ -24,11 +24,11 @@ from interlock.console.terminal.notify import ended
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
-from interlock.engine.record.occupant import user_name
+from interlock.engine.record.locks import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
+from interlock.engine.record.words import several
 
 RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.form.filled import KNOBS, Filled, as_begun, as_configured
-from interlock.engine.corpus.glance import Glance, glance
+from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.models.registry import ModelSpec, extended, vouched
 from interlock.engine.settings import Configuration, RunSettings, flag_of

@@ -31,7 +31,7 @@ from interlock.console.text.recap import recap
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.record.rundir import SUMMARY
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from interlock.engine.record.events import (
     PassFailed,
     RunClosed,
 )
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 POLL_SECONDS = 0.25

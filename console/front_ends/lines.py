@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from interlock.console.text.event_text import describe
 from interlock.console.text.progress_text import bar
-from interlock.engine.record.counting import pass_of
 from interlock.engine.record.events import (
     AnyEvent,
     EnsemblePassCompleted,
@@ -17,8 +16,8 @@ from interlock.engine.record.events import (
     PressurePassed,
     RunClosed,
 )
-from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.words import pass_of, safe
 
 IN_PLACE_SECONDS = 1.0
 LINE_SECONDS = 10.0

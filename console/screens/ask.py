@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Static
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 NARROW = 60
 """Columns below which a line to type in has no room for its keys."""

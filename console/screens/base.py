@@ -9,8 +9,7 @@ from interlock.console.actions import first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Themed
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe
 
 CLIPBOARD = 100_000
 """Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""

@@ -15,7 +15,7 @@ from textual.widgets import Input, Label, Static
 
 from interlock.console.form.aside import aside
 from interlock.console.form.filled import directory
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 
 class Paths(Suggester):

@@ -14,10 +14,8 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from interlock.console.actions import EVENT, actions_of, bindings_of, first_key
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.formats import clock
 from interlock.widgets.nodes import is_bytes
 from interlock.widgets.pane import Pane

@@ -11,7 +11,7 @@ from interlock.console.actions import HIT, actions_of, bindings_of, first_key
 from interlock.console.look import Look
 from interlock.console.screens.base import copied
 from interlock.console.text import answer_rows
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.engine.search.hits import Hit
 from interlock.widgets.pane import Pane
 

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, ScreenResultType
 
 from interlock.console.text.mitigation_table import Steps, tabled
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 from interlock.widgets import table
 from interlock.widgets.events import Kind
 from interlock.widgets.pane import Pane

@@ -23,11 +23,9 @@ from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_list import Feed
 from interlock.console.text.mitigation_table import Steps, grouped
-from interlock.engine.record.cells import PassCells
-from interlock.engine.record.counting import several
 from interlock.engine.record.health import Attention, Health, attention, health
-from interlock.engine.record.safe import safe
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import PassCells, Snapshot
+from interlock.engine.record.words import safe, several
 from interlock.widgets import header
 from interlock.widgets.cache import Cache
 from interlock.widgets.events import EventsPane

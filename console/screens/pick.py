@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 from interlock.console.text import runs_text
 from interlock.engine.corpus.collections import SUFFIXES
 from interlock.engine.record.runs import Overview
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 BOX = """
     {name} {{ align: center middle; background: $background 60%; }}

@@ -22,10 +22,8 @@ from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.console.text.next_step import command, resume_words
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.counting import several
 from interlock.engine.record.runs import Overview, delete
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import run_rows
 from interlock.widgets.events import LONGEST_PATTERN
 from interlock.widgets.pane import Bar, Key, Pane

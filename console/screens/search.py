@@ -27,8 +27,7 @@ from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import StoreShown
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import Condition, read_condition

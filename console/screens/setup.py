@@ -34,7 +34,7 @@ from interlock.console.screens.pick import Begin, Browse
 from interlock.console.text import form_text
 from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import row, wrapped
 from interlock.widgets.ticks import ModelList

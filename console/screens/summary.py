@@ -21,8 +21,7 @@ from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
 from interlock.console.summary.search import Search
 from interlock.engine.errors import UsageError
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets.nodes import Node, Steps, children, differences, inside
 from interlock.widgets.outline import Outline
 from interlock.widgets.pane import Bar, Key, Pane

@@ -22,14 +22,13 @@ from interlock.console.text.next_step import command, resume_words
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import journal
-from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
-from interlock.engine.record.occupant import held
-from interlock.engine.record.ring import Ring
-from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
+from interlock.engine.record.locks import held
+from interlock.engine.record.recorder import Ring
+from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""

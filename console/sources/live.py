@@ -9,9 +9,8 @@ from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.sources.session import Session
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
-from interlock.engine.record.cells import PassCells, cells_of
 from interlock.engine.record.events import ControlApplied, Entry
-from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of
 
 
 class ControlBox(Protocol):

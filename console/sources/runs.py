@@ -12,7 +12,7 @@ from pathlib import Path
 from interlock.console.sources.tail import Tail
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.occupant import SESSION
+from interlock.engine.record.locks import SESSION
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
 from interlock.engine.record.runs import Overview, overview
 from interlock.engine.record.state import RunState

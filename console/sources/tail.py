@@ -8,10 +8,9 @@ from typing import BinaryIO
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import journal
-from interlock.engine.record.compare import few
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
 from interlock.engine.record.rundir import JOURNAL, LISTED, beside, runs_in
+from interlock.engine.record.words import few, several
 
 CHUNK_BYTES = 256 << 10
 MARK = 64

@@ -10,7 +10,7 @@ from itertools import islice
 
 from interlock.console.summary.document import Document, change, in_a_line, legend, meaning, told
 from interlock.console.summary.tables import Table, listed, overview, table_of
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.widgets import table
 from interlock.widgets.nodes import No, Node, children, human, title, written
 from interlock.widgets.text import Row, ascii_only, fitted, row, wrapped

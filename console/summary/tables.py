@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.words import duration, human_bytes
 from interlock.widgets.formats import placed
 from interlock.widgets.nodes import Step, is_bytes, written
 

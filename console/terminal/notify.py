@@ -4,8 +4,8 @@ from typing import Any
 
 from textual.app import App
 
-from interlock.engine.record.safe import safe
 from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.words import safe
 
 LIMIT = 200
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 
 LAID_ASIDE = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU)
 """Signals that a screen takes for itself, and that mean afterwards what they meant before."""

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.search.ask import DENSE, Ask
 from interlock.engine.search.combine import Hybrid, shares_of
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit

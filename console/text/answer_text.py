@@ -7,8 +7,7 @@ from pathlib import Path
 
 from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.search.hits import Answer, Hit, RankedHit
 
 TREC = (".trec", ".run")

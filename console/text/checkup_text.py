@@ -4,8 +4,7 @@ from textwrap import wrap
 
 from interlock.engine.compute.checkup import GpuCheck, GpuReport
 from interlock.engine.compute.findings import Remembered
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 
 MARKS = {"passed": "ok", "limited": "! ", "untried": "--", "failed": "!!"}
 NAME = 24

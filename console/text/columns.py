@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.widgets.formats import numeric
 
 

@@ -3,11 +3,10 @@
 from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import on_host
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.health import time_left
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, several
 from interlock.widgets.events import Line
 from interlock.widgets.formats import clock, placed
 
@@ -71,14 +70,14 @@ def fallback(snapshot: Snapshot) -> list[str]:
         "Models and batches that fit on no GPU are computed on the CPU (float32) instead of being refused or parked. "
         "This is many times slower.",
     ]
-    left = of_run(snapshot)
+    left = time_left(snapshot)
     return [*lines, f"{duration(left.seconds)} left at the current pace."] if left else lines
 
 
 def stopping(snapshot: Snapshot) -> list[str]:
     """Tell how far the run is, and that stopping loses nothing of that."""
     done, of = snapshot.batches_done, snapshot.batches
-    left = of_run(snapshot)
+    left = time_left(snapshot)
     time = f", about {duration(left.seconds)} left" if left else ""
     return [
         f"{done:,} of {several(of, 'batch', 'batches')} committed{time}.",

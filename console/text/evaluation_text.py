@@ -9,9 +9,7 @@ from interlock.engine.evaluation.agreement import Agreement
 from interlock.engine.evaluation.encoding import Amount
 from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay
 from interlock.engine.evaluation.verdict import signed
-from interlock.engine.record.counting import several
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, safe, several
 
 WIDTH = 79
 NAME = 25

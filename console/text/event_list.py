@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from interlock.console.text.event_text import describe
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import Entry
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe, several
 from interlock.widgets.events import Line
 
 MOST_LINES = 4096

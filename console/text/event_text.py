@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
-from interlock.engine.record.counting import batch_of, pass_of, several
 from interlock.engine.record.facts import REFUSALS_TOLD, DeviceFacts, Receipt, RosterEntry, Status, node_of, timed
 from interlock.engine.record.snapshot import side_by_side
-from interlock.engine.record.units import distinct_sizes, duration, human_bytes
+from interlock.engine.record.words import batch_of, distinct_sizes, duration, human_bytes, pass_of, several
 from interlock.widgets.formats import placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from interlock.console.form.found import ChunksSeen
-from interlock.engine.record.counting import several
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, several
 from interlock.widgets.ticks import ModelRow
 
 NAMED = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.facts import timed
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 from interlock.widgets.formats import clock
 
 HEADS = ("step", "cause", "device", "times", "texts", "needs", "free", "lost", "first", "last")

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_of
-from interlock.engine.record.counting import several
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.words import duration, human_bytes, several
 from interlock.widgets import table
 from interlock.widgets.text import Row, ascii_only, row, wrapped
 

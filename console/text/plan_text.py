@@ -7,10 +7,8 @@ from msgspec.structs import asdict
 
 from interlock.console.text.columns import render
 from interlock.console.text.event_text import line_of
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import RecordRefused
-from interlock.engine.record.safe import safe
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.flows.forecast import Forecast, PassForecast

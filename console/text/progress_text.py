@@ -1,11 +1,10 @@
 """How far a run is, in one line: for a log, and for a line that is written over in place."""
 
 from interlock.console.text.event_text import feigned
-from interlock.engine.record.counting import batches_of, pass_of, percent
 from interlock.engine.record.facts import timed
-from interlock.engine.record.outlook import of_pass, of_run
+from interlock.engine.record.health import batches_of, time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, pass_of, percent
 
 LEAST_SECONDS, MOST_SECONDS, SHARE = 10.0, 300.0, 30
 BAR = 20
@@ -22,7 +21,7 @@ def bar(snapshot: Snapshot, width: int) -> str:
     """Draw how far a run is in at most `width` ASCII signs; what matters least is left out first."""
     if snapshot.over or not snapshot.passes or snapshot.current_pass is None:
         return progress(snapshot)[:width]
-    now, left = snapshot.passes[snapshot.current_pass], None if snapshot.paused else of_run(snapshot)
+    now, left = snapshot.passes[snapshot.current_pass], None if snapshot.paused else time_left(snapshot)
     full = int(BAR * snapshot.share_done)
     parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"] + ["paused"] * snapshot.paused
     if timed(snapshot.device_kind):
@@ -57,7 +56,9 @@ def progress(snapshot: Snapshot) -> str:
     parts += [batches_of(now)] if now.batches_done else []
     if timed(snapshot.device_kind):
         parts += [f"{now.rows_per_second:.1f} texts/s"] * bool(now.rows_per_second)
-        mine, left = (None, None) if snapshot.paused else (of_pass(now), of_run(snapshot))  # nobody knows how long
+        mine, left = (
+            (None, None) if snapshot.paused else (time_left_of(now), time_left(snapshot))
+        )  # nobody knows how long
         parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
         parts += [f"{duration(left.seconds)} left in all"] if left else []
     if snapshot.deadline:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from interlock.console.text.columns import render
 from interlock.console.text.next_step import command, resume_words
-from interlock.engine.record.counting import outputs_of, percent, several
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import attention, health
-from interlock.engine.record.nodes import NodeState
+from interlock.engine.record.health import attention, health, outputs_of
 from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot
-from interlock.engine.record.units import duration, human_bytes
+from interlock.engine.record.state import NodeState
+from interlock.engine.record.words import duration, human_bytes, percent, several
 from interlock.widgets.formats import placed, several_devices
 
 RESUMABLE = ("stopped", "failed", "incomplete")

@@ -6,10 +6,8 @@ from pathlib import Path
 import msgspec
 
 from interlock.console.text.columns import render
-from interlock.engine.record.counting import percent
 from interlock.engine.record.runs import Overview
-from interlock.engine.record.safe import named
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes, named, percent
 
 HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}

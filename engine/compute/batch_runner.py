@@ -22,10 +22,9 @@ from interlock.engine.compute.pooling import pool_spans
 from interlock.engine.corpus.spans import NO_SPANS
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.packing import lay
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
 from interlock.engine.record.facts import Computed, joined
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REFUSED = 16
 """Rows in a row that may be refused, alone too, before it is the precision that is taken to be at fault."""

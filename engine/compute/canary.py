@@ -34,7 +34,7 @@ from interlock.engine.models.packing import TILE
 from interlock.engine.models.precision import wider
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.record.events import CanaryChecked
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes
 
 ROWS = 8
 OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11

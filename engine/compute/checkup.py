@@ -45,7 +45,7 @@ from interlock.engine.models.packing import lay
 from interlock.engine.models.precision import OLDEST, precision_for
 from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.weights import Master, Replica, load
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 
 Outcome = Literal["passed", "limited", "untried", "failed"]
 Way = Literal["resident", "streamed", "in turn"]

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.grid import Cells
 from interlock.engine.errors import ExitCode
-from interlock.engine.record.units import parse_duration, parse_time_of_day
+from interlock.engine.record.words import parse_duration, parse_time_of_day
 
 CLOSING_SECONDS = 30.0
 """What is kept for releasing the leases, the journal and the summary. Chosen: all of it takes a second or two."""

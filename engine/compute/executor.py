@@ -22,9 +22,9 @@ from interlock.engine.compute.schedule import Assignment, DeviceRoom, Placement,
 from interlock.engine.compute.worker import Worker, run_all, without_frames
 from interlock.engine.errors import InterlockError, NoDeviceError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import DeviceLost, Mitigated
 from interlock.engine.record.facts import joined
+from interlock.engine.record.words import several
 
 
 class PassExecutor:

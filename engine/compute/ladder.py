@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from interlock.engine.models.packing import padded_tokens
-from interlock.engine.record.counting import several
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REPLANS = 2
 """How often one piece is planned anew before it is split without asking the law."""

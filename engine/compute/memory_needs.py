@@ -14,7 +14,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.trace import law_for
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes
 
 Laws = Callable[[ModelCard, str], Law]
 

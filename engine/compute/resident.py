@@ -26,7 +26,7 @@ from interlock.engine.gpu.lease import Lease
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
 from interlock.engine.record.events import Mitigated, ModelAttached, Warned
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes
 
 TRIES = 2
 """How often a model is attached to a device before the device is left out."""

@@ -26,12 +26,12 @@ from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts
 from interlock.engine.corpus.ragged import Ints, starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import several
 
 SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap")
 """What two passes of a model must have in common for their vectors to be the same."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes
 
 
 class Schedule(StrEnum):

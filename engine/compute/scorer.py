@@ -22,9 +22,8 @@ from interlock.engine.compute.pairs import Pair, PairRow, Scores
 from interlock.engine.compute.seat import ON_CPU, Place, Seat
 from interlock.engine.errors import InterlockError, NoDeviceError
 from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import Emit, PairsPlanned, PairsScored
-from interlock.engine.record.units import distinct_sizes
+from interlock.engine.record.words import distinct_sizes, several
 
 Rows = npt.NDArray[np.int64]
 Progress = Callable[[int], object]

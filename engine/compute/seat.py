@@ -26,7 +26,7 @@ from interlock.engine.models.scoring import Activation
 from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
 from interlock.engine.record.events import Emit, Mitigated, ModelMoved, ModelUnloaded
-from interlock.engine.record.units import distinct_sizes, human_bytes
+from interlock.engine.record.words import distinct_sizes, human_bytes
 
 FILES, ON_CPU = "disk", "computing on the CPU in float32"
 

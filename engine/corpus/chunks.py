@@ -4,9 +4,10 @@ import hashlib
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.records import TOO_DEEP, depth_of, records
-from interlock.engine.record.facts import Refusal
+from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
@@ -216,3 +217,35 @@ def _is_whole(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+REASONS = 20
+"""Kinds of reason that are counted apart."""
+_PLACES = re.compile(
+    r" \(byte \d+\)| in position [\d-]+|(?<=^chunk_id ).* of .*(?= has been used before$)"
+    r'|(?<=^no field "text") \(found .*\)(?=: rename)',
+    re.DOTALL,
+)
+
+
+@dataclass
+class Refusals:
+    """Counts every refusal and keeps the first REFUSALS_TOLD; as many as `len` says."""
+
+    told: list[Refusal] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, refusal: Refusal) -> None:
+        if len(self.told) < REFUSALS_TOLD:
+            self.told.append(refusal)
+        kind = kind_of(refusal.reason)
+        self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
+
+    def __len__(self) -> int:
+        return self.reasons.total()
+
+
+@lru_cache(1024)
+def kind_of(reason: str) -> str:
+    """Strip a reason of the names and places that make each its own."""
+    return _PLACES.sub("…" if reason.startswith("chunk_id") else "", reason)

@@ -8,15 +8,14 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine.errors import UsageError, meant
-from interlock.engine.record.compare import few
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Refusal
+from interlock.engine.record.words import few, several
 
 SUFFIXES = ("_chunks.json", ".jsonl")
 ALIKE = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
@@ -223,3 +222,60 @@ def _refuse_link(path: Path, root: Path) -> str | None:
 def printable(name: str) -> str:
     """Escape everything in `name` that a terminal or a UTF-8 file could not take."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in name)
+
+
+MOST = 20_000
+"""Files and directories that are looked at; who names the root of a disk does not wait for all of it."""
+SAMPLED, SAMPLE = 4, 1 << 16
+"""Files of a collection of which so many bytes are read."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A directory that would become a collection: how many chunk files it has, their bytes, and about how many
+    chunks."""
+
+    name: str
+    files: int
+    bytes: int
+    chunks: int
+
+
+def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = MOST) -> tuple[list[Glance], bool]:
+    """Look at the collections under `root`; add whether all of it was seen. Raises OSError for what is no directory."""
+    found, left = [], most
+    for place in _sampled_places(root):
+        files: list[Path] = []
+        for folder, folders, names in os.walk(place):
+            files += [Path(folder, name) for name in names if name.endswith(SUFFIXES)]
+            left -= len(folders) + len(names)
+            if left < 0 or stopped():
+                break
+        if files:
+            found.append(_glance(place, sorted(files)))
+        if left < 0 or stopped():
+            return found, False
+    return found, True
+
+
+def _sampled_places(root: Path) -> list[Path]:
+    """The root itself where it holds chunk files, else the directories in it."""
+    with os.scandir(root) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
+    if any(entry.name.endswith(SUFFIXES) for entry in entries):
+        return [root.resolve()]
+    return [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+
+
+def _glance(place: Path, files: Sequence[Path]) -> Glance:
+    sizes = {}
+    for file in files:
+        with suppress(OSError):
+            sizes[file] = file.stat().st_size
+    total, read, records = sum(sizes.values()), 0, 0
+    for file in list(sizes)[:: max(1, len(sizes) // SAMPLED)][:SAMPLED]:
+        with suppress(OSError), file.open("rb") as handle:
+            head = handle.read(SAMPLE)
+            read += len(head)
+            records += len(head.splitlines()) if file.name.endswith(".jsonl") else head.count(b'"text"')
+    return Glance(place.name, len(files), total, round(records * total / read) if read else 0)

@@ -15,10 +15,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.chunks import Chunk, ChunkReader, Refusals
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.refusals import Refusals
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.engine.record import atomic, units
+from interlock.engine.record import atomic, words
 
 MAX_RECORD_BYTES = 4 << 20
 LIST_KEYS = ("chunks", "data", "records", "items")
@@ -171,7 +171,7 @@ def _opening(data: bytes) -> int | None:
 def _bounded(record: bytes | memoryview) -> bytes | str:
     """The record, or why it is refused."""
     if len(record) > MAX_RECORD_BYTES:
-        return f"larger than {units.human_bytes(MAX_RECORD_BYTES)}"
+        return f"larger than {words.human_bytes(MAX_RECORD_BYTES)}"
     return bytes(record).strip()
 
 

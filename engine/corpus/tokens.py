@@ -26,7 +26,7 @@ from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.corpus.spans import Splitting
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]

@@ -19,10 +19,10 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record import journal
-from interlock.engine.record.artefacts import check_written
+from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.moved import store_of
+from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise

@@ -11,7 +11,7 @@ from interlock.engine.evaluation.material import Material
 from interlock.engine.evaluation.measures import Difference
 from interlock.engine.evaluation.verdict import bill, few_queries, verdict
 from interlock.engine.evaluation.weighing import Chosen, chosen
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 
 
 def says(text: str) -> Meta:

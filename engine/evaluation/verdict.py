@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from interlock.engine.evaluation.material import SideCost
 from interlock.engine.evaluation.measures import MAIN, Difference
-from interlock.engine.record.counting import several
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, several
 
 FEW = 30
 """Judged queries below which every interval is wide, or says nothing: where none of a few differ it is from 0 to 0."""

@@ -17,9 +17,9 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
-from interlock.engine.record.counting import several
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.words import several
 from interlock.engine.settings import RunSettings
 
 

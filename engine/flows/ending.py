@@ -19,15 +19,14 @@ from interlock.engine.flows import gaps
 from interlock.engine.flows.continuing import Continuation
 from interlock.engine.flows.opening import form_of
 from interlock.engine.record import events as ev
-from interlock.engine.record import verdict
-from interlock.engine.record.compare import few
+from interlock.engine.record import health
 from interlock.engine.record.facts import MissingModel, RosterEntry, Status, timed
-from interlock.engine.record.outlook import of_run
+from interlock.engine.record.health import time_left
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, few
 from interlock.engine.settings import RunSettings
 from interlock.engine.targets.delivery import Destination, deliver
 from interlock.engine.targets.gap import remaining
@@ -68,7 +67,7 @@ class Ending:
             for cells in self.grid:
                 self.earlier.check(cells)
             unseen = self.recorder.look(
-                lambda state: {name: verdict.unfinished(state, name) for name in state.collections}
+                lambda state: {name: health.unfinished(state, name) for name in state.collections}
             )
             for rows in self.corpus.rows:
                 name = rows.collection.name
@@ -91,13 +90,13 @@ class Ending:
         name = rows.collection.name
         without = self._missing(name, allowed=self.settings.allow_missing)
         gone = {each.model for each in without}
-        seen_by_all = self.recorder.look(lambda state: gone.issuperset(verdict.unfinished(state, name)))
+        seen_by_all = self.recorder.look(lambda state: gone.issuperset(health.unfinished(state, name)))
         self._park_shared(rows)
         status: Status
         try:
             if rows.chunks and seen_by_all:
                 self._deliver(rows, without)
-            status, reason = self.recorder.look(lambda state: verdict.of_collection(state, name))
+            status, reason = self.recorder.look(lambda state: health.collection_status(state, name))
             if status == "failed" and not seen_by_all and self._missing(name, allowed=True):
                 reason += f"; {gaps.OFFER}"
         except InterlockError as error:
@@ -173,7 +172,7 @@ def _left(state: RunState, name: str) -> int:
 def told(deadline: str, snapshot: Snapshot, exported: Sequence[str], left_out: Mapping[str, str]) -> str:
     """Say why a session ends before its run: how much is left, how long that takes by the pace so far, and what of it
     was exported and what was not (`left_out`, with the reason)."""
-    left = of_run(snapshot)
+    left = time_left(snapshot)
     takes = f", about {duration(left.seconds)} at the pace so far" if left and timed(snapshot.device_kind) else ""
     texts = [f"stopped for the deadline {deadline} with {1 - snapshot.share_done:.1%} of the work left{takes}"]
     texts += [f"exported {few(exported)}"] if exported else []

@@ -21,12 +21,12 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of
-from interlock.engine.record import occupant
-from interlock.engine.record.compare import differences, few
+from interlock.engine.record import locks
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import differences, few
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.delivery import Destination, check_projectable, check_store, deliver
 from interlock.engine.targets.files import kinds
@@ -140,7 +140,7 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        by = occupant.occupant(directory.path) or "another process"
+        by = locks.occupant(directory.path) or "another process"
         raise UsageError(f"{directory.path} is in use by {by}: wait for its end") from None
     finally:
         os.close(handle)

@@ -47,7 +47,7 @@ from interlock.engine.models.sdpa import Kernel, kernel_for
 from interlock.engine.models.trace import law_of_config_only
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.record.inputs import as_input
-from interlock.engine.record.pace import paces
+from interlock.engine.record.runs import paces
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
 from interlock.engine.targets.delivery import check_projectable, other_models

@@ -13,7 +13,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.record import verdict
+from interlock.engine.record import health
 from interlock.engine.record.events import Emit
 from interlock.engine.record.facts import MissingModel
 from interlock.engine.record.state import RunState
@@ -88,7 +88,7 @@ def check_unfinished(state: RunState, missing: Mapping[int, str]) -> None:
 def lacking(state: RunState, name: str, *, allowed: bool) -> list[MissingModel]:
     """Return the models that a collection is to be delivered without, as far as they are known to be missing: none
     where that is not `allowed`, or would leave no dense one."""
-    found = verdict.lacking(state, name)
+    found = health.lacking(state, name)
     gone = {each.model_pass for each in found}
     dense = [number for number, entry in enumerate(state.roster) if entry.kind == "dense" and number not in gone]
     return found if allowed and dense else []

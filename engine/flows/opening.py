@@ -21,7 +21,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion

@@ -52,13 +52,13 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.registry import check_beside, extended, find
 from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
-from interlock.engine.record import atomic, rundir, summary, verdict
+from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.journal import Journal
-from interlock.engine.record.pace import paces
 from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.runs import paces
 from interlock.engine.settings import FROM_RUN, Configuration, continued
 from interlock.engine.targets.delivery import check_projectable, check_store
 from interlock.engine.targets.gap import remaining
@@ -309,7 +309,7 @@ class Run:
             if not self.deadline.near:
                 raise
             return "stopped", ending.early(self.deadline)
-        return self.recorder.look(verdict.of_run)
+        return self.recorder.look(health.run_status)
 
     def _check_store(self, rows: Rows, roster: list[RosterEntry], gathered: Gathered) -> None:
         """Refuse a collection now that its store would refuse; of models that fail later nothing is known yet."""

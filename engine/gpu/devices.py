@@ -15,7 +15,7 @@ import torch
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 
 _INSTEAD = "use --devices cpu, or rehearse with --devices sim:2xT4"
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.units import parse_bytes
+from interlock.engine.record.words import parse_bytes
 
 MENU = {
     "oom": "K",

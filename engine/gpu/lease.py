@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu.device import RESERVE, Device
-from interlock.engine.record import units
+from interlock.engine.record import words
 from interlock.engine.record.facts import Memory, Receipt, Residue
 
 RESIDUE_ALARM = 1 << 20
@@ -75,7 +75,7 @@ class Lease:
             grown = receipt.peak.occupied - receipt.before.occupied
             budget = self.budgets[receipt.device]
             if grown > budget and not self.shared:
-                over = "used {} of a {} budget".format(*units.distinct_sizes(grown, budget))
+                over = "used {} of a {} budget".format(*words.distinct_sizes(grown, budget))
                 overruns.append(f"{self.holder} {over} on {receipt.device}")
         return overruns
 
@@ -171,7 +171,7 @@ class Lessor:
         """Return the bytes that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
-            needs, free = units.distinct_sizes(predicted, max(0, budget))
+            needs, free = words.distinct_sizes(predicted, max(0, budget))
             or_raise = f" or raise {flag}" if (flag := self.flag_on(device)) else ""
             raise UnavailableError(f"{holder} needs {needs}, {free} available on {device.name}: free memory{or_raise}")
         return budget

@@ -19,7 +19,7 @@ import msgspec
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.safe import legible
+from interlock.engine.record.words import legible
 
 _FOLDER = "interlock-locks"
 _LONGEST = 4096

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from interlock.engine.record.facts import Readings
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 
 Value = TypeVar("Value")
 

@@ -19,7 +19,7 @@ from interlock.engine.gpu.chip import Chip, ChipMeter
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.faults import DeviceFaults, Fault
 from interlock.engine.record.facts import Memory, Readings
-from interlock.engine.record.units import human_bytes, parse_bytes
+from interlock.engine.record.words import human_bytes, parse_bytes
 
 CONTEXT = 300 << 20
 """Bytes that a process takes on a card before its first tensor."""

@@ -21,7 +21,7 @@ from interlock.engine.models.digests import remembered_sha256
 from interlock.engine.models.registry import Head, ModelSpec
 from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete
 from interlock.engine.record import atomic
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import human_bytes
 
 MANIFEST, VARIABLE = "models.json", "INTERLOCK_MODELS"
 BLOCK = 4 << 20

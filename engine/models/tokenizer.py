@@ -16,7 +16,7 @@ from pathlib import Path
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.models.sources import model_cache
-from interlock.engine.record import atomic, units
+from interlock.engine.record import atomic, words
 
 TRIAL_VERSION = 1
 SECONDS = 10
@@ -92,7 +92,7 @@ def _tried(file: Path) -> str:
         name = f"signal {-process.returncode}"
         with suppress(ValueError):  # signals for real-time use have no name
             name = signal.Signals(-process.returncode).name
-        return f"it needs more than {units.human_bytes(MEMORY)}, or crashes its process ({name})"
+        return f"it needs more than {words.human_bytes(MEMORY)}, or crashes its process ({name})"
     try:
         return str(json.loads(answer))
     except ValueError:

@@ -26,7 +26,7 @@ from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards,
 from interlock.engine.models.streaming import Stage, Streaming
 from interlock.engine.models.tensors import TensorFiles, unmap
 from interlock.engine.models.token_heads import load_heads
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT = 512

@@ -13,10 +13,12 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from io import BufferedReader, FileIO
 from pathlib import Path
 
 from interlock.engine.errors import DiskError, InterlockError, remedy
+from interlock.engine.record.facts import Artefact
 
 PARTIAL = ".*.partial"
 """What matches the names of files that were never finished."""
@@ -162,3 +164,25 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     with opened(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+AGAIN = "restore it, or resume the run to write it again"
+
+
+def check_written(path: Path, artefact: Artefact) -> None:
+    """Raise InterlockError unless the file at `path` is the one that the run delivered."""
+    try:
+        status = path.stat()
+        if status.st_size != artefact.bytes:
+            raise InterlockError(f"{path} has {status.st_size:,} bytes, delivered were {artefact.bytes:,}: {AGAIN}")
+        digest = _digest(path, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+    except OSError as error:
+        raise InterlockError(f"cannot read {path} ({error.strerror}): {AGAIN}") from error
+    if digest != artefact.sha256:
+        raise InterlockError(f"{path} was changed after it was delivered (its SHA-256 differs): {AGAIN}")
+
+
+@lru_cache(4096)
+def _digest(path: Path, *_status: int) -> str:
+    """The SHA-256 of a file, computed once for each state of it."""
+    return sha256_of(path)

@@ -15,8 +15,16 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Setting, node_of
-from interlock.engine.record.nodes import NodeEvent, NodeState
-from interlock.engine.record.state import CollectionState, Control, Gauge, LeaseState, RunState, Share
+from interlock.engine.record.state import (
+    CollectionState,
+    Control,
+    Gauge,
+    LeaseState,
+    NodeEvent,
+    NodeState,
+    RunState,
+    Share,
+)
 
 STAGES: dict[type[ev.AnyEvent], str] = {
     ev.RunStarted: "resolving",

@@ -1,16 +1,19 @@
-"""How a run stands, in one word that an operator can act on, and what has gone wrong in it so far.
+"""How a run stands in one word that an operator can act on, what has gone wrong in it so far, when it will end and how
+sure that is, and what became of it and of its collections.
 
-Pure functions of a snapshot and of what is known of where it comes from; the header, lists of runs and `ctl status` say
-the same.
+Pure functions of a snapshot, and of the state where a run is closed: header, lists of runs and `ctl status` say the
+same. A collection is completed only when every model saw every row; anything less says what is missing. One that was
+delivered without some models is incomplete, and failed where they are missing and it was not.
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from interlock.engine.record.counting import nodes_reached, several
-from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.snapshot import GONE, Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.events import RowParked
+from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
+from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
+from interlock.engine.record.state import RunState
+from interlock.engine.record.words import duration, human_bytes, several
 
 STALLED, DEGRADED = "STALLED", "DEGRADED"
 Level = Literal["ok", "idle", "warn", "error"]
@@ -123,3 +126,151 @@ def attention(snapshot: Snapshot) -> Attention:
         refused=sum(each.refused for each in snapshot.collections),
         nodes=sum(len(node.losses) for node in snapshot.nodes),
     )
+
+
+LEAST, KNOWN, UNKNOWN = 0.05, 0.20, 0.35
+"""How far a prediction is said to be off, as a share of it: at a model's own pace as much as its latest batches differ,
+at least so much; at the pace of an earlier run; at that of other models. Chosen; `bench/eta.py` measures how often the
+end lies within."""
+SETTLED = 3
+"""Batches from which on a model's own pace is better than that of an earlier run."""
+
+
+class Outlook(NamedTuple):
+    """Seconds to the end of what is left, and by how many of them that may be off."""
+
+    seconds: float
+    spread: float
+
+
+def time_left_of(each: PassView) -> Outlook | None:
+    """Predict when a pass that has committed a batch ends; None for any other."""
+    if not each.cost_done or each.failure:
+        return None
+    return _outlook(each, each.lately.pace, max(LEAST, each.lately.varies), side_by_side(each.at_work or each.devices))
+
+
+def time_left(snapshot: Snapshot) -> Outlook | None:
+    """Predict when the last batch of a run is committed; None where nothing is left, or nothing is known."""
+    passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
+    if snapshot.over or snapshot.phase == GONE or not passes:
+        return None
+    seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
+    usual = seconds / done if done else 0.0
+    held = {name for each in snapshot.passes for name in each.at_work}
+    working = side_by_side(held) if held else _usable(snapshot)
+    found = [_outlook(each, *_own_pace(each, usual), working) for each in passes]
+    if any(each is None for each in found):
+        return None
+    known = [each for each in found if each]
+    return Outlook(sum(each.seconds for each in known), sum(each.spread for each in known))
+
+
+def _usable(snapshot: Snapshot) -> int:
+    """How many devices the next leases may hold."""
+    return side_by_side([device.facts.name for device in snapshot.devices if not device.lost])
+
+
+def _own_pace(each: PassView, usual: float) -> tuple[float, float]:
+    """Seconds for each unit of a pass's cost on one device, 0 where nobody knows; and how far they may be off."""
+    before = each.tokens / each.known_pace / each.cost if each.known_pace and each.cost else 0.0
+    if each.cost_done and (each.batches_done >= SETTLED or not before):
+        return each.lately.pace, max(LEAST, each.lately.varies)
+    return (before, KNOWN) if before else (usual, UNKNOWN)
+
+
+def _outlook(each: PassView, pace: float, off: float, devices: int) -> Outlook | None:
+    if not pace:
+        return None
+    seconds = max(0.0, each.cost - each.cost_done) * pace / max(1, devices)
+    # The batch that is under way may have just begun, or be nearly done.
+    return Outlook(seconds, seconds * off + each.cost / max(1, each.batches) * pace)
+
+
+GOOD: tuple[Status, ...] = ("completed", "skipped")
+
+
+def unfinished(state: RunState, name: str) -> list[str]:
+    """Return the models that have not seen every text of the collection, those it shares with earlier ones included."""
+    owners = [state.collections[owner] for owner in (name, *state.collections[name].read.borrows)]
+    shares = [share for owner in owners for share in owner.shares.values()]
+    return list(dict.fromkeys(share.plan.model for share in shares if share.batches_done < share.plan.batches))
+
+
+def lacking(state: RunState, name: str) -> list[MissingModel]:
+    """Return the models that have failed or cannot be had and have not seen every text of the collection, in the order
+    of the roster."""
+    late = unfinished(state, name)
+    return [
+        MissingModel(
+            model_pass=number,
+            model=entry.model,
+            kind=entry.kind,
+            weight=entry.weight,
+            reason=state.failures[number].reason,
+        )
+        for number, entry in enumerate(state.roster)
+        if number in state.failures and (entry.missing or entry.model in late)
+    ]
+
+
+def collection_status(state: RunState, name: str) -> tuple[Status, str]:
+    """Tell where a collection stands, before and after it is delivered."""
+    collection = state.collections[name]
+    if not collection.read.chunks:
+        found = f"no record in {several(collection.read.files, 'file')}" if collection.read.files else "no chunk files"
+        return "skipped", "no usable record" if collection.read.refused else found
+    without = {each.model for each in collection.missing}
+    missing = [model for model in unfinished(state, name) if model not in without]
+    failed = [failure for failure in state.failures.values() if failure.model in missing]
+    if failed:
+        return "failed", "; ".join(f"{failure.model}: {failure.reason}" for failure in failed)
+    if missing:
+        return "incomplete", f"not finished by {', '.join(missing)}"
+    if collection.verification and not collection.verification.ok:
+        return "failed", f"the store differs from what was written: {collection.verification.detail}"
+    gaps = [f"delivered without {each.model}: {each.reason}" for each in collection.missing]
+    if faults := [*gaps, *filter(None, [_parked_texts(state, name)])]:
+        return "incomplete", "; ".join(faults)
+    return "completed", ""
+
+
+def run_status(state: RunState) -> tuple[Status, str]:
+    """Tell what became of a run whose collections are all closed."""
+    bad = [collection for collection in state.collections.values() if collection.status not in GOOD]
+    if not bad:
+        return "completed", ""
+    status: Status = "failed" if any(collection.status == "failed" for collection in bad) else "incomplete"
+    return status, "; ".join(f"{collection.name}: {collection.reason}" for collection in bad)
+
+
+def _parked_texts(state: RunState, name: str) -> str:
+    rows = [parked for collections in state.parked.values() for parked in collections.get(name, {}).values()]
+    by_model: dict[str, list[RowParked]] = {}
+    for parked in rows:
+        by_model.setdefault(parked.model, []).append(parked)
+    return "; ".join(
+        f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no {model} vector: {mine[0].reason}"
+        for model, mine in sorted(by_model.items())
+    )
+
+
+def batches_of(each: PassView) -> str:
+    """Write `batch 14/22`: how many of a pass are committed, whichever they are; nothing before there is one."""
+    return f"batch {each.batches_done}/{each.batches}" if each.batches_done else ""
+
+
+def outputs_of(each: PassView) -> list[str]:
+    """Tell what a pass has given beside a vector of each text, and how much of its texts its model sees."""
+    seen = "" if each.coverage is None else f" ({int(each.coverage * 1000) / 10}% of the tokens seen)"
+    facts = [f"{each.truncated:,} truncated{seen}"] * bool(each.truncated)
+    facts += [f"{each.terms_per_text:.0f} terms a text"] * bool(each.terms)
+    facts += [f"{each.termless:,} without terms"] * bool(each.termless)
+    kept = f"{several(each.token_vectors, 'token vector')} ({human_bytes(each.token_bytes)})"
+    return facts + [kept] * bool(each.token_vectors)
+
+
+def nodes_reached(snapshot: Snapshot, control: str) -> str:
+    """Tell on how many nodes a control is in force: `2 of 3 nodes`, `all 3 nodes`; nothing on one machine."""
+    done, of = snapshot.reached(control)
+    return "" if not of else f"all {several(of, 'node')}" if done == of > 1 else f"{done} of {several(of, 'node')}"

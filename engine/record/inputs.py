@@ -1,17 +1,22 @@
-"""What a run is tied to, as `run.json` keeps it, and how that differs from what it is to be continued with.
+"""What a run is tied to, as `run.json` keeps it; how that differs from what it is to be continued with; and where the
+paths that it recorded lie once its directory was moved or copied.
 
-A difference is told with the setting that it comes of and both values; of a file, by its name.
+A difference is told with the setting that it comes of and both values; of a file, by its name. Pure but for looking
+whether a path is there.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import fields
 
-from interlock.engine.record.compare import differences
 from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.summary import Summary
+from interlock.engine.record.words import differences
 
 _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
     "heads": {}
@@ -117,3 +122,37 @@ def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but the models, and but where the chunks lie."""
     settings = {"fusion": "--fusion", "threads": "--threads"}
     return {settings.get(key, key): value for key, value in inputs.items() if key not in ("chunks", "roster")}
+
+
+def moved(value: Any, before: Path, now: Path) -> Any:
+    """Return a recorded setting with the paths in it as they are beside a run that lay at `before` and lies at `now`.
+
+    What is there, seen from the run, is taken; where nothing is, what is at the recorded path. What is in neither place
+    is to be made, and that beside the run, unless only the recorded path has a directory for it.
+    """
+    if before == now:
+        return value
+    if isinstance(value, list | tuple):
+        return [moved(each, before, now) for each in value]
+    return str(_moved(Path(value), before, now)) if isinstance(value, str) and value.startswith("/") else value
+
+
+def store_of(summary: Summary, run: Path) -> Path | None:
+    """Return where the store of a run that lies at `run` now has to be looked for; None where it wrote none."""
+    written, out = (str(summary.configuration[name].value or "") for name in ("qdrant", "out"))
+    return Path(moved(written, Path(out) / summary.run_id, run.absolute())) if written else None
+
+
+def _moved(path: Path, before: Path, now: Path) -> Path:
+    if os.path.commonpath([path, before]) == "/":
+        return path
+    beside = Path(os.path.normpath(now / os.path.relpath(path, before)))
+    if beside.exists() or not path.exists():
+        return beside if beside.parent.exists() or not path.parent.exists() else path
+    return path
+
+
+def same_files(files: list[str], root: Path) -> bool:
+    """Whether the chunk files of a run, `collection/file` each, are in `root` by their names."""
+    own = [root.resolve().parent, root]  # a root that is a collection itself is named after itself
+    return bool(files) and any(all((place / file).is_file() for file in files) for place in own)

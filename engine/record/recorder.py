@@ -6,13 +6,14 @@ reads the state under the lock, `drain` takes the entries it has not seen, and k
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 from interlock.engine.record.events import AnyEvent, Entry
 from interlock.engine.record.fold import fold, fold_each
 from interlock.engine.record.journal import Journal
-from interlock.engine.record.ring import Ring
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 
@@ -75,3 +76,22 @@ class Recorder:
         """Return the entries with `seq` above `after` still in the ring, and how many were dropped before them."""
         with self._lock:
             return self._ring.after(after)
+
+
+LATEST = 4096
+
+
+class Ring:
+    """At most `LATEST` entries whose `seq` rise by one. It has no lock of its own."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque(maxlen=LATEST)
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def after(self, seq: int) -> tuple[list[Entry], int]:
+        """Return those with a `seq` above this one, and how many before them are kept no more."""
+        count = self._entries[-1].seq - seq if self._entries else 0
+        fresh = list(islice(reversed(self._entries), max(0, count)))[::-1]
+        return fresh, fresh[0].seq - seq - 1 if fresh else 0

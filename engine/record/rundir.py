@@ -19,11 +19,10 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.compare import few
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting
-from interlock.engine.record.inputs import changes, check, filled
-from interlock.engine.record.moved import moved, same_files
+from interlock.engine.record.inputs import changes, check, filled, moved, same_files
+from interlock.engine.record.words import few
 
 SCRATCH, SOCKET = ".tokens-", "control.sock"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"

@@ -4,14 +4,16 @@ A run that was closed is read from its summary, which takes no time; only one th
 Nothing is locked and nothing is written, but by `delete`.
 """
 
+import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -21,7 +23,7 @@ from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
-from interlock.engine.record.occupant import SESSION, Occupant, held, lock, occupant
+from interlock.engine.record.locks import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
@@ -249,3 +251,55 @@ def _chunks(seen: Overview) -> str:
         return str(RunDirectory(seen.path).inputs().get("chunks", seen.chunks))
     except InterlockError:
         return seen.chunks
+
+
+RUNS_ASKED = 20
+"""Earlier runs whose pace is looked at, the latest ones."""
+
+
+class _PacePass(msgspec.Struct):
+    """What a summary says of a pass, as far as it matters here."""
+
+    model: str
+    dtype: str
+    status: str
+    tokens: int
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None
+
+
+class _PaceCollection(msgspec.Struct):
+    passes: list[_PacePass]
+
+
+class _PaceSummary(msgspec.Struct):
+    device_kind: str
+    collections: list[_PaceCollection]
+
+
+def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
+    """Read tokens a second by model and precision from the latest runs in `out` on this kind of device."""
+    known: dict[tuple[str, str], float] = {}
+    for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
+        with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
+            told = msgspec.json.decode(atomic.content(path), type=_PaceSummary)
+            if told.device_kind == kind:
+                known |= _paces_of(each for found in told.collections for each in found.passes)
+    return known
+
+
+def _paces_of(passes: Iterable[_PacePass]) -> dict[tuple[str, str], float]:
+    """The paces of one run: over all its collections, for a few texts alone tell a pace badly."""
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    for each in passes:
+        if each.status == "completed" and each.tokens > 0 and each.seconds:
+            tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
+            sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
+    found = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}
+    return {which: pace for which, pace in found.items() if math.isfinite(pace)}  # anything else no journal could hold
+
+
+def _written(path: Path) -> float:
+    """When a file was written last; never, where nobody can tell."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0

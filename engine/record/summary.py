@@ -42,9 +42,9 @@ from interlock.engine.record.facts import (
     timed,
 )
 from interlock.engine.record.fold import uncollected
-from interlock.engine.record.safe import unarmed
 from interlock.engine.record.snapshot import coverage, snapshot
 from interlock.engine.record.state import CollectionState, LeaseState, RunState, Share
+from interlock.engine.record.words import unarmed
 
 SCHEMA_FILE = "summary-1.schema.json"
 T = TypeVar("T")

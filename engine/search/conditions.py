@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlock.engine.errors import UsageError, meant
-from interlock.engine.record.compare import few
+from interlock.engine.record.words import few
 from interlock.engine.targets.qdrant import Store
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
 from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, VectorsKept, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.words import several
 from interlock.engine.targets import files, gap, shard
 from interlock.engine.targets.kept import kept
 from interlock.engine.targets.mirror import mirrored

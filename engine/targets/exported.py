@@ -22,13 +22,13 @@ from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal
-from interlock.engine.record.artefacts import AGAIN, check_written
-from interlock.engine.record.counting import several
+from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
+from interlock.engine.record.words import several
 from interlock.engine.targets import csr
 from interlock.engine.targets.files import OWN_RECORDS, TEXTS, matrix_of
 from interlock.engine.targets.gap import remaining

@@ -22,7 +22,7 @@ from interlock.engine.compute.vectors import release
 from interlock.engine.corpus.chunks import parted
 from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 from interlock.engine.targets import csr
 from interlock.engine.targets.gap import MARK, files_of
 from interlock.engine.targets.json_lines import Jsonl

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import NAME_RULE, nameable
-from interlock.engine.record.compare import differences
+from interlock.engine.record.words import differences
 from interlock.engine.vectors.bm25 import BM25
 
 VectorType = Literal["float32", "float16"]

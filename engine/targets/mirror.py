@@ -13,8 +13,8 @@ import numpy as np
 
 from interlock.engine.corpus.corpus import Digests, Rows
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Verification
+from interlock.engine.record.words import several
 from interlock.engine.targets import shard
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.vectors.points import STALE

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.compare import few
+from interlock.engine.record.words import few
 from interlock.engine.targets.bodies import bodies
 from interlock.engine.targets.exported import ExportedCollection
 from interlock.engine.targets.layout import CollectionLayout, check_named

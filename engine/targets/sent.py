@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record import atomic, journal, occupant
+from interlock.engine.record import atomic, journal, locks
 
 
 class UploadBinding(msgspec.Struct, frozen=True, tag_field="entry", tag="begun"):
@@ -44,7 +44,7 @@ class UploadJournal:
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-        if not occupant.lock(self._file):
+        if not locks.lock(self._file):
             self._file.close()
             raise UsageError(f"{path} is in use by another upload: wait for its end")
         rows = self._replay()

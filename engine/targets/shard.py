@@ -24,9 +24,8 @@ from interlock.engine.corpus.collections import qdrant_name
 from interlock.engine.errors import InterlockError, UsageError, meant, remedy
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
-from interlock.engine.record.compare import differences, few
 from interlock.engine.record.rundir import JOURNAL, RUN
-from interlock.engine.record.units import human_bytes
+from interlock.engine.record.words import differences, few, human_bytes
 from interlock.engine.targets.panics import panics_untold
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import Vectors

@@ -17,7 +17,7 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 from interlock.engine.targets.bodies import MOST_BYTES, MOST_POINTS, UpsertBody
 from interlock.engine.targets.checking import Compared, compare
 from interlock.engine.targets.exported import ExportedCollection

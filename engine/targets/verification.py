@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from interlock.engine.corpus.corpus import digest_of
-from interlock.engine.record.compare import few
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import Verification
+from interlock.engine.record.words import few, several
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.vectors.points import Terms, Tokens, Vector
 

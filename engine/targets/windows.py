@@ -22,8 +22,8 @@ from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
-from interlock.engine.record.counting import several
 from interlock.engine.record.facts import MissingModel
+from interlock.engine.record.words import several
 from interlock.engine.targets import gap
 from interlock.engine.vectors.bm25 import WordWeights
 from interlock.engine.vectors.chunk_terms import WIDTH, ChunkTerms

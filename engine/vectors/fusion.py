@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from interlock.engine.compute.vectors import UNIT_TOLERANCE
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
+from interlock.engine.record.words import several
 
 Vectors = NDArray[np.float32]
 

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key, name_of_output
-from interlock.engine.record.compare import differences, few
 from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
+from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
 from interlock.engine.vectors.form import ALL, Keep, Quantise, VectorForm
 from interlock.engine.vectors.fusion import Fusion

@@ -15,12 +15,10 @@ from interlock.console.front_ends.headless import POLL_SECONDS, Headless
 from interlock.console.sources.session import Session
 from interlock.console.text.progress_text import progress
 from interlock.engine.errors import ExitCode
-from interlock.engine.record.counting import batches_of, percent, several
 from interlock.engine.record.facts import timed
-from interlock.engine.record.outlook import of_pass
-from interlock.engine.record.safe import safe
+from interlock.engine.record.health import batches_of, time_left_of
 from interlock.engine.record.snapshot import PassView, Snapshot
-from interlock.engine.record.units import duration
+from interlock.engine.record.words import duration, percent, safe, several
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -161,5 +159,5 @@ def _pace(each: PassView, *, measured: bool) -> tuple[str, str]:
     """Rows a second and the time left of a pass; nothing of devices that are not there."""
     if not measured or not each.rows_per_second:
         return "", ""
-    left = of_pass(each)
+    left = time_left_of(each)
     return f"{each.rows_per_second:.1f} texts/s", duration(left.seconds) if left else ""

@@ -12,13 +12,13 @@ from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
 from interlock.console.sources.tail import Tail, journal_at
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal
-from interlock.engine.record.artefacts import AGAIN, check_written
-from interlock.engine.record.counting import several
+from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.occupant import held
+from interlock.engine.record.locks import held
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import several
 from interlock.engine.settings import load
 from interlock.wording import path_of, telling
 

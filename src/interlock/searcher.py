@@ -9,8 +9,8 @@ from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.answering import Answering, ask_of, rerank_of
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import UsageError
-from interlock.engine.record.counting import several
-from interlock.engine.record.moved import store_of
+from interlock.engine.record.inputs import store_of
+from interlock.engine.record.words import several
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import path_of, telling
 

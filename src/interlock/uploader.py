@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from interlock.console.uploading import PATIENCE, SETTLE, AskedUpload, uploaded
-from interlock.engine.record.safe import safe
+from interlock.engine.record.words import safe
 from interlock.recorded import AnyPath, RecordedRun, open_run
 from interlock.wording import in_python, path_of, telling
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from interlock.engine.record import atomic
-from interlock.engine.record.safe import legible, unarmed
+from interlock.engine.record.words import legible, unarmed
 
 SESSION = ".session.json"
 LOCKS = Path("/proc/locks")

@@ -1,0 +1,170 @@
+"""How people and programs are told of things: sizes, durations, counts, shares, what differs, and text from outside.
+
+Pure functions of plain values. `safe` is for people: no escape, control or direction sign of it takes effect on a
+terminal. `unarmed` is for programs: JSON with the same values in signs that steer nothing.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import time
+from pathlib import Path
+from unicodedata import category
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def human_bytes(count: float) -> str:
+    """Write `count` bytes as people read them: 1536 -> '1.5 KiB'; '?' for what is no number of bytes."""
+    if not _countable(count):
+        return "?"
+    for unit in UNITS:
+        if abs(count) < 1024 or unit == UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def distinct_sizes(*counts: float) -> list[str]:
+    """Write sizes that are compared so that different ones look different: '1,088 MiB' and '1,024 MiB'."""
+    texts = [human_bytes(count) for count in counts]
+    power = next((power for power in range(len(UNITS)) if max(counts) < 1024 ** (power + 1)), len(UNITS) - 1)
+    while power and len(set(texts)) < len(set(counts)):
+        power -= 1
+        texts = [f"{count / 1024**power:,.0f} {UNITS[power]}" for count in counts]
+    return texts
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _FACTORS or len(match[1]) > 30:
+        raise ValueError("expected a size such as 12GiB or 800MiB")
+    return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as `0:42`, `11:07`, `3:02:11`: hours where there are any; '?' for what is no time."""
+    if not _countable(seconds):
+        return "?"
+    whole = abs(int(seconds))
+    hours, minutes, sign = whole // 3600, whole % 3600 // 60, "-" if seconds <= -1 else ""
+    return sign + (f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}")
+
+
+def parse_duration(text: str) -> float:
+    """Read seconds as people write them: '8h30m', '90m', '45s', '1.5h'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip().lower())
+    if not match or not any(match.groups()) or len(text) > 30:
+        raise ValueError("expected a duration such as 8h30m or 45m")
+    return sum(float(part) * unit for part, unit in zip(match.groups(default="0"), (3600, 60, 1), strict=True))
+
+
+def parse_time_of_day(text: str) -> time:
+    """Read a time of day: '17:45', '7:05:30'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", text.strip())
+    if not match:
+        raise ValueError("expected a time of day such as 17:45")
+    hour, minute, second = map(int, match.groups(default="0"))
+    return time(hour, minute, second)
+
+
+def _countable(number: float) -> bool:
+    """Whether a number, which a damaged file may have given, is one that people count with."""
+    return math.isfinite(number) if isinstance(number, float) else abs(number) < 1 << 1000
+
+
+def pass_of(model_pass: int, passes: int = 0) -> str:
+    """Write `pass 2/3`: counted from 1, as people count, where files count from 0; without an unknown total."""
+    return f"pass {model_pass + 1}" + (f"/{passes}" if passes else "")
+
+
+def batch_of(batch_index: int) -> str:
+    """Write `batch 14`: which one, counted from 1 too."""
+    return f"batch {batch_index + 1}"
+
+
+def percent(share: float) -> str:
+    """Write a share in four cells; 100 % is said of nothing that is not finished."""
+    whole = 100 if share >= 1 else min(99, int(share * 100 + 1e-9))
+    return f"{max(0, whole):>3}%"
+
+
+def several(number: int, thing: str, things: str = "") -> str:
+    """Write `1 row`, `2,000 rows`; `things` is the plural of what does not take an s."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def differences(stored: object, wanted: object, where: str = "") -> Iterator[str]:
+    """Yield a phrase for each place that differs, by sorted key: `models[0].dim was 8, is now 9`.
+
+    Dicts are compared key by key and lists of one length item by item; a key on one side only "is missing"
+    (it was stored) or "is new" (it is wanted). `where` names the place of the two values themselves.
+    """
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        for key in sorted(stored.keys() | wanted.keys(), key=str):
+            place = f"{where}.{key}" if where else str(key)
+            if key not in wanted:
+                yield f"{place} is missing"
+            elif key not in stored:
+                yield f"{place} is new"
+            else:
+                yield from differences(stored[key], wanted[key], place)
+    elif isinstance(stored, list) and isinstance(wanted, list) and len(stored) == len(wanted):
+        for index, (one, other) in enumerate(zip(stored, wanted, strict=True)):
+            yield from differences(one, other, f"{where}[{index}]")
+    elif stored != wanted:
+        yield f"{where or 'the value'} was {_shown(stored)}, is now {_shown(wanted)}"
+
+
+def few(items: Sequence[str], most: int = 8) -> str:
+    """Return the first `most` items, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
+
+
+def _shown(value: object) -> str:
+    """As JSON; of a SHA-256 the first twelve digits, which are as good to a reader."""
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return f"{value[:12]}…"
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+LIMIT = 500
+_PLAIN = re.compile(r"[\x20-\x7e]*")
+_STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
+DELETE = 0x7F
+
+
+def safe(text: object, limit: int = LIMIT) -> str:
+    """Put `text` on one line, every sign that could steer a terminal escaped, at most `limit` signs long."""
+    line = str(text)
+    shown = line[:limit]
+    if not _PLAIN.fullmatch(shown):
+        shown = "".join(
+            sign if sign == " " or category(sign) not in _UNSAFE else sign.encode("unicode_escape").decode()
+            for sign in shown
+        )
+    return shown if len(line) <= limit else shown + "…"
+
+
+def named(path: Path) -> str:
+    """Write a path as JSON can hold it: bytes of its name that are no UTF-8 are replaced."""
+    return legible(str(path))
+
+
+def legible(name: str) -> str:
+    """Write what the system calls something as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def unarmed(data: bytes) -> bytes:
+    """Write JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; values stay the same."""
+    return _STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", data.decode()).encode()
