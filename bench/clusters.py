@@ -38,8 +38,7 @@ from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.grid import Cells, lay_out
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import open_pass
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.corpus import Rows
@@ -86,7 +85,7 @@ class Stage:
         tokens = Texts(place / "ids", texts, length, card.config["vocab_size"])
         corpus = [Rows(Collection("all", "all", Path("c"), ()), 0, own_texts=texts)]
         layout = lay_out(0, self.card, tokens, corpus, np.zeros(texts, np.bool_))
-        self.cells = Cells(0, layout, tokens, open_pass(place / "pass", self.card, texts))
+        self.cells = Cells(0, layout, tokens, PassFiles.open(place / "pass", self.card, texts))
 
     @property
     def batches(self) -> int:

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from interlock.engine.compute.encoder import PackedRows, encoder_for
-from interlock.engine.compute.token_pooling import pool_tokens
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.gpu.devices import choose

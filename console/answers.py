@@ -19,7 +19,7 @@ from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.sparse import SparseRows
+    from interlock.engine.compute.parts.terms import SparseRows
 
 Side = Literal["query", "document"]
 

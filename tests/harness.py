@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from interlock.engine.compute.grid import Cells, lay_out
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.corpus.tokens import Specials, Tokenised

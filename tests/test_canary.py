@@ -13,10 +13,10 @@ from interlock.engine.compute import batch_runner, canary, findings
 from interlock.engine.compute.batch_runner import BatchRunner
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.instance import ModelInstance, Shortfall
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.resident import ResidentModel
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.device_errors import Trouble
@@ -554,6 +554,6 @@ def test_vectors_of_tokens_pass_where_only_rounding_tells_them_apart_and_fail_wh
     )
     assert canary.lowest_cosine(found, wanted) == 1
     assert canary.lowest_cosine(wrong, wanted) == -1
-    none = Outputs(wanted.dense, tokens=wanted.tokens.joined(2, []))
+    none = Outputs(wanted.dense, tokens=wanted.tokens.join(2, []))
     assert canary.lowest_cosine(none, wanted) == -1
     assert canary.lowest_cosine(none, none) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from interlock.engine.compute import checkup
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.gpu.devices import choose

@@ -26,7 +26,7 @@ from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.deadline import CLOSING_SECONDS, Deadline
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
@@ -468,7 +468,7 @@ def test_the_head_keeps_no_vectors_that_it_has_written(shop):
             sent.clear()
             for news in report.news:
                 if news.outputs is not None:
-                    object.__setattr__(news, "outputs", replace(news.outputs))  # which the node does not hold
+                    object.__setattr__(news, "outputs", Outputs(news.outputs.dense))  # which the node does not hold
                     sent.append(weakref.ref(news.outputs))
             return report
 
@@ -512,7 +512,7 @@ def test_bytes_that_changed_on_the_way_are_not_kept(shop):
                     damaged.append(news.event)
                     dense = news.outputs.dense.copy()
                     dense.view(np.uint32)[0, 0] ^= 1
-                    object.__setattr__(news, "outputs", replace(news.outputs, dense=dense))
+                    object.__setattr__(news, "outputs", Outputs(dense))
             return report
 
         node.exchange = damaging  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ import pytest
 
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.judged import read_judged
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.agreement import agreement

@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import interlock as product
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.search.blend import reranked
 from interlock.engine.search.hits import LateHit

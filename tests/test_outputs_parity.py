@@ -11,9 +11,8 @@ from transformers import AutoModel, AutoTokenizer
 import interlock
 from interlock.engine.compute.by_token import LateVectors
 from interlock.engine.compute.encoder import encoder_for
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import open_pass
-from interlock.engine.compute.token_pooling import pool
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
+from interlock.engine.compute.parts.tokens import pool
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
@@ -181,7 +180,7 @@ def test_the_law_of_the_host_has_room_for_the_distances_that_pooling_takes(m3):
 
 def test_rows_without_an_output_of_their_pass_are_not_written(tmp_path, m3):
     card = card_of(m3, outputs=("dense", "sparse"))
-    files = open_pass(tmp_path, card, 2)
+    files = PassFiles.open(tmp_path, card, 2)
     before = files.crc(np.arange(2))
     with pytest.raises(ValueError, match="without an output"):
         files.put(np.arange(2), Outputs(np.ones((2, card.dim), np.float32)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.vectors import VectorFile
+from interlock.engine.compute.parts.dense import DenseRows, VectorFile
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.record import journal
@@ -227,7 +227,7 @@ def test_vectors_that_are_no_array_any_more_are_told_as_damaged(tmp_path, change
 
 
 def test_vectors_of_another_kind_are_told_and_those_cut_short_are_made_whole(tmp_path):
-    VectorFile.open(path := tmp_path / "vectors.npy", 6, 2).put(np.arange(6), np.ones((6, 2), np.float32))
+    VectorFile.open(path := tmp_path / "vectors.npy", 6, 2).put(np.arange(6), DenseRows(np.ones((6, 2), np.float32)))
     np.save(other := tmp_path / "other.npy", np.zeros((6, 2)))
     with pytest.raises(InterlockError, match=r"has \(6, 2\) vectors of float64, expected \(6, 2\) of float32"):
         VectorFile.open(other, 6, 2)

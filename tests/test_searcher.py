@@ -15,7 +15,7 @@ import interlock as product
 from interlock.console.answering import MANY
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encode_texts
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.compute.canary import lowest_cosine
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.sparse import SparseFile, SparseRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice

@@ -19,7 +19,7 @@ import scipy.sparse
 from msgspec.structs import replace as changed
 
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.sparse import SparseFile, SparseRows
+from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import ExitCode, InterlockError, UsageError

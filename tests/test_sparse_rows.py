@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from interlock.engine.compute.pass_files import PassFiles, damaged_batches
-from interlock.engine.compute.sparse import SparseFile, SparseRows
+from interlock.engine.compute.parts.outputs import PassFiles
+from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.errors import DiskError, InterlockError
 
 WIDTH = 5
@@ -77,7 +77,7 @@ def test_every_batch_that_was_put_is_read_again_in_any_order(tmp_path_factory, b
     places = np.split(np.array(order, np.int64), np.cumsum([len(each) for each in batches])[:-1]) if batches else []
     crcs = dict(enumerate(map(file.put, places, map(sparse, batches))))
     again = SparseFile.open(path, texts, WIDTH)
-    assert damaged_batches(PassFiles(terms=again), places, crcs) == []
+    assert PassFiles({"sparse": again}).damaged(places, crcs) == []
     for rows, matrix in zip(places, batches, strict=True):
         wanted = sparse(matrix)
         np.testing.assert_array_equal(again.take(rows).to_dense(WIDTH), wanted.to_dense(WIDTH))
@@ -148,11 +148,11 @@ def test_terms_cut_off_anywhere_cost_their_batch_only_and_what_follows_is_append
     crcs = {0: file.put(first, sparse(DENSE)), 1: file.put(second, sparse(DENSE[[3, 0]]))}
     os.truncate(terms_of(path), terms_of(path).stat().st_size - cut)
     again = file_at(path)
-    assert damaged_batches(PassFiles(terms=again), [first, second], crcs) == [1]
+    assert PassFiles({"sparse": again}).damaged([first, second], crcs) == [1]
     with pytest.raises(InterlockError, match=r"terms\.bin is damaged"):
         again.take(second)
     assert again.put(second, sparse(DENSE[[3, 0]])) == crcs[1]
-    assert damaged_batches(PassFiles(terms=file_at(path)), [first, second], crcs) == []
+    assert PassFiles({"sparse": file_at(path)}).damaged([first, second], crcs) == []
     np.testing.assert_array_equal(again.take(first).to_dense(WIDTH), DENSE)
 
 
@@ -181,7 +181,7 @@ def test_a_row_table_cut_short_is_made_whole_and_just_its_last_rows_are_lost(pat
     batches = [np.array([0, 1, 2]), np.array([3, 4, 5])]
     crcs = {index: file.put(rows, sparse(DENSE[[0, 3, 0]])) for index, rows in enumerate(batches)}
     os.truncate(path, path.stat().st_size - 20)
-    assert damaged_batches(PassFiles(terms=file_at(path)), batches, crcs) == [1]
+    assert PassFiles({"sparse": file_at(path)}).damaged(batches, crcs) == [1]
 
 
 def test_a_row_table_that_points_anywhere_is_no_error_but_another_checksum(path):
@@ -246,4 +246,4 @@ def test_devices_put_side_by_side(path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert damaged_batches(PassFiles(terms=file), list(batches), crcs) == []
+    assert PassFiles({"sparse": file}).damaged(list(batches), crcs) == []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from interlock.engine.compute.canary import lowest_cosine
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import REGISTRY

@@ -7,7 +7,7 @@ import pytest
 import qdrant_edge as edge
 from msgspec.structs import replace as changed
 
-from interlock.engine.compute.token_rows import TokenFile, TokenRows
+from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
@@ -119,7 +119,7 @@ def test_token_vectors_are_arrays_only_and_no_column_of_the_table(made, formats,
 def test_a_collection_whose_every_row_was_parked_is_exported(made):
     this = made()
     every = np.arange(len(this.delivery.digests))
-    this.file.put(every, TokenRows.joined(len(every), []))
+    this.file.put(every, NO_TOKENS.join(len(every), []))
     paths = written(this, ["npy"])
     assert np.load(paths["dense-tokens.npy"]).shape == (0,)
     assert not np.load(paths["dense-tokens-starts.npy"]).any()

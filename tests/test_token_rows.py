@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from interlock.engine.compute.pass_files import PassFiles, damaged_batches
-from interlock.engine.compute.token_pooling import pool, pool_tokens
-from interlock.engine.compute.token_rows import TokenFile, TokenRows, record_of
+from interlock.engine.compute.parts.outputs import PassFiles
+from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows, pool, pool_tokens, record_of
 from interlock.engine.errors import DiskError, InterlockError
 from interlock.engine.search.maxsim import maxsim
 
@@ -107,16 +106,16 @@ def test_rows_taken_apart_in_any_order_and_joined_are_the_same_rows(counts, rand
     rows = some(counts, precision)
     order = np.array(random.sample(range(len(counts)), len(counts)))
     pieces = [(places, rows.taken(places)) for places in np.array_split(order, 3)]
-    again = TokenRows.joined(len(counts), pieces)
+    again = NO_TOKENS.join(len(counts), pieces)
     assert not again.unlike(rows).any()
     assert again.crc() == rows.crc()
 
 
 def test_a_row_of_no_piece_is_parked():
-    rows = TokenRows.joined(4, [(np.array([2]), some([3]))])
+    rows = NO_TOKENS.join(4, [(np.array([2]), some([3]))])
     assert rows.parked.tolist() == [True, True, False, True]
     assert rows.counts.tolist() == [0, 0, 3, 0]
-    assert TokenRows.joined(2, []).parked.all()
+    assert NO_TOKENS.join(2, []).parked.all()
 
 
 def test_rows_that_differ_in_one_bit_in_length_or_in_precision_are_unlike():
@@ -139,7 +138,7 @@ def test_every_batch_that_was_put_is_read_again(path, precision):
     crcs = dict(enumerate(map(file.put, batches, rows)))
     file.sync()
     again = file_at(path, precision)
-    assert damaged_batches(PassFiles(tokens=again), batches, crcs) == []
+    assert PassFiles({"tokens": again}).damaged(batches, crcs) == []
     for places, expected in zip(batches, rows, strict=True):
         assert not again.take(places).unlike(expected).any()
 
@@ -158,11 +157,11 @@ def test_tokens_cut_off_cost_their_batch_only_and_what_follows_is_appended_after
     crcs = {0: file.put(first, some()), 1: file.put(second, later)}
     os.truncate(tokens_of(path), tokens_of(path).stat().st_size - cut)
     again = file_at(path)
-    assert damaged_batches(PassFiles(tokens=again), [first, second], crcs) == [1]
+    assert PassFiles({"tokens": again}).damaged([first, second], crcs) == [1]
     with pytest.raises(InterlockError, match=r"tokens\.bin is damaged"):
         again.take(second)
     assert again.put(second, later) == crcs[1]
-    assert damaged_batches(PassFiles(tokens=file_at(path)), [first, second], crcs) == []
+    assert PassFiles({"tokens": file_at(path)}).damaged([first, second], crcs) == []
     assert not again.take(first).unlike(some()).any()
 
 
@@ -280,4 +279,4 @@ def test_a_parked_text_has_no_score_and_costs_the_others_nothing():
 def test_a_query_without_tokens_scores_nothing_and_no_texts_have_no_scores():
     assert maxsim(units(0), some([2, 1])).tolist() == [0, 0]
     assert maxsim(units(2), some([])).tolist() == []
-    assert np.isnan(maxsim(units(2), TokenRows.joined(2, []))).all()
+    assert np.isnan(maxsim(units(2), NO_TOKENS.join(2, []))).all()

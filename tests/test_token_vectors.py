@@ -11,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.token_pooling import pool_tokens
-from interlock.engine.compute.token_rows import TokenFile, TokenRows
+from interlock.engine.compute.parts.tokens import TokenFile, TokenRows, pool_tokens
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError
 from interlock.engine.flows import opening
 from interlock.engine.flows.forecast import forecast

@@ -20,9 +20,8 @@ from interlock.engine.compute.batch_runner import DeviceGone, Result
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.grid import Queue
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import PassFiles, damaged_batches
-from interlock.engine.compute.vectors import VectorFile, gate
+from interlock.engine.compute.parts.dense import DenseRows, VectorFile
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.worker import PROBES, Worker
 from interlock.engine.errors import DiskError, ExitCode, InterlockError
 from interlock.engine.flows.run import Run
@@ -200,25 +199,25 @@ def test_ids_that_a_model_has_no_words_for_fail_its_pass_before_any_is_looked_up
 def test_the_gate_names_vectors_that_are_not_finite_or_zero():
     vectors = np.ones((5, 3), np.float32)
     vectors[1, 2], vectors[2], vectors[4, 0] = np.nan, 0, np.inf
-    assert gate(vectors, 3) == {1: "not finite", 2: "zero vector", 4: "not finite"}
-    assert gate(vectors[:1], 3) == {}
+    assert DenseRows(vectors).gate(3) == {1: "not finite", 2: "zero vector", 4: "not finite"}
+    assert DenseRows(vectors[:1]).gate(3) == {}
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2,), (2, 3, 1)])
 def test_the_gate_refuses_vectors_of_another_shape(shape):
     with pytest.raises(InterlockError, match="expected 3 dimensions"):
-        gate(np.ones(shape, np.float32), 3)
+        DenseRows(np.ones(shape, np.float32)).gate(3)
 
 
 def test_just_the_batches_whose_rows_changed_on_disk_are_lost(tmp_path):
     file = VectorFile.open(tmp_path / "p" / "vectors.npy", 6, 2)
     batches = [np.array([0, 5]), np.array([2, 1]), np.array([3, 4])]
-    crcs = {index: file.put(rows, np.full((2, 2), index, np.float32)) for index, rows in enumerate(batches)}
+    crcs = {index: file.put(rows, DenseRows(np.full((2, 2), index, np.float32))) for index, rows in enumerate(batches)}
     file.sync()
     again = VectorFile.open(tmp_path / "p" / "vectors.npy", 6, 2)
-    assert damaged_batches(PassFiles(again), batches, crcs) == []
+    assert PassFiles({"dense": again}).damaged(batches, crcs) == []
     again.array[1, 0] = 7
-    assert damaged_batches(PassFiles(again), batches, crcs) == [1]
+    assert PassFiles({"dense": again}).damaged(batches, crcs) == [1]
 
 
 def test_rows_never_written_are_nan_in_a_new_vector_file(tmp_path):

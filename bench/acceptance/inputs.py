@@ -6,7 +6,7 @@ import numpy as np
 from acceptance.workbench import Bench
 
 from interlock.engine.compute.encoder import Ids
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.models.card import ModelCard
 from tests.builders import WORDS

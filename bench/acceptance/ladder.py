@@ -17,7 +17,7 @@ from acceptance.workbench import CEILING, Bench
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters

@@ -12,9 +12,9 @@ from interlock.engine.compute.batches import plan
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells, Layout
-from interlock.engine.compute.pass_files import PassFiles
+from interlock.engine.compute.parts.dense import VectorFile, Vectors
+from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.compute.vectors import VectorFile, Vectors
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
@@ -71,4 +71,4 @@ def _cells(bench: Bench, number: int, card: ModelCard, texts: Sequence[str], bud
     store = stored(bench, card, texts)
     batches = list(plan(np.arange(len(store)), store.lengths(card.max_tokens), budget).batches)
     layout = Layout(card, batches=batches, collections=["Acceptance"] * len(batches))
-    return Cells(number, layout, store, PassFiles(VectorFile.open(bench.file(".npy"), len(texts), card.dim)))
+    return Cells(number, layout, store, PassFiles({"dense": VectorFile.open(bench.file(".npy"), len(texts), card.dim)}))

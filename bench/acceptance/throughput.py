@@ -15,7 +15,7 @@ from acceptance.workbench import Bench, seated
 
 from interlock.engine.compute.batches import plan
 from interlock.engine.compute.instance import ModelInstance, Shortfall
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard

@@ -12,7 +12,7 @@ from torch import nn
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import Encoder, Ids, encoder_for
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify

@@ -16,10 +16,10 @@ import torch
 from bench.scenarios.plan import LONGEST, Plan, ids_of
 from interlock.engine.compute.canary import plain
 from interlock.engine.compute.encoder import encoder_for
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.token_rows import TokenRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models import weights

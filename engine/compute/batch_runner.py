@@ -17,7 +17,8 @@ from interlock.engine.compute.encoder import Ids
 from interlock.engine.compute.grid import Queue
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from interlock.engine.compute.outputs import NOTHING, Indices, Outputs, none_of
+from interlock.engine.compute.parts.files import Rows as Indices
+from interlock.engine.compute.parts.outputs import NOTHING, Outputs
 from interlock.engine.compute.pooling import pool_spans
 from interlock.engine.corpus.spans import NO_SPANS
 from interlock.engine.gpu.device_errors import Trouble, may_recur
@@ -164,7 +165,7 @@ class BatchRunner:
             again = self._try(piece)
             forwards, calm = forwards + 1, calm and not again
             pieces.extendleft(reversed(again))
-        return none_of(self._cells.card).joined(len(self._rows), self._done), forwards, calm
+        return Outputs.none(self._cells.card).joined(len(self._rows), self._done), forwards, calm
 
     def _on_host_only(self, gone: DeviceGone) -> list[_Piece]:
         """The whole batch on the CPU, where it may be what the device was lost of: it would cost the next GPU too.

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.token_pooling import pool_tokens
-from interlock.engine.compute.token_rows import TokenRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
 from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.token_heads import KeepVectors, unit_states

@@ -23,8 +23,8 @@ from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.memory_needs import MemoryPlanner
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.errors import InterlockError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
@@ -279,7 +279,7 @@ def lowest_cosine(found: Outputs, wanted: Outputs) -> float | None:
     if found.tokens and wanted.tokens and not _same_tokens(found.tokens, wanted.tokens):
         return -1.0
     lowest: list[float] = []
-    words = max(found.words, wanted.words)
+    words = 1 + max((int(each.terms.indices.max(initial=-1)) for each in (found, wanted) if each.terms), default=0)
     for one, other in zip(found.matrices(words), wanted.matrices(words), strict=True):
         if one.shape != other.shape:
             return -1.0

@@ -29,7 +29,7 @@ from interlock.engine.compute.canary import (
 )
 from interlock.engine.compute.encoder import Ids, encoder_for, one_by_one
 from interlock.engine.compute.findings import Remembered, attention_of
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE, Device

@@ -16,9 +16,9 @@ from torch import nn
 
 from interlock.engine.compute.batches import plan
 from interlock.engine.compute.by_token import LateVectors, LexicalTerms, late_vectors, lexical_terms
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import NO_TERMS, SparseRows
 from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming, specials_of
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
@@ -167,7 +167,7 @@ class _Terms:
     def rows(self) -> SparseRows:
         """Return all rows, compressed."""
         self._compress(self._open)
-        return SparseRows.joined(self._whole, self._pieces)
+        return NO_TERMS.join(self._whole, self._pieces)
 
     def _compress(self, rows: torch.Tensor) -> None:
         if len(rows):

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from interlock.engine.compute.batches import Batch, Forward, in_spans, plan
 from interlock.engine.compute.encoder import computed_tokens
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import PassFiles
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.corpus.spans import NO_SPANS, Spans, Splitting
 from interlock.engine.corpus.tokens import Tokenised

@@ -12,7 +12,7 @@ from threading import RLock
 
 from interlock.engine.compute.encoder import Encoder, Ids, computed_tokens
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease, Lessor

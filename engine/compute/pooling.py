@@ -6,11 +6,11 @@ keeps what the model gave of it to the last bit; one that lacks a span is parked
 
 import numpy as np
 
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.row_file import Mask
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.token_rows import TokenRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.files import Mask
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.ragged import Ints, starts_of
 from interlock.engine.corpus.spans import Spans
 from interlock.engine.models.card import ModelCard

@@ -17,13 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.batches import Batch, Rows, digest_of
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import PLACES, PassFiles
-from interlock.engine.compute.sparse import SparseFile
-from interlock.engine.compute.token_rows import TokenFile
-from interlock.engine.compute.vectors import NOT_AN_ARRAY, UNIT_TOLERANCE, VectorFile, Vectors, header_of
+from interlock.engine.compute.parts.files import NOT_AN_ARRAY
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts
-from interlock.engine.corpus.ragged import Ints, starts_of
+from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused
@@ -138,7 +135,7 @@ def available(
     member, texts = earlier.state.roster[model_pass], len(earlier.digests)
     place = earlier.directory.pass_directory(model_pass, member.model)
     groups = list(_groups(earlier, model_pass, place, str(entry["dtype"])))
-    files = _files(place, member, texts)
+    files = PassFiles.read(place, member, texts, _damage_of)
     positions = _positions(digests, earlier.digests)
     for rows, crc in groups:
         here = positions[rows]
@@ -148,7 +145,7 @@ def available(
             report(len(rows))
             continue
         outputs = files.take(rows)
-        good = np.flatnonzero((here >= 0) & whole(outputs))
+        good = np.flatnonzero((here >= 0) & outputs.sound)
         yield here[good], outputs.taken(good)
 
 
@@ -188,7 +185,8 @@ def whole_pass(earlier: Earlier, model_pass: int) -> PassFiles:
     """
     member, texts = earlier.state.roster[model_pass], len(earlier.digests)
     place = earlier.directory.pass_directory(model_pass, member.model)
-    groups, files = list(_groups(earlier, model_pass, place)), _files(place, member, texts)
+    groups = list(_groups(earlier, model_pass, place))
+    files = PassFiles.read(place, member, texts, _damage_of)
     seen = np.zeros(texts, np.bool_)
     for rows, _ in groups:
         seen[rows] = True
@@ -255,50 +253,6 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
         if digest_of_texts(digests) != state.texts_digest:
             raise ValueError("texts differ from the journal's")
         return digests
-
-
-def whole(outputs: Outputs) -> Mask:
-    """Tell which rows were not parked: in a dense part those with unit vectors."""
-    if outputs.dense is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # a parked row is NaN, and so no unit vector
-            return np.asarray(np.abs(np.linalg.norm(outputs.dense, axis=1) - 1) <= UNIT_TOLERANCE)
-    part = outputs.terms if outputs.terms is not None else outputs.tokens
-    assert part is not None, "a pass has an output"
-    return ~part.parked
-
-
-def _files(place: Path, member: RosterEntry, texts: int) -> PassFiles | None:
-    """The files of an earlier run's pass, to be read only; None where one is not there."""
-    paths = {output: place / PLACES[output] for output in PLACES if output in member.gives}
-    if not all(path.exists() for path in paths.values()):
-        return None
-    dense, terms, tokens = (paths.get(output) for output in PLACES)
-    form = member.tokens
-    return PassFiles(
-        VectorFile(dense, _load(dense, texts, member.dim)) if dense else None,
-        SparseFile(terms, _table(terms, texts), member.words or member.dim) if terms else None,
-        TokenFile(tokens, _table(tokens, texts), form.dim, form.precision) if tokens and form else None,
-    )
-
-
-def _table(path: Path, texts: int) -> Ints:
-    """A pass's row table."""
-    with _damage_of(path):
-        dtype, shape, _ = header_of(path)
-        if dtype != np.int64 or shape != (texts, 2):
-            raise ValueError(f"found {dtype} {shape}, expected {texts:,} rows")
-        table: Ints = np.lib.format.open_memmap(path, mode="r")
-        return table
-
-
-def _load(path: Path, texts: int, least: int) -> Vectors:
-    """A pass's vectors; its model may be wider than the `least` dimensions that were delivered of it."""
-    with _damage_of(path):
-        dtype, shape, _ = header_of(path)
-        if dtype != np.float32 or len(shape) != 2 or shape[0] != texts or shape[1] < least:
-            raise ValueError(f"found {dtype} {shape}, expected {texts:,} texts of {least} dimensions")
-        vectors: Vectors = np.lib.format.open_memmap(path, mode="r")
-        return vectors
 
 
 @contextmanager

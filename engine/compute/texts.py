@@ -17,8 +17,7 @@ from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells, lay_out
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.pass_files import open_pass
+from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.corpus import Rows
@@ -116,4 +115,4 @@ def _cells(number: int, asked: TextPass, name: str, scratch: Path) -> Cells:
             store.add(texts)
     rows = Rows(Collection(name, name, scratch, ()), 0, own_texts=len(texts))
     layout = lay_out(number, card, store, [rows], np.zeros(len(texts), np.bool_))
-    return Cells(number, layout, store, open_pass(scratch / f"pass-{number}", card, len(texts)))
+    return Cells(number, layout, store, PassFiles.open(scratch / f"pass-{number}", card, len(texts)))

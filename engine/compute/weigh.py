@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from interlock.engine.compute.encoder import encode_texts
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard

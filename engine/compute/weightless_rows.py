@@ -8,8 +8,8 @@ from torch import nn
 
 from interlock.engine.compute.by_token import terms_of
 from interlock.engine.compute.encoder import Ids
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.weightless import CONTENTLESS, vectors_of
 from interlock.engine.record.facts import TokenForm

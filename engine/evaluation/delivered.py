@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.errors import InterlockError, UsageError, meant, remedy
 from interlock.engine.evaluation.material import SideCost
 from interlock.engine.models.assets import Policy, resolve

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from interlock.engine.compute.encoder import HostEncoder, Ids
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Encoded, TextDevices, TextPass
-from interlock.engine.compute.token_rows import TokenRows
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.outputs import Outputs
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.texts import Encoded, TextDevices
 from interlock.engine.compute.weigh import weigh_queries
 from interlock.engine.corpus.judged import Judged

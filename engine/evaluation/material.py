@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.terms import SparseRows
 
 Rows = npt.NDArray[np.int64]
 

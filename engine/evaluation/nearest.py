@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.sparse import SparseRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.ragged import owners_of
 
 Rows = npt.NDArray[np.int64]

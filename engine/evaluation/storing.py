@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.vectors.binary import bytes_of, signs
 from interlock.engine.vectors.int8 import encode, scale_of
 from interlock.engine.vectors.projection import fit, project, turned

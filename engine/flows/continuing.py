@@ -10,7 +10,7 @@ import numpy as np
 
 from interlock.engine.compute import reuse
 from interlock.engine.compute.grid import Cells, lay_out
-from interlock.engine.compute.pass_files import PLACES, PassFiles, damaged_batches, open_pass
+from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.corpus.corpus import Corpus, digest_of_texts
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import InterlockError, UsageError
@@ -51,9 +51,9 @@ class Continuation:
         directory, emit = self._directory, self._recorder.emit
         place = directory.pass_directory(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
-        if kept and not all((place / PLACES[output]).exists() for output in card.outputs):
+        if kept and not all((place / KINDS[output].PLACE).exists() for output in card.outputs):
             raise self._not_reused(kept, kept.rows)
-        files = open_pass(place, card, len(corpus.digests))
+        files = PassFiles.open(place, card, len(corpus.digests))
         if kept and (damaged := reuse.damaged(kept, files)):
             raise self._not_reused(kept, damaged)
         if not kept and all(planned != model_pass for planned, _ in begun):
@@ -131,4 +131,4 @@ def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
 def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
     """The batches whose vectors are not those that were committed."""
     crcs = {batch.batch_index: batch.crc for batch in committed}
-    return damaged_batches(cells.files, [batch.rows for batch in cells.batches], crcs)
+    return cells.files.damaged([batch.rows for batch in cells.batches], crcs)

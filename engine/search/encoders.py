@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from interlock.engine.compute.encoder import HostEncoder, encode_texts
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.texts import TextDevices, TextPass, Told
 from interlock.engine.compute.weigh import by_table
 from interlock.engine.gpu.lease import Lessor

@@ -6,8 +6,8 @@ stand one after the other and are never padded to the longest.
 
 import numpy as np
 
-from interlock.engine.compute.token_rows import TokenRows
-from interlock.engine.compute.vectors import Vectors
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.tokens import TokenRows
 
 TOKENS = 8192
 """Tokens of texts that are compared at once, unless one text has more."""

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.targets.windows import Check, Sink, Window, first
 

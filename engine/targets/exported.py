@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.lib import format as npy
 
-from interlock.engine.compute.token_rows import TokenRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal

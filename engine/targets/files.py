@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.vectors import release
+from interlock.engine.compute.parts.files import release
 from interlock.engine.corpus.chunks import parted
 from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.record import atomic

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from interlock.engine.compute.pass_files import PassFiles
+from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.corpus.features import features_of, no_features
 from interlock.engine.corpus.reading import Beside

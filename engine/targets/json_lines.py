@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.targets.windows import Check, Sink, Vectors, Window, first, uuid_of, whole

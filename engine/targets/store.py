@@ -6,7 +6,7 @@ from itertools import repeat
 
 import numpy as np
 
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.chunks import RECORD
 from interlock.engine.record.facts import Verification
 from interlock.engine.targets.qdrant import Store

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from interlock.engine.compute.token_rows import TokenRows
-from interlock.engine.compute.vectors import release
+from interlock.engine.compute.parts.files import release
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.record import atomic
 from interlock.engine.targets.windows import Check, Sink, Window, first
 

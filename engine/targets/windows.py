@@ -15,9 +15,9 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.sparse import SparseFile, SparseRows
-from interlock.engine.compute.token_rows import TokenFile, TokenRows
-from interlock.engine.compute.vectors import release
+from interlock.engine.compute.parts.files import release
+from interlock.engine.compute.parts.terms import SparseFile, SparseRows
+from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.errors import InterlockError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.sparse import SparseRows
+from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.features import TERM
 from interlock.engine.corpus.ragged import places_of, starts_of

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from interlock.engine.compute.vectors import UNIT_TOLERANCE
+from interlock.engine.compute.parts.dense import UNIT_TOLERANCE
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import several
 

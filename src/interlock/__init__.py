@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlock.api import evaluate as evaluate
     from interlock.api import plan as plan
     from interlock.api import term_weights as term_weights
-    from interlock.engine.compute.sparse import SparseRows as SparseRows
+    from interlock.engine.compute.parts.terms import SparseRows as SparseRows
     from interlock.engine.evaluation.report import Evaluation as Evaluation
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
@@ -85,7 +85,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("Reranker", "rerank"), "interlock.reranker"),
     **dict.fromkeys(("Searcher", "search"), "interlock.searcher"),
     "Evaluation": "interlock.engine.evaluation.report",
-    "SparseRows": "interlock.engine.compute.sparse",
+    "SparseRows": "interlock.engine.compute.parts.terms",
     "Summary": "interlock.engine.record.summary",
     "UploadReport": "interlock.engine.targets.report",
     "upload": "interlock.uploader",

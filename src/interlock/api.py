@@ -27,7 +27,7 @@ from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, path_of, telling
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.sparse import SparseRows
+    from interlock.engine.compute.parts.terms import SparseRows
     from interlock.engine.evaluation.report import Evaluation
     from interlock.engine.flows.forecast import Forecast
 

@@ -19,7 +19,7 @@ from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.messages import Handed, News, Orders, Phase, Report, Texts, TokenFacts
 from interlock.engine.compute.controls import NO, YES, Controls
 from interlock.engine.compute.grid import Cells, Queue
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Schedule
 from interlock.engine.corpus.tokens import Ids, Tokenised
 from interlock.engine.errors import Stopped

@@ -31,7 +31,7 @@ from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.controls import NO, YES, Controls
 from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.grid import Cells
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Placement, Schedule, due
 from interlock.engine.errors import Stopped, reason
 from interlock.engine.models.assets import Policy

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.grid import Layout
-from interlock.engine.compute.outputs import Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.events import AnyEvent

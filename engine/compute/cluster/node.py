@@ -31,7 +31,7 @@ from interlock.engine.compute.cluster.models import room, unpack
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells
-from interlock.engine.compute.pass_files import PassFiles
+from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host

@@ -1,7 +1,5 @@
-"""The sparse vectors of one pass on disk: `rows.npy` says where in `terms.bin` the terms of each text stand."""
+"""Weights of terms: on disk `rows.npy` says where in `terms.bin` the terms of each text stand."""
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,10 +7,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.batches import Rows
-from interlock.engine.compute.row_file import PARKED, TORN, RowFile, open_table
-from interlock.engine.compute.vectors import Vectors
-from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.files import TORN, RowFile, Rows, open_table, read_table
+from interlock.engine.compute.parts.part import Ragged, crc_of
+from interlock.engine.corpus.ragged import Ints, owners_of, starts_of
 
 TERM = np.dtype([("index", "<i4"), ("value", "<f4")])
 """One record of `terms.bin`."""
@@ -20,7 +18,7 @@ TERMS = "terms.bin"
 
 
 @dataclass(frozen=True)
-class SparseRows:
+class SparseRows(Ragged):
     """Rows of term weights: the terms of row i are `[starts[i]:starts[i + 1]]` of `indices` and `values`.
 
     `starts` int64 [n + 1]; `indices` [terms], ascending within a row; `values` float32 [terms], > 0; `parked`
@@ -44,19 +42,6 @@ class SparseRows:
         return cls(starts.astype(np.int64), indices.astype(np.int32), matrix[rows, indices], parked)
 
     @classmethod
-    def joined(cls, rows: int, pieces: Sequence[tuple[Rows, Self]]) -> Self:
-        """Make `rows` rows of `pieces`, each with its places among them; a row of no piece is parked."""
-        counts, parked = np.zeros(rows, np.int64), np.ones(rows, np.bool_)
-        for places, piece in pieces:
-            counts[places], parked[places] = piece.counts, piece.parked
-        starts = starts_of(counts)
-        indices, values = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
-        for places, piece in pieces:
-            into = places_of(starts[places], piece.counts)
-            indices[into], values[into] = piece.indices, piece.values
-        return cls(starts, indices, values, parked)
-
-    @classmethod
     def largest(
         cls, rows: Ints, indices: npt.NDArray[np.signedinteger], values: Vectors, parked: npt.NDArray[np.bool_]
     ) -> Self:
@@ -69,15 +54,6 @@ class SparseRows:
         values = np.maximum.reduceat(values[order], firsts) if len(firsts) else values[:0]
         counts = np.bincount(rows[firsts], minlength=len(parked))
         return cls(starts_of(counts), indices[firsts].astype(np.int32), values, parked)
-
-    def __len__(self) -> int:
-        return len(self.parked)
-
-    def taken(self, rows: Rows) -> Self:
-        """Return some of the rows, in the order in which they are named."""
-        counts = self.counts[rows]
-        from_ = places_of(self.starts[rows], counts)
-        return type(self)(starts_of(counts), self.indices[from_], self.values[from_], self.parked[rows])
 
     def heaviest(self, most: int | None, width: int) -> Self:
         """Keep the `most` terms of each row that weigh most, of a vocabulary of `width`; None keeps all.
@@ -104,26 +80,14 @@ class SparseRows:
         matrix[self.parked] = np.nan
         return matrix
 
-    @property
-    def counts(self) -> Ints:
-        """How many terms each row has [n]."""
-        return np.diff(self.starts)
 
-    def unlike(self, other: "SparseRows") -> npt.NDArray[np.bool_]:
-        """Tell which rows [n] differ in any bit from those of `other`."""
-        wrong: npt.NDArray[np.bool_] = (self.parked != other.parked) | (self.counts != other.counts)
-        if not wrong.any():  # or the terms do not stand side by side
-            values = self.values.view(np.uint32) != other.values.view(np.uint32)
-            wrong[owners_of(self.counts)[(self.indices != other.indices) | values]] = True
-        return wrong
-
-    def crc(self) -> int:
-        """Return the CRC-32 of these rows: how many terms each has, or that it is parked, then indices and values."""
-        return _crc_of(np.where(self.parked, PARKED, self.counts), self.indices, self.values)
+NO_TERMS = SparseRows.from_dense(np.empty((0, 0), np.float32))
 
 
 class SparseFile(RowFile):
     """The sparse vectors of one model."""
+
+    PLACE = "rows.npy"
 
     def __init__(self, path: Path, table: Ints, width: int) -> None:
         """Take the row table [texts, 2] at `path`, whose terms lie beside it; `width` is the size of the vocabulary."""
@@ -138,6 +102,11 @@ class SparseFile(RowFile):
         """
         return cls(path, open_table(path, path.with_name(TERMS), texts), width)
 
+    @classmethod
+    def read(cls, path: Path, texts: int, width: int) -> Self:
+        """Map the row table at `path` to be read. Raises as `readable` does."""
+        return cls(path, read_table(path, texts), width)
+
     def put(self, rows: Rows, sparse: SparseRows) -> int:
         """Write the terms of `rows`; returns their CRC-32. Raises DiskError where the disk takes no more."""
         terms = np.empty(len(sparse.indices), TERM)
@@ -148,7 +117,7 @@ class SparseFile(RowFile):
     def crc(self, rows: Rows) -> int:
         """Return the CRC-32 of what stands in `rows` now, which is another one where any of it is torn."""
         counts, terms = self.find(rows)
-        return _crc_of(counts, terms["index"], terms["value"])
+        return crc_of(counts, terms["index"], terms["value"])
 
     def take(self, rows: Rows) -> SparseRows:
         """Read `rows`; one that was never written is parked. Raises InterlockError where what is there is no row."""
@@ -160,10 +129,3 @@ class SparseFile(RowFile):
         if (counts == TORN).any() or not ascending.all() or not terms_there.all():
             raise self.damage()
         return SparseRows(starts_of(lengths), indices, np.ascontiguousarray(terms["value"], np.float32), counts < 0)
-
-
-def _crc_of(counts: Ints, indices: npt.NDArray[np.int32], values: Vectors) -> int:
-    crc = 0
-    for array, kind in ((counts, "<i8"), (indices, "<i4"), (values, "<f4")):
-        crc = zlib.crc32(np.ascontiguousarray(array, kind).data, crc)
-    return crc

@@ -1,22 +1,21 @@
-"""The token vectors of texts, as they are stored: one record a token, of int8, float16 or one bit a number.
+"""Vectors of tokens, as they are stored: one record a token, of int8, float16 or one bit a number.
 
 An int8 token has a scale of its own (its largest number / 127), so a number is off by at most half of that; a one-bit
-token keeps only on which side of zero each number is. `TokenFile` holds the records of one pass on disk:
-`token_rows.npy` says where in `tokens.bin` the tokens of each text stand.
+token keeps only on which side of zero each number is. On disk `token_rows.npy` says where in `tokens.bin` the tokens of
+each text stand. Tokens that are alike may be pooled into their mean before they are stored.
 """
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from interlock.engine.compute.batches import Rows
-from interlock.engine.compute.row_file import PARKED, TORN, Mask, Records, RowFile, open_table
-from interlock.engine.compute.vectors import Vectors
-from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
+from interlock.engine.compute.parts.dense import Vectors
+from interlock.engine.compute.parts.files import TORN, Mask, Records, RowFile, Rows, open_table, read_table
+from interlock.engine.compute.parts.part import Ragged, crc_of
+from interlock.engine.corpus.ragged import Ints, owners_of, starts_of
 from interlock.engine.record.facts import TokenPrecision
 
 TOKENS = "tokens.bin"
@@ -35,7 +34,7 @@ def record_of(precision: TokenPrecision, dim: int) -> np.dtype[np.void]:
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenRows(Ragged):
     """Rows of token vectors: the tokens of row i are `[starts[i]:starts[i + 1]]` of `records`.
 
     `starts` int64 [n + 1]; `records` [tokens], each as `record_of` says; `parked` bool [n]: a row that has no vectors.
@@ -57,33 +56,6 @@ class TokenRows:
             counts, vectors = np.where(parked, 0, counts), vectors[np.repeat(~parked, counts)]
         return cls(starts_of(counts), _stored(vectors, precision), parked)
 
-    @classmethod
-    def joined(cls, rows: int, pieces: Sequence[tuple[Rows, Self]]) -> Self:
-        """Make `rows` rows of `pieces`, each with its places among them; a row of no piece is parked."""
-        counts, parked = np.zeros(rows, np.int64), np.ones(rows, np.bool_)
-        for places, piece in pieces:
-            counts[places], parked[places] = piece.counts, piece.parked
-        starts = starts_of(counts)
-        record = next((piece.records.dtype for _, piece in pieces if len(piece.records)), record_of("int8", 0))
-        records = np.empty(starts[-1], record)
-        for places, piece in pieces:
-            if len(piece.records):
-                records[places_of(starts[places], piece.counts)] = piece.records
-        return cls(starts, records, parked)
-
-    def __len__(self) -> int:
-        return len(self.parked)
-
-    @property
-    def counts(self) -> Ints:
-        """How many tokens each row has [n]."""
-        return np.diff(self.starts)
-
-    def taken(self, rows: Rows) -> "TokenRows":
-        """Return some of the rows, in the order in which they are named."""
-        counts = self.counts[rows]
-        return TokenRows(starts_of(counts), self.records[places_of(self.starts[rows], counts)], self.parked[rows])
-
     def to_float32(self) -> Vectors:
         """Return the vectors of all tokens [tokens, dim], as float32."""
         names = self.records.dtype.names or ()
@@ -93,23 +65,14 @@ class TokenRows:
         values: Vectors = self.records["values"].astype(np.float32)
         return values * self.records["scale"][:, None] if "scale" in names else values
 
-    def unlike(self, other: "TokenRows") -> Mask:
-        """Tell which rows [n] differ in any bit from those of `other`."""
-        wrong: Mask = (self.parked != other.parked) | (self.counts != other.counts)
-        if self.records.dtype != other.records.dtype:
-            return wrong | (self.counts > 0)
-        if not wrong.any():  # or the tokens do not stand side by side
-            differ = (_bytes_of(self.records) != _bytes_of(other.records)).any(axis=1)
-            wrong[owners_of(self.counts)[differ]] = True
-        return wrong
 
-    def crc(self) -> int:
-        """Return the CRC-32 of these rows: how many tokens each has, or that it is parked, then the tokens."""
-        return _crc_of(np.where(self.parked, PARKED, self.counts), self.records)
+NO_TOKENS = TokenRows(np.zeros(1, np.int64), np.empty(0, record_of("int8", 0)), np.empty(0, np.bool_))
 
 
 class TokenFile(RowFile):
     """The token vectors of one model."""
+
+    PLACE = "token_rows.npy"
 
     def __init__(self, path: Path, table: Ints, dim: int, precision: TokenPrecision) -> None:
         """Take the row table [texts, 2] at `path`, whose tokens lie beside it."""
@@ -123,6 +86,16 @@ class TokenFile(RowFile):
         """
         return cls(path, open_table(path, path.with_name(TOKENS), texts), dim, precision)
 
+    @classmethod
+    def read(cls, path: Path, texts: int, dim: int, precision: TokenPrecision) -> Self:
+        """Map the row table at `path` to be read. Raises as `readable` does."""
+        return cls(path, read_table(path, texts), dim, precision)
+
+    @property
+    def bytes(self) -> int:
+        """What the tokens take so far."""
+        return self.records.stat().st_size
+
     def put(self, rows: Rows, tokens: TokenRows) -> int:
         """Write the tokens of `rows`; returns the CRC-32 of these. Raises DiskError where the disk takes no more."""
         self.write(rows, tokens.starts, tokens.records, tokens.parked)
@@ -130,7 +103,7 @@ class TokenFile(RowFile):
 
     def crc(self, rows: Rows) -> int:
         """Return the CRC-32 of what stands in `rows` now, which is another one where any of it is torn."""
-        return _crc_of(*self.find(rows))
+        return crc_of(*self.find(rows))
 
     def take(self, rows: Rows) -> TokenRows:
         """Read `rows`; one that was never written is parked. Raises InterlockError where what is there is no row."""
@@ -158,9 +131,36 @@ def _stored(vectors: Vectors, precision: TokenPrecision) -> Records:
     return records
 
 
-def _bytes_of(records: Records) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
+def pool_tokens(vectors: Vectors, starts: Ints, factor: int) -> tuple[Vectors, Ints]:
+    """Pool the unit vectors [tokens, dim] of each row to one for `factor` of them, rounded up; with the new starts."""
+    if factor == 1:
+        return vectors, starts
+    rows = [pool(vectors[begin:end], -(-(end - begin) // factor)) for begin, end in pairwise(starts)]
+    return np.concatenate([vectors[:0], *rows]), starts_of(np.array([len(row) for row in rows], np.int64))
 
 
-def _crc_of(counts: Ints, records: Records) -> int:
-    return zlib.crc32(_bytes_of(records).data, zlib.crc32(np.ascontiguousarray(counts, "<i8").data))
+def pool(vectors: Vectors, clusters: int) -> Vectors:
+    """Pool the unit vectors [tokens, dim] of one text into so many means of unit length, in the order of the first of
+    each; all of them as they are where one is not finite.
+
+    Hierarchical clustering with Ward's criterion on cosine distances, as in Clavié et al. 2024, "Reducing the Footprint
+    of Multi-Vector Retrieval with Minimal Performance Impact via Token Pooling" (arXiv:2409.14683).
+    """
+    from scipy.cluster.hierarchy import linkage  # not for a run that pools nothing
+
+    tokens = len(vectors)
+    if tokens <= clusters or not np.isfinite(vectors).all():
+        return vectors
+    likeness = vectors @ vectors.T
+    distances = 1 - np.concatenate([row[place + 1 :] for place, row in enumerate(likeness)])
+    del likeness  # as large as the clustering's own copy
+    merges = linkage(np.maximum(distances, 0), "ward")[: tokens - clusters, :2].astype(np.int64)
+    cluster = np.arange(tokens)
+    for number, (one, other) in enumerate(merges, tokens):
+        cluster[(cluster == one) | (cluster == other)] = number
+    _, firsts, members = np.unique(cluster, return_index=True, return_inverse=True)
+    sums = np.zeros((clusters, vectors.shape[1]), np.float32)
+    np.add.at(sums, members, vectors)
+    means: Vectors = sums[np.argsort(firsts)]
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return means
