@@ -1,6 +1,6 @@
-"""What a table of figures is made of: results as they were measured, goals, and when that was.
+"""What a table of figures is made of: results as they were measured, goals, and when and on what that was.
 
-A missed goal is bold. A result that is not there has no row.
+A missed goal is bold. A result that is not there, or that is older than the code that it speaks of, has no row.
 """
 
 import json
@@ -22,12 +22,17 @@ class Figures(NamedTuple):
 
 
 def figures(heads: list[str], names: Sequence[str], rows: Callable[..., Iterator[Row]]) -> Figures:
-    """The table that `rows` makes of these results, each None where it has never been measured."""
+    """The table that `rows` makes of these results, each None where nothing is known of it that still holds."""
     results = {name: result(name) for name in names}
-    moments = {name: _when(found) for name, found in results.items() if found}
-    told = [(when, [name for name in moments if moments[name] == when]) for when in dict.fromkeys(moments.values())]
-    origin = "; ".join(f"{when} ({', '.join(each)})" for when, each in told)
-    return Figures(heads, list(rows(*results.values())), f"Measured: {origin or 'nothing yet'}.")
+    stale = [name for name, found in results.items() if found and evidence.age(found)]
+    fresh = {name: None if name in stale else found for name, found in results.items()}
+    moments = {name: _when(found) for name, found in fresh.items() if found}
+    by_moment = [
+        (when, [name for name in moments if moments[name] == when]) for when in dict.fromkeys(moments.values())
+    ]
+    origin = "; ".join(f"{when} ({', '.join(each)})" for when, each in by_moment)
+    omitted = f" Not stated, since the code has changed since: {', '.join(stale)}." if stale else ""
+    return Figures(heads, list(rows(*fresh.values())), f"Measured: {origin or 'nothing at this code'}.{omitted}")
 
 
 def result(name: str) -> Result | None:
@@ -36,10 +41,9 @@ def result(name: str) -> Result | None:
 
 
 def _when(found: Result) -> str:
-    age = evidence.age(found)
-    if age == evidence.UNRECORDED:
-        return age
-    return f"{found['date']} at {found['commit']}" + (f", **{age}**" if age else "")
+    machine = found.get("machine", {})
+    where = f" on {machine['processor']}, {machine['capability']}" if "processor" in machine else ""
+    return f"{found['date']} at {found['commit']}{where}"
 
 
 def met_or_bold(text: str, met: bool) -> str:
