@@ -1,8 +1,8 @@
 """Weights that were published as pickles only, kept as safetensors once they were read.
 
-A pickle is a program. One is read only where its SHA-256 is pinned or the operator allowed its model; then every name
-in it is looked at before anything of it runs, and torch's weights-only loader builds the tensors. Formats: the zip of
-`torch.save`, pytorch.org/docs/stable/notes/serialization.html; opcodes, `pickletools`.
+A pickle is a program. One is read only where its SHA-256 is pinned or the operator allowed its model, and then by the
+weights-only loader of torch, which calls nothing but what builds tensors
+(pytorch.org/docs/stable/notes/serialization.html).
 """
 
 import hashlib
@@ -10,14 +10,13 @@ import json
 import os
 import re
 import shutil
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from interlock.engine.errors import DiskError, InterlockError, UnavailableError, reason
+from interlock.engine.errors import DiskError, UnavailableError, reason
 from interlock.engine.models.layout import SETTINGS, PickleOnly, modules_of, read_object
 from interlock.engine.models.registry import Head, ModelSpec, Output
 from interlock.engine.record import atomic
@@ -29,23 +28,12 @@ NAME = "pytorch_model.bin"
 INDEX = f"{NAME}.index.json"
 PICKLES = (NAME, INDEX, "pytorch_model-*-of-*.bin", f"*/{NAME}")
 """What they are called in a repository."""
-BUILDERS = frozenset(
-    {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"}
-    | {f"torch {kind}Storage" for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char")}
-    | {f"torch {kind}Storage" for kind in ("Byte", "Bool")}
-)
-"""What a state of plain tensors names, as the opcode GLOBAL has it. torch lets through more, such as `bytearray`, which
-takes as much memory as it is told to."""
-NAMING = frozenset({"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"})
-"""Other ways to name or to make an object; `torch.save` uses none of them for tensors."""
 COMPLETE = "complete"
 READ = (
     *("config.json", "modules.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "generation_config.json"),
 )
 """What loading may read beside `SETTINGS` and weights."""
-PROGRAM = 64 << 20
-"""Bytes of the longest program that is looked at; that of a thousand tensors takes a tenth of one MiB."""
 
 
 def may_read_pickles(spec: ModelSpec) -> bool:
@@ -166,70 +154,6 @@ def is_complete(target: Path) -> bool:
     return (target / COMPLETE).exists()
 
 
-def check_program(file: Path) -> None:
-    """Look through what a pickle would do, and run none of it.
-
-    Raises UnavailableError for a file that is not as `torch.save` writes it, that would unpack to more than it holds,
-    or that names anything but plain tensors.
-    """
-    import zipfile
-
-    from torch._C import PyTorchFileReader
-
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members, names = archive.infolist(), [each.filename for each in archive.infolist()]
-            folder = names[0].partition("/")[0] if names else ""
-            programs = [each for each in members if each.filename == f"{folder}/data.pkl"]
-            # Two readers of one archive may see two: torch looks names up in either case, and begins the directory
-            # where its end says, which others take to be shifted by what was put before it.
-            alike = len({name.casefold() for name in names}) < len(names) or archive.start_dir != _directory(file)
-            packed = any(each.compress_type != zipfile.ZIP_STORED for each in members)
-            if packed or sum(each.file_size for each in members) > file.stat().st_size:
-                raise UnavailableError(f"{file} unpacks to more than it holds: use a revision with safetensors")
-            if alike or len(programs) != 1 or programs[0].file_size > PROGRAM:
-                raise UnavailableError(f"{file} is not one state of tensors: use a revision with safetensors")
-            program = archive.read(programs[0])
-        if program != PyTorchFileReader(str(file)).get_record("data.pkl"):
-            raise UnavailableError(f"{file} is not one state of tensors: use a revision with safetensors")
-        named = list(_named(program))
-    except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, RuntimeError) as error:
-        raise UnavailableError(
-            f"{file} is not as torch saves weights ({reason(error)}): use a revision with safetensors"
-        ) from error
-    if foreign := sorted(set(named) - BUILDERS):
-        raise UnavailableError(
-            f"{file} is not only weights (its pickle would call {foreign[0].replace(' ', '.')}; nothing of it was run):"
-            " use a revision with safetensors"
-        )
-
-
-def _directory(file: Path) -> int:
-    """Where the end of a zip says that its directory begins; -1 where it says more than torch writes there."""
-    with atomic.opened(file) as handle:
-        handle.seek(-22, os.SEEK_END)
-        end, place = handle.read(22), handle.tell() - 22
-        start, comment = struct.unpack("<IH", end[16:22])
-        if end[:4] != b"PK\5\6" or comment:
-            return -1
-        if start != 0xFFFFFFFF:
-            return int(start)
-        handle.seek(place - 20 - 56)  # of more than 4 GiB
-        beyond = handle.read(56)
-        return int(struct.unpack("<Q", beyond[48:56])[0]) if beyond[:4] == b"PK\6\6" else -1
-
-
-def _named(program: bytes) -> Iterator[str]:
-    """What a pickle names, as `module name`; a way to name things that no state of tensors uses, by its opcode."""
-    import pickletools
-
-    for opcode, argument, _ in pickletools.genops(program):
-        if opcode.name == "GLOBAL":
-            yield str(argument)
-        elif opcode.name in NAMING:
-            yield f"opcode {opcode.name}"
-
-
 def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> str:
     """Write the tensors of the pickle that is open, and lies at `old`, to `new`; returns the pickle's SHA-256."""
     import torch
@@ -242,17 +166,16 @@ def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> s
     if not spec.allow_pickle and digest != pin:
         raise UnavailableError(f"{old} has SHA-256 {digest}, expected {pin}: delete that copy and fetch it again")
     try:
-        with _told_of(old, file):
-            check_program(file)
-            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            state = dict(dict.items(loaded)) if isinstance(loaded, dict) else {}  # what it says of itself is its own
-            tensors = _plain(state, 2 * before[1])
-    except InterlockError:
-        raise
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        state = dict(dict.items(loaded)) if isinstance(loaded, dict) else {}  # what it says of itself is its own
+        tensors = _plain(state, 2 * before[1])
     except Exception as error:  # what the loader raises for a program that does not end well is beyond counting
-        raise UnavailableError(
-            f"{old} cannot be read as weights ({reason(error)}): use a revision with safetensors"
-        ) from error
+        # torch's own words advise its unrestricted loader; of them only what was refused is said.
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        cause = f"its pickle would call {foreign[1]}, which was not run" if foreign else reason(error)
+        if cause.startswith("Weights only"):
+            cause = "it is more than plain tensors, and nothing of it was run"
+        raise UnavailableError(f"{old} cannot be read as weights ({cause}): use a revision with safetensors") from error
     with atomic.replacing(new) as partial:
         try:
             save_file(tensors, partial, {"format": "pt"})
@@ -282,15 +205,6 @@ def _plain(state: Mapping[Any, Any], most: int) -> "dict[str, torch.Tensor]":
         tensors[name] = whole.clone() if place in seen else whole  # tied ones share their memory
         seen.add(place)
     return tensors
-
-
-@contextmanager
-def _told_of(old: Path, file: Path) -> Iterator[None]:
-    """Name the path of a file in what is said of it, and not the way by which it was read."""
-    try:
-        yield
-    except UnavailableError as error:
-        raise UnavailableError(str(error).replace(str(file), str(old))) from error
 
 
 def _stamp(status: os.stat_result) -> list[int]:
