@@ -5,6 +5,7 @@ A missed goal is bold. A result that is not there, or that is older than the cod
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import evidence
@@ -23,9 +24,8 @@ class Figures(NamedTuple):
 
 def figures(heads: list[str], names: Sequence[str], rows: Callable[..., Iterator[Row]]) -> Figures:
     """The table that `rows` makes of these results, each None where nothing is known of it that still holds."""
-    results = {name: result(name) for name in names}
-    stale = [name for name, found in results.items() if found and evidence.age(found)]
-    fresh = {name: None if name in stale else found for name, found in results.items()}
+    fresh = {name: current(name) for name in names}
+    stale = [name for name, found in fresh.items() if found is None and _file(name).exists()]
     moments = {name: _when(found) for name, found in fresh.items() if found}
     by_moment = [
         (when, [name for name in moments if moments[name] == when]) for when in dict.fromkeys(moments.values())
@@ -35,9 +35,14 @@ def figures(heads: list[str], names: Sequence[str], rows: Callable[..., Iterator
     return Figures(heads, list(rows(*fresh.values())), f"Measured: {origin or 'nothing at this code'}.{omitted}")
 
 
-def result(name: str) -> Result | None:
-    file = evidence.RESULTS / f"{name}.json"
-    return dict(json.loads(file.read_text())) if file.exists() else None
+def current(name: str) -> Result | None:
+    """A result as it was kept; None where there is none, or it is older than the code that it speaks of."""
+    found = dict(json.loads(_file(name).read_text())) if _file(name).exists() else None
+    return None if found is None or evidence.age(found) else found
+
+
+def _file(name: str) -> Path:
+    return evidence.RESULTS / f"{name}.json"
 
 
 def _when(found: Result) -> str:

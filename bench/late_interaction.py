@@ -36,7 +36,7 @@ from interlock.engine.models.registry import REGISTRY, find
 from interlock.engine.models.weights import attach_to_host
 from interlock.engine.search.maxsim import maxsim
 
-SOURCES = ("engine/search/maxsim.py", "engine/compute/token_rows.py", "engine/compute/token_pooling.py")
+SOURCES = ("engine/search/maxsim.py", "engine/compute/parts/*.py")
 DEPTH, BATCH = 50, 32
 SHARES = (0.3, 0.5)
 WHOLE = "float32"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench import cluster_tables
-from bench.figures import Figures, Row, beside_goal, figures, goal_of, median_of, met_or_bold, result, spread_of
+from bench.figures import Figures, Row, beside_goal, current, figures, goal_of, median_of, met_or_bold, spread_of
 from bench.overview import measured
 
 
@@ -280,7 +280,7 @@ FIRST = ("encode-float32-chunks", ENCODES[0], *ENCODES[2:], "memory", "start", "
 
 
 def _encode() -> Figures:
-    heads = ["", *(short for name, short in zip(ENCODES, SHORT, strict=True) if result(name))]
+    heads = ["", *(short for name, short in zip(ENCODES, SHORT, strict=True) if current(name))]
     return figures(heads, ENCODES, encode)
 
 
@@ -290,9 +290,9 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "memory": lambda: figures(
         ["chunks", "reading", "pass", "files", "store", "of it anonymous, pass / store"], ["memory"], memory
     ),
-    "memory law": lambda: figures(["", *_ways(result("law"))], ["law"], law),
-    "memory law of heads": lambda: figures(["", *_ways(result("law-heads"))], ["law-heads"], law),
-    "sparse": lambda: figures(["", *(name for name in SPARSE if result(name))], SPARSE, sparse),
+    "memory law": lambda: figures(["", *_ways(current("law"))], ["law"], law),
+    "memory law of heads": lambda: figures(["", *_ways(current("law-heads"))], ["law-heads"], law),
+    "sparse": lambda: figures(["", *(name for name in SPARSE if current(name))], SPARSE, sparse),
     "kernels": lambda: figures(
         ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],
         ["kernels"],
@@ -301,7 +301,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
-    "retrieval": lambda: figures(_heads(result("retrieval")), ["retrieval"], retrieval),
+    "retrieval": lambda: figures(_heads(current("retrieval")), ["retrieval"], retrieval),
     "verdicts": lambda: figures(
         ["collection", "queries", "verdict", "proposed weights, on the held-out queries", "cost"],
         ["retrieval"],
@@ -321,7 +321,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
         [
             "token vectors",
             "kB a text",
-            *(f"{name} {share}" for name in LATE if result(f"late-{name}") for share in (".3", ".5")),
+            *(f"{name} {share}" for name in LATE if current(f"late-{name}") for share in (".3", ".5")),
         ],
         [f"late-{name}" for name in LATE],
         late,

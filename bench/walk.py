@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import evidence
+import machine
 
 SOURCES = ("engine", "console", "src/interlock/*.py")
 CHUNKS = 40
@@ -95,13 +96,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             by_file = collections.Counter(file for file, _, _ in walk.called)
             for file, count in sorted(by_file.items()):
                 print(f"{name}\t{count:4d}\t{file}")
-    return {"walks": {name: walk.count() for name, walk in found.items()}}
+    walks = {name: walk.count() for name, walk in found.items()}
+    goals = {
+        f"{name}: {unit}": machine.goal(walks[name][unit], wanted, at_most=True)
+        for name, most in GOALS.items()
+        for unit, wanted in zip(("functions", "files"), most, strict=True)
+    }
+    return {"walks": walks, "goals": goals}
 
 
 def show(result: dict[str, Any]) -> None:
-    for name, found in result["walks"].items():
-        goal = " (goal {}, {})".format(*GOALS[name]) if name in GOALS else ""
-        print(f"{name:15} {found['functions']:4} functions in {found['files']:3} files{goal}")
+    machine.table(["walk", "functions", "files"], [[name, *found.values()] for name, found in result["walks"].items()])
+    machine.goals(result["goals"])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ SCRIPTS = {
     "sparse": ["--quick"],
     "start": ["--quick"],
     "upload": ["--quick"],
+    "walk": [],
     "against": ["HEAD", "--quick"],
 }
 OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
@@ -145,7 +146,9 @@ def test_a_result_names_commit_day_and_sources_and_is_older_once_one_of_them_cha
     assert evidence.age({"figure": 1}) == evidence.UNRECORDED
 
 
-def test_a_table_says_of_each_result_when_it_was_measured_and_whether_it_is_older_than_the_code(tmp_path, monkeypatch):
+def test_a_table_says_when_its_results_were_measured_and_leaves_out_those_that_are_older_than_the_code(
+    tmp_path, monkeypatch
+):
     result = {"seconds": {"run": 2.0}, "goals": {"share not forward": {"value": 0.02, "goal": "<= 0.01", "met": False}}}
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
 
@@ -154,12 +157,14 @@ def test_a_table_says_of_each_result_when_it_was_measured_and_whether_it_is_olde
         return tables.PARTS["overhead"]().origin
 
     about = {"commit": "c0ffee", "date": "2026-01-02", "sources": ["engine/record"]}
-    assert origin() == "Measured: commit not recorded (overhead)."
+    stale = "Measured: nothing at this code. Not stated, since the code has changed since: overhead."
+    assert origin() == stale
     now = evidence.digest(["engine/record"])
     assert origin(**about, sources_sha256=now) == "Measured: 2026-01-02 at c0ffee (overhead)."
-    assert origin(**about, sources_sha256="0") == "Measured: 2026-01-02 at c0ffee, **older than the code** (overhead)."
     assert tables.PARTS["overhead"]().rows[-1] == ("not a forward pass", "", "**2.0 %**, goal 1 %")
-    assert tables.PARTS["memory"]().origin == "Measured: nothing yet."
+    assert origin(**about, sources_sha256="0") == stale
+    assert tables.PARTS["overhead"]().rows == []
+    assert tables.PARTS["memory"]().origin == "Measured: nothing at this code."
 
 
 @pytest.mark.parametrize("name", tables.PARTS)
