@@ -1,65 +1,48 @@
 """A run's numbers for other programs, in Prometheus' text format: over HTTP on this machine alone, or in a file.
 
-They are what `RunMetrics` makes of the run's journal, read as it grows, in a registry of their own. The official client
-writes them; it is imported only where they are asked for. A run goes on whatever happens to them.
+They are a projection of the run's state, of all its sessions, whenever somebody asks. The official client writes them;
+it is imported only where they are asked for. A run goes on whatever happens to them.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from interlock.console.sources.tail import Tail
-from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.record.metrics import SECONDS, RunMetrics
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.record.events import Mitigated
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.state import SECONDS, RunState, Share
 
 LOOPBACK = "127.0.0.1"
 EVERY = 5.0
 """Seconds between two writings of a file."""
-Find = Callable[[], Path | None]
+Find = Callable[[], Recorder | None]
 Say = Callable[[str], object]
 
 
-class JournalCollector:
-    """Reads on in a run's journal whenever it is asked, and says how the numbers stand; for a registry."""
+class RunCollector:
+    """Says how the numbers of a run stand, for a registry."""
 
-    def __init__(self, journal: Find, say: Say) -> None:
-        """`journal` returns where it is, or None as long as there is none; `say` hears why it cannot be read."""
-        self._find, self._say, self._metrics = journal, say, RunMetrics()
-        self._tail: Tail | None = None
-        self._lock = threading.Lock()
+    def __init__(self, recorder: Find) -> None:
+        """`recorder` returns that of the run, or None as long as there is none."""
+        self._find = recorder
 
     def describe(self) -> list[Any]:
         """Nothing: a registry would ask for numbers to learn their names."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield every family of numbers, as far as the journal can be read."""
-        with self._lock:
-            try:
-                self._read_on()
-            except InterlockError as error:
-                self._say(f"metrics: {error}")
-            yield from _families(self._metrics)
-
-    def _read_on(self) -> None:
-        path = self._find()
-        if self._tail is None and path:
-            self._tail = Tail(path)
-        more = self._tail is not None
-        while more and self._tail:
-            anew, entries = self._tail.more()
-            if anew:
-                self._metrics = RunMetrics()
-            for entry in entries:
-                self._metrics.take(entry)
-            more = bool(entries)
+        """Yield every family of numbers."""
+        recorder = self._find()
+        yield from recorder.look(families) if recorder else families(RunState())
 
 
 @contextmanager
-def exposed(target: str | None, journal: Find, say: Say) -> Iterator[None]:
+def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
     """Serve the numbers on port `target` of this machine, or keep them in the file of that name; None: neither.
 
     Raises UsageError for a port or file that cannot be used, UnavailableError without the client; what goes wrong later
@@ -68,24 +51,22 @@ def exposed(target: str | None, journal: Find, say: Say) -> Iterator[None]:
     if target is None:
         yield
         return
-    client = _client()
-    registry, say = client.CollectorRegistry(), _once(say)
-    registry.register(JournalCollector(journal, say))
-    port = target.isdecimal()
-    with _served(client, registry, int(target), say) if port else _written(client, registry, check_file(target), say):
-        yield
+    client, said = _client(), set[str]()
+    registry = client.CollectorRegistry()
+    registry.register(RunCollector(recorder))
 
-
-def _once(say: Say) -> Say:
-    """Say each thing the first time only."""
-    said = set[str]()
-
-    def once(text: str) -> None:
+    def say_once(text: str) -> None:
         if text not in said:
             said.add(text)
             say(text)
 
-    return once
+    port = target.isdecimal()
+    with (
+        _served(client, registry, int(target), say)
+        if port
+        else _written(client, registry, check_file(target), say_once)
+    ):
+        yield
 
 
 def check_target(target: str | None) -> None:
@@ -161,46 +142,83 @@ def _written(client: Any, registry: Any, path: Path, say: Say) -> Iterator[None]
         write()
 
 
-def _families(seen: RunMetrics) -> Iterator[Any]:
-    """Every family, whose names and labels are an interface: they stay as they are."""
+def _of_models(state: RunState, count: Callable[[Share], float]) -> dict[str, float]:
+    """What adds up over the shares of each model."""
+    sums: dict[str, float] = {}
+    for share in state.shares():
+        sums[share.plan.model] = sums.get(share.plan.model, 0) + count(share)
+    return sums
+
+
+def _parked(state: RunState) -> dict[str, float]:
+    return {state.roster[number].model: sum(map(len, rows.values())) for number, rows in state.parked.items()}
+
+
+def _held(state: RunState) -> dict[str, float]:
+    held = Counter(lease.model for lease in state.held.values())
+    return {lease.model: held[lease.model] for lease in state.leases.values()}
+
+
+def _occupied(state: RunState) -> dict[str, float]:
+    return {name: each.memory.occupied for name, each in state.devices.items() if each.memory and not each.lost}
+
+
+def _steps(state: RunState) -> Counter[tuple[str, str]]:
+    bodies = (entry.body for entry in state.mitigations)
+    return Counter((step.rung, step.device) for step in bodies if isinstance(step, Mitigated))
+
+
+def _warnings(state: RunState) -> int:
+    return len(state.warnings) + sum(len(each.warnings) for each in state.collections.values())
+
+
+Project = Callable[[RunState], Mapping[Any, float]]
+COUNTERS: Sequence[tuple[str, str, str, Project]] = (
+    ("rows", "Distinct texts embedded", "model", lambda s: _of_models(s, lambda each: (each.done + each.lost).rows)),
+    ("tokens", "Tokens embedded", "model", lambda s: _of_models(s, lambda each: (each.done + each.lost).tokens)),
+    ("rows_parked", "Texts that have no vector of a model", "model", _parked),
+    ("leases", "Leases granted", "model", lambda s: Counter(lease.model for lease in s.leases.values())),
+    ("mitigations", "Steps of the ladder", "rung device", _steps),
+    ("warnings", "Warnings", "", lambda s: {(): _warnings(s)}),
+    ("node_losses", "How often a node was lost", "node", lambda s: {n: len(o.losses) for n, o in s.nodes.items()}),
+    ("rows_again", "Texts of lost nodes, again", "node", lambda s: {n: o.rows_again for n, o in s.nodes.items()}),
+)
+"""Name, text, labels, and the numbers by the values of the labels. They only rise in a session: what was computed, lost
+and computed again counts twice."""
+GAUGES: Sequence[tuple[str, str, str, Project]] = (
+    ("run_info", "The run, and how it stands", "run status", lambda s: {(_name(s), s.status or "running"): 1}),
+    ("latest_event_timestamp_seconds", "When the run told of anything last", "", lambda s: {(): s.latest_at}),
+    ("leases_held", "Leases held now", "model", _held),
+    ("device_occupied_bytes", "Bytes occupied on a device", "device", _occupied),
+    ("device_peak_occupied_bytes", "The most so far", "device", lambda s: {n: o.peak for n, o in s.devices.items()}),
+    (
+        *("device_ceiling_bytes", "Bytes that the run may occupy", "device"),
+        lambda s: {name: each.facts.ceiling_bytes for name, each in s.devices.items()},
+    ),
+    ("node_up", "Whether a node is there", "node", lambda s: {n: o.here for n, o in s.nodes.items()}),
+)
+
+
+def _name(state: RunState) -> str:
+    return state.started.run_id if state.started else ""
+
+
+def families(state: RunState) -> list[Any]:
+    """Make every family, whose names and labels are an interface: they stay as they are."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    def family(kind: Any, name: str, text: str, label: str, values: dict[str, Any]) -> Any:
-        made = kind(f"interlock_{name}", text, labels=[label])
-        for value, number in values.items():
-            made.add_metric([value], number)
-        return made
-
-    run = GaugeMetricFamily("interlock_run_info", "The run, and how it stands", labels=["run", "status"])
-    run.add_metric([seen.run, seen.status], 1)
-    yield run
-    latest = GaugeMetricFamily("interlock_latest_event_timestamp_seconds", "When the run told of anything last")
-    latest.add_metric([], seen.latest)
-    yield latest
-    counter, gauge = CounterMetricFamily, GaugeMetricFamily
-    yield family(counter, "rows", "Distinct texts embedded", "model", seen.rows)
-    yield family(counter, "tokens", "Tokens embedded", "model", seen.tokens)
-    yield family(counter, "rows_parked", "Texts that have no vector of a model", "model", seen.parked)
-    yield family(counter, "leases", "Leases granted", "model", seen.leases)
-    held = {model: sum(each == model for each in seen.held.values()) for model in seen.leases}
-    yield family(gauge, "leases_held", "Leases held now", "model", held)
-    steps = CounterMetricFamily("interlock_mitigations", "Steps of the ladder", labels=["rung", "device"])
-    for (rung, device), count in seen.mitigations.items():
-        steps.add_metric([rung, device], count)
-    yield steps
-    yield family(gauge, "device_occupied_bytes", "Bytes occupied on a device", "device", seen.occupied)
-    yield family(gauge, "device_peak_occupied_bytes", "The most of them so far", "device", seen.peaks)
-    yield family(gauge, "device_ceiling_bytes", "Bytes that the run may occupy", "device", seen.ceilings)
-    if seen.nodes:
-        yield family(gauge, "node_up", "Whether a node of the cluster is there", "node", seen.nodes)
-        yield family(counter, "node_losses", "How often a node was lost", "node", seen.node_losses)
-        yield family(counter, "rows_again", "Texts that a lost node held, computed again", "node", seen.rows_again)
-    warnings = CounterMetricFamily("interlock_warnings", "Warnings")
-    warnings.add_metric([], seen.warnings)
-    yield warnings
-    batches = HistogramMetricFamily("interlock_batch_seconds", "Wall time of a batch", labels=["model"])
-    for model, took in seen.batch_seconds.items():
-        bounds = [*map(str, SECONDS), "+Inf"]
-        counts = list(accumulate(took.counts))
-        batches.add_metric([model], buckets=list(zip(bounds, counts, strict=True)), sum_value=took.total)
-    yield batches
+    found = []
+    for kind, table in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+        for name, text, labels, project in table:
+            family = kind(f"interlock_{name}", text, labels=labels.split())
+            for values, number in project(state).items():
+                family.add_metric([values] if isinstance(values, str) else values, number)
+            if family.samples or labels != "node":  # one machine has no nodes, and says nothing of them
+                found.append(family)
+    took = HistogramMetricFamily("interlock_batch_seconds", "Wall time of a batch", labels=["model"])
+    for model in _of_models(state, lambda _: 0) if state.timed else ():  # simulated seconds say nothing
+        mine = [share for share in state.shares() if share.plan.model == model]
+        counts = accumulate(map(sum, zip(*(share.took for share in mine), strict=True)))
+        buckets = zip([*map(str, SECONDS), "+Inf"], counts, strict=True)
+        took.add_metric([model], list(buckets), sum((share.done + share.lost).seconds for share in mine))
+    return [*found, took]

@@ -6,13 +6,12 @@ field of `Snapshot` may be given by its name and has the last word. The same arg
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, node_of
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, Work, node_of
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import Lately, LeaseState, NodeState, Pace
 
@@ -86,7 +85,7 @@ def on_nodes(nodes: int, gpus: int = 2, *, lost: Sequence[int] = (), **fields: A
     devices = tuple(
         replace(
             each,
-            facts=structs.replace(each.facts, name=place[each.facts.name]),
+            facts=replace(each.facts, name=place[each.facts.name]),
             lost=reason.get(node_of(place[each.facts.name]), each.lost),
         )
         for each in run.devices
@@ -163,14 +162,15 @@ def one_pass(
         batches=batches,
         batches_done=done,
         rows=batches * 24,
-        rows_done=done * 24,
         reused=batches * 2,
         tokens=batches * 2000,
-        tokens_done=done * 2000,
+        padding=0,
+        truncated=0,
+        truncated_tokens=0,
+        done=Work(done * 24, done * 2000, 0, done * 0.5),
         cost=batches * 2e15,
         cost_done=done * 2e15,
         lately=Lately(done * 2e15, done * 0.5, done * 0.5**2 / 2e15),
-        seconds=done * 0.5,
         devices=tuple(devices) if done else (),
         cells=tuple(reversed(cells)),
         mitigations=mitigations,
@@ -178,6 +178,23 @@ def one_pass(
         failure="",
     )
     return replace(view, **fields)
+
+
+def did(view: PassView, **work: Any) -> PassView:
+    """A pass whose batches did this."""
+    return replace(view, done=replace(view.done, **work))
+
+
+def samples(occupied: Sequence[int], heat: Sequence[int] = ()) -> tuple[ev.DeviceSampled, ...]:
+    """What a device told of so many bytes and degrees, one a second."""
+    return tuple(
+        ev.DeviceSampled(
+            device="cuda:0",
+            memory=Memory(allocated=0, occupied=each),
+            readings=Readings(used=each, total=T4, temperature=heat[place]) if place < len(heat) else None,
+        )
+        for place, each in enumerate(occupied)
+    )
 
 
 def device_names(devices: int, kind: str = "cuda") -> tuple[str, ...]:
@@ -219,7 +236,7 @@ def one_device(
     occupied = CONTEXT + weights + work
     label = {"cpu": "host", "sim": "Tesla T4 (simulated)", "scripted": "Tesla T4 (scripted)"}.get(kind, "Tesla T4")
     card = kind in ("cuda", "sim", "scripted")
-    history = tuple(CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(120))
+    told = [CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(120)]
     view = DeviceView(
         facts=DeviceFacts(name=name, kind=kind, label=label, total_bytes=total, ceiling_bytes=ceiling),
         memory=Memory(allocated=weights + work // 2, reserved=(weights + work) * card, occupied=occupied),
@@ -232,11 +249,10 @@ def one_device(
         ),
         peak=max(occupied, int(occupied * 1.2)),
         weights=weights,
-        history=history,
         lost=lost,
-        samples=len(history),
-        heat=tuple(58 + place // 40 for place in range(120)) if kind == "cuda" else (),
-        course=history,
+        latest=samples(told, heat=[58 + place // 40 for place in range(120)] if kind == "cuda" else ()),
+        samples=len(told),
+        course=tuple(told),
     )
     return replace(view, **fields)
 
@@ -253,7 +269,7 @@ def many_leases(
             model_pass=each.model_pass,
             model=each.model,
             devices=names,
-            held=None if running and each.word == "running" else each.seconds / max(1, len(names)),
+            held=None if running and each.word == "running" else each.done.seconds / max(1, len(names)),
             weights=WEIGHTS[each.model_pass % len(WEIGHTS)],
             lost=[names[place] for place in lost if place < len(names)],
             granted_at=BEGAN + 120.0 * number,
@@ -299,7 +315,7 @@ def one_lease(
             if held is not None
         ],
     )
-    return structs.replace(lease, **fields)
+    return replace(lease, **fields)
 
 
 def many_collections(collections: int, phase: str) -> tuple[CollectionView, ...]:

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from msgspec.structs import replace as amended
+from msgspec.structs import replace
 from textual.command import CommandList
 from textual.pilot import Pilot
 
@@ -384,7 +383,7 @@ async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path
 
     def write(session: int, *messages: str) -> None:
         for seq, message in enumerate(messages, latest.seq + 1):
-            refused.append(amended(latest, seq=seq, session=session, body=ev.Warned(message=message)))
+            refused.append(replace(latest, seq=seq, session=session, body=ev.Warned(message=message)))
 
     async def told(message: str) -> None:
         while not any(line.text == message for line in app.main._events.listed()):
@@ -479,7 +478,7 @@ async def test_names_cannot_steer_the_terminal(recorded):
     held = copy(recorded)
     snapshot = recorded.snapshot()
     passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
-    spoilt = replace(snapshot, passes=passes, leases=tuple(amended(each, model=hostile) for each in snapshot.leases))
+    spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))
     held.snapshot = lambda: spoilt
     app = Console(held, Look(refresh=0.5), driver=None)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -1,8 +1,7 @@
 """One word for how a run stands: what ended it, what keeps it from going on, what it goes on without."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory

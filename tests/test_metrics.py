@@ -184,18 +184,6 @@ def test_a_session_that_is_refused_does_not_call_the_command_with_the_summary_of
     assert (tmp_path / "called").exists()
 
 
-def test_a_journal_that_is_damaged_is_said_once_and_the_numbers_before_are_served_on(tmp_path, heard):
-    (tmp_path / "journal.jsonl").write_bytes((heard[1] / "journal.jsonl").read_bytes() + b"damage\n" * 2)
-    said: list[str] = []
-    with exposed("0", lambda: tmp_path / "journal.jsonl", said.append):
-        url = said[0].removeprefix("metrics: ")
-        for _ in range(4):
-            with urllib.request.urlopen(url) as answer:
-                assert read_apart(answer.read().decode())["interlock_run_info", (("run", "r"), ("status", "completed"))]
-    (told,) = said[1:]
-    assert "is damaged" in told
-
-
 def test_a_client_that_breaks_off_is_not_told_of(capfd):
     with exposed("0", lambda: None, (said := list[str]()).append):
         host, port = re.findall(r"//(.+):(\d+)/", said[0])[0]

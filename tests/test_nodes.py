@@ -6,6 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from interlock.console.ctl import _told
+from interlock.console.metrics import families
 from interlock.console.summary.document import of_summary, plain
 from interlock.console.text.event_list import Feed
 from interlock.console.text.event_text import describe, line_of
@@ -15,7 +16,6 @@ from interlock.engine.record import summary
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import attention, health, time_left
-from interlock.engine.record.metrics import RunMetrics
 from interlock.engine.record.snapshot import side_by_side, snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import committed_schema
@@ -123,7 +123,7 @@ def test_a_node_that_joins_again_is_there_with_the_devices_that_it_has_now_and_t
     assert (node.losses, node.batches_again, node.rows_again, node.sent_bytes) == (("no answer for 30 s",), 3, 41, 120)
     assert "node-2/cuda:1" not in state.devices and not state.devices["node-2/cuda:0"].lost
     again = folded(joined("node-2"), state=state)
-    assert again.devices["node-2/cuda:1"].peak_occupied == 5 * GIB
+    assert again.devices["node-2/cuda:1"].peak == 5 * GIB
 
 
 def test_a_new_session_begins_without_nodes_and_keeps_what_earlier_ones_lost():
@@ -267,10 +267,16 @@ def test_leases_of_many_nodes_are_some_lines_and_a_count():
 
 
 def test_metrics_tell_which_nodes_are_there_and_forget_what_a_lost_one_held():
-    metrics = RunMetrics()
-    for seq, body in enumerate((*BEGUN, *LOSS)):
-        metrics.take(ev.Entry(seq=seq, at=0.0, session=0, elapsed=0.0, device_kind="cuda", body=body))
-    assert metrics.nodes == {"node-1": True, "node-2": False, "node-3": True}
-    assert (metrics.node_losses, metrics.rows_again) == ({"node-2": 1}, {"node-2": 41})
-    assert metrics.held == {"node-1/L001": "m"} and not metrics.occupied
-    assert metrics.peaks == {"node-2/cuda:1": 5 * GIB} and len(metrics.ceilings) == 6
+    pytest.importorskip("prometheus_client")
+    found = {
+        (sample.name.removeprefix("interlock_"), *sample.labels.values()): sample.value
+        for family in families(folded(*BEGUN, *LOSS))
+        for sample in family.samples
+    }
+    assert {of[1]: number for of, number in found.items() if of[0] == "node_up"} == {
+        "node-1": 1, "node-2": 0, "node-3": 1
+    }  # fmt: skip
+    assert (found["node_losses_total", "node-2"], found["rows_again_total", "node-2"]) == (1, 41)
+    assert found["leases_held", "m"] == 1 and not any(of[0] == "device_occupied_bytes" for of in found)
+    assert found["device_peak_occupied_bytes", "node-2/cuda:1"] == 5 * GIB
+    assert sum(of[0] == "device_ceiling_bytes" for of in found) == 6

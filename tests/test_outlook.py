@@ -1,15 +1,14 @@
 """When a run ends: at a model's own pace, at that of its earlier runs, or at that of the other models."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from interlock.engine.record.events import DeviceLost
 from interlock.engine.record.health import KNOWN, LEAST, UNKNOWN, time_left, time_left_of
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
 from interlock.engine.record.state import Lately
-from tests.snapshots import one_pass, sample
+from tests.snapshots import did, one_pass, sample
 from tools.recorded import Recorded
 
 
@@ -22,7 +21,7 @@ def a_pass(
     for _ in range(done):
         lately.add(cost / 10, seconds / done)
     return replace(
-        view, tokens=1000, cost=cost, cost_done=cost * done / 10, seconds=seconds, lately=lately, known_pace=known,
+        did(view, seconds=seconds), tokens=1000, cost=cost, cost_done=cost * done / 10, lately=lately, known_pace=known,
         devices=("cpu",) if done else (), failure="",
     )  # fmt: skip
 

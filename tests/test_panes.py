@@ -3,13 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace as amended
+from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
 from interlock.engine.record import events as ev
@@ -23,7 +22,7 @@ from interlock.widgets import cache, cluster, gauges, glyphs, header, leases, pa
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, plain, width_of
-from tests.snapshots import GIB, MIB, on_nodes, one_device, one_lease, one_pass, sample
+from tests.snapshots import GIB, MIB, did, on_nodes, one_device, one_lease, one_pass, sample
 
 Draw = Callable[..., list[Row]]
 
@@ -119,7 +118,7 @@ def snapshots(draw: Any) -> Snapshot:
         tuple(replace(each, failure=reason, word="failed") for each in found.passes[:1]) if draw(st.booleans()) else ()
     )
     devices = tuple(
-        replace(each, lost=each.lost and reason, facts=amended(each.facts, label=name, name=draw(names)))
+        replace(each, lost=each.lost and reason, facts=replace(each.facts, label=name, name=draw(names)))
         if draw(st.integers(0, 3)) == 0
         else each
         for each in found.devices
@@ -322,16 +321,16 @@ def test_the_header_counts_nodes_and_a_toggle_waits_for_all_of_them() -> None:
     run = on_nodes(3, lost=(2,))
     assert "2 of 3 nodes" in _text(_head(run, 160)) and "1 node lost" in _text(_head(run, 80))
     assert "3 nodes" in _text(_head(on_nodes(3), 80)) and "node" not in _text(_head(sample(), 200))
-    waits = replace(run, schedule="shared", in_force={"schedule": "shared"})
+    waits = replace(run, schedule="shared")
     assert "EXCL off*" in _text(_head(waits, 140))
-    heard = tuple(amended(node, reached={"schedule": "shared"}) for node in run.nodes)
+    heard = tuple(replace(node, reached={"schedule": "shared"}) for node in run.nodes)
     assert "EXCL off " in _text(_head(replace(waits, nodes=heard), 140))
 
 
 def test_a_pass_in_detail_tells_how_fast_its_nodes_are_the_slowest_first() -> None:
     cells = some_cells()
     moved = {
-        index: amended(batch, device=f"node-{index}/cuda:0,node-{index}/cuda:1")
+        index: replace(batch, device=f"node-{index}/cuda:0,node-{index}/cuda:1")
         for index, batch in cells.committed.items()
     }
     made = plain(passes.detail(on_nodes(5), 1, replace(cells, committed=moved), 160, 20))
@@ -470,7 +469,7 @@ def test_every_state_of_a_pass_has_its_word_without_colour() -> None:
 def test_the_bar_of_a_pass_keeps_its_length_while_its_batches_are_done() -> None:
     ends = set()
     for done in (1, 9, 10, 99, 100, 511):
-        view = one_pass(0, done=done, batches=512, seconds=0.0)
+        view = did(one_pass(0, done=done, batches=512), seconds=0.0)
         ends.add(plain(passes.rows(replace(sample(passes=1), passes=(view,)), 78, 1))[0].index("%"))
     assert len(ends) == 1
 
@@ -495,10 +494,11 @@ def test_collections_without_a_line_are_counted_by_state() -> None:
 
 def test_a_chosen_pass_tells_what_it_keeps_beside_vectors() -> None:
     snapshot = sample()
-    first, *others = (replace(each, terms=0, token_vectors=0, truncated=0) for each in snapshot.passes)
+    first, *others = (replace(did(each, terms=0, token_vectors=0), truncated=0) for each in snapshot.passes)
     dense = replace(snapshot, passes=(first, *others))
     assert "so far" not in _text(passes.detail(dense, 0, some_cells(), 78, 20))
-    rich = replace(first, word="running", terms=40 * first.rows_done, termless=3, token_vectors=9000, token_bytes=2**21)
+    rich = did(first, terms=40 * first.done.rows, termless=3, token_vectors=9000)
+    rich = replace(rich, word="running", kept_bytes=2**21)
     rows = plain(passes.detail(replace(dense, passes=(rich, *others)), 0, some_cells(), 110, 20))
     wanted = "so far: 40 terms a text, 3 without terms, 9,000 token vectors (2.0 MiB)"
     assert [row.rstrip() for row in rows if row.startswith("so far")] == [wanted]
@@ -560,14 +560,14 @@ def test_a_sample_that_was_late_leaves_no_gap_in_time() -> None:
     for seq, (at, body) in enumerate(bodies):
         fold(state, ev.Entry(seq=seq, at=at, session=0, elapsed=at, device_kind="cuda", body=body))
     gauge = state.devices["cuda:0"]
-    assert list(gauge.history) == gauge.course.values == [1, 2, 3, 3, 3]
+    assert [each.memory.occupied for each in gauge.latest] == gauge.course.values == [1, 2, 3, 3, 3]
     assert gauge.memory and gauge.memory.occupied == 4
 
 
 def test_a_held_lease_is_first_with_its_time_and_memory_now() -> None:
     snapshot = sample()
     older = one_lease(9, model="later", held=1.0)
-    held = amended(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
+    held = replace(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
     made = plain(leases.rows(replace(snapshot, leases=(held, older)), 78, 3))
     assert made[0].split()[:2] == ["lease", "model"]
     assert made[1].startswith("L002") and "HELD" in made[1] and "2:12" in made[1] and "9.6 now" in made[1]

@@ -132,7 +132,7 @@ def test_the_time_left_of_a_model_that_has_not_begun_is_told_by_its_cost(unlike)
     run, _ = unlike
     now = next(now for now in moments(run) if now.passes[0].batches_done == now.passes[0].batches)
     cheap, dear = now.passes
-    pace = cheap.seconds / cheap.cost
+    pace = cheap.done.seconds / cheap.cost
     left = time_left(now)
     assert left
     assert left.seconds == pytest.approx(dear.cost * pace)

@@ -2,10 +2,10 @@
 
 import re
 import time
-from dataclasses import replace
 from itertools import accumulate, takewhile
 
 import pytest
+from msgspec.structs import replace
 
 from interlock.console.front_ends.headless import Headless
 from interlock.console.sources.session import Session

@@ -2,10 +2,10 @@
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from interlock.console.text.progress_text import bar, progress
 from interlock.console.text.recap import next_commands, recap
@@ -13,7 +13,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.snapshot import coverage
 from interlock.widgets import formats
 from tests.builders import corpus, interlock, sentences
-from tests.snapshots import one_lease, sample
+from tests.snapshots import did, one_lease, sample
 
 RUN = Path("runs/r 1")
 
@@ -33,7 +33,7 @@ def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
 
 def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
     run = sample(phase="stopped")
-    one = replace(run.passes[0], rows_done=1, terms=0)
+    one = did(run.passes[0], rows=1, terms=0)
     run = replace(run, passes=(one,), reason="stopped by the operator between batches: --resume continues")
     first, *rest = recap(run, RUN)
     assert first.startswith("STOPPED") and first.endswith(": by the operator between batches")
@@ -57,7 +57,7 @@ def test_texts_without_a_vector_are_counted_beside_those_of_their_model():
 def test_texts_that_no_query_finds_are_counted_beside_the_terms_of_the_others():
     run = sample(phase="completed")
     first, *others = run.passes
-    sparse = replace(first, kind="sparse", terms=2 * first.rows_done, termless=3)
+    sparse = replace(did(first, terms=2 * first.done.rows, termless=3), kind="sparse")
     assert " texts, 2 terms a text, 3 without terms " in text_of(replace(run, passes=(sparse, *others)))
     assert "without terms" not in text_of(run)
 
@@ -139,7 +139,7 @@ def test_a_store_of_several_collections_is_searched_in_the_first_that_has_chunks
 
 def test_texts_a_second_are_those_of_all_devices_wherever_they_are_told():
     run = sample(phase="completed")
-    both = replace(run.passes[0], rows_done=1000, tokens_done=5000, seconds=100.0, devices=("cuda:0", "cuda:1"))
+    both = replace(did(run.passes[0], rows=1000, tokens=5000, seconds=100.0), devices=("cuda:0", "cuda:1"))
     run = replace(run, passes=(both,))
     assert re.search(r"1,000 texts  +0:50  +20\.0  +cuda:0, cuda:1", text_of(run))
     assert formats.rates(run) == (20.0, 100.0)

@@ -102,16 +102,16 @@ def test_a_batch_is_found_beside_collections_that_have_none_and_in_any_order_of_
 
 def test_folding_the_same_plan_again_keeps_what_was_done_under_it():
     state = folded(read(), planned(), committed(0), RESUMED, read(), planned())
-    assert (state.collections["Docs"].shares[0].batches_done, state.collections["Docs"].shares[0].rows_done) == (1, 2)
+    assert (state.collections["Docs"].shares[0].batches_done, state.collections["Docs"].shares[0].done.rows) == (1, 2)
 
 
 def test_a_redone_batch_is_counted_once():
     lost = ev.BatchesLost(model_pass=0, batches=[1])
     state = folded(read(), planned(), committed(0), committed(1), lost)
     share = state.collections["Docs"].shares[0]
-    assert (share.batches_done, share.rows_done, state.batches_lost) == (1, 2, 1)
+    assert (share.batches_done, share.done.rows, state.batches_lost) == (1, 2, 1)
     folded(committed(1), state=state, session=1)
-    assert (share.batches_done, share.rows_done) == (2, 4)
+    assert (share.batches_done, share.done.rows) == (2, 4)
 
 
 STARTED = ev.RunStarted(
@@ -282,7 +282,7 @@ def test_a_lost_batch_takes_its_seconds_and_its_rows_with_it():
     state = folded(read(), planned(), committed(0), committed(1))
     folded(ev.BatchesLost(model_pass=0, batches=[0]), committed(0), state=state)
     (share,) = state.shares()
-    assert (share.seconds, share.computed) == (1.0, {("cpu", ""): 4})
+    assert (share.done.seconds, share.computed) == (1.0, {("cpu", ""): 4})
 
 
 def test_the_schedule_of_a_resumed_run_is_what_its_last_session_was_called_with():
@@ -318,6 +318,6 @@ def test_the_peak_of_a_device_is_that_of_all_sessions_unless_it_is_another_devic
     told(0, found("Tesla T4"))
     told(1, ev.DeviceSampled(device="cuda:0", memory=Memory(allocated=1, occupied=7)))
     told(2, found("Tesla T4"))
-    assert state.devices["cuda:0"].peak_occupied == 7
+    assert state.devices["cuda:0"].peak == 7
     told(4, found("NVIDIA L4"))
-    assert state.devices["cuda:0"].peak_occupied == 0
+    assert state.devices["cuda:0"].peak == 0

@@ -62,7 +62,8 @@ def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) ->
 
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
     """What was saved and what went wrong, a line each with its rank."""
-    reused, computed, wanted = _sums(snapshot.passes, "reused", "rows_done", "rows")
+    reused, wanted = _sums(snapshot.passes, "reused", "rows")
+    computed = sum(each.done.rows for each in snapshot.passes)
     read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
     return [
         (2, _fact("models", _models(snapshot))),

@@ -6,10 +6,9 @@ for a while. Pure.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from msgspec.structs import replace as amended
+from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of
 from interlock.engine.record.snapshot import DeviceView
@@ -127,7 +126,7 @@ def _line(line: NodeLine, head: Span, gauge: Row, width: int) -> Row:
 
 def _local(device: DeviceView) -> DeviceView:
     """A device by its name on its node."""
-    return replace(device, facts=amended(device.facts, name=device.facts.name.rpartition("/")[2]))
+    return replace(device, facts=replace(device.facts, name=device.facts.name.rpartition("/")[2]))
 
 
 def _more(others: Sequence[NodeLine], width: int) -> Row:

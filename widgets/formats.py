@@ -109,7 +109,7 @@ def rates(snapshot: Snapshot) -> tuple[float, float]:
     """Compute rows and tokens a second: of the latest whole seconds; once the run is over, the mean of its batches."""
     if snapshot.over:
         seconds = wall_seconds(snapshot.passes) or 1.0
-        return sum(each.rows_done for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
+        return sum(each.done.rows for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
     return recent(snapshot.pace.rows, window(snapshot)), recent(snapshot.pace.tokens, window(snapshot))
 
 

@@ -283,14 +283,14 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     left = time_left_of(each) if each.word in ("running", "waiting") and goes_on else None
     if left:
         return duration(left.seconds) + " left"
-    return duration(each.wall_seconds) if each.seconds else ""
+    return duration(each.wall_seconds) if each.done.seconds else ""
 
 
 def _weight(each: PassView) -> str:
     """Its weight in the fusion; of a sparse model, which is not fused, how many terms a text has."""
     if each.kind == "dense":
         return f"w {each.weight:.2f}"
-    return f"{each.terms_per_text:.0f} terms" if each.terms else "sparse"
+    return f"{each.terms_per_text:.0f} terms" if each.done.terms else "sparse"
 
 
 NEEDED = 4

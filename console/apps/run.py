@@ -6,9 +6,9 @@ until somebody asks it to stop.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from textual.driver import Driver
 from textual.timer import Timer
 
@@ -172,7 +172,7 @@ class Console(Frame[Leave]):
         if ages and now.latest_at and not now.over:
             now = replace(now, elapsed=now.elapsed + max(0.0, time.time() - now.latest_at))
         if self.look.slow_link:
-            plain = tuple(replace(device, history=(), heat=(), course=()) for device in now.devices)
+            plain = tuple(replace(device, latest=(), course=()) for device in now.devices)
             now = replace(now, devices=plain, pace=Pace())
         return now
 

@@ -64,7 +64,7 @@ def run_with_front_end(
     def told(line: str) -> None:
         say(f"interlock: {safe(line)}")
 
-    with exposed(audience.metrics, lambda: session.work.directory.journal if session.work else None, told):
+    with exposed(audience.metrics, lambda: session.work.recorder if session.work else None, told):
         try:
             return _watched(session, chunks, configuration, audience)
         finally:

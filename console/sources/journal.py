@@ -12,8 +12,9 @@ import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen

@@ -86,14 +86,14 @@ def _word(each: PassView, snapshot: Snapshot) -> str:
 def _done(each: PassView) -> str:
     """Texts that were computed, those of them without a vector, and what else was given of them."""
     whole = each.batches_done >= each.batches
-    texts = several(each.rows_done, "text") if whole else f"{each.rows_done:,} of {several(each.rows, 'text')}"
+    texts = several(each.done.rows, "text") if whole else f"{each.done.rows:,} of {several(each.rows, 'text')}"
     texts = several(each.reused, "text") if each.word == "reused" else texts
     texts += f", {each.parked} parked" * bool(each.parked)
     return ", ".join([texts, *outputs_of(each)])
 
 
 def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
-    if not timed(snapshot.device_kind) or not each.seconds:
+    if not timed(snapshot.device_kind) or not each.done.seconds:
         return "", ""
     return duration(each.wall_seconds), f"{each.rows_per_second:.1f}"
 

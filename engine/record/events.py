@@ -1,7 +1,8 @@
 """Every fact of a run as one small frozen type; journal, state and summary are folds of these.
 
 An event says what happened and never how it is shown. What it tells that state and summary use too is a type of
-`facts`, which the event extends by its place. Types are only ever extended by optional fields.
+`facts`, which the event extends by its place. Types are only ever extended by optional fields. What is told whether or
+not work goes on is a `Sample` or an `Answer`: from everything else a run is seen to go on.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from interlock.engine.record.facts import (
     MissingModel,
     Mitigation,
     ParkedRow,
+    Planned,
     Readings,
     Receipt,
     Recovery,
@@ -31,11 +33,23 @@ from interlock.engine.record.facts import (
     Setting,
     Status,
     Verification,
+    Work,
 )
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=False):
     """Base of all events."""
+
+
+class Sample(Event, frozen=True):
+    """How something stands, told about once a second: no sign of work, and nothing that a node's report hurries for."""
+
+
+class Answer(Event, frozen=True):
+    """What became of something that an operator asked for; `control` and `value` say what."""
+
+    control: str
+    value: str
 
 
 class RunStarted(Event, frozen=True, tag="run_started"):
@@ -77,7 +91,7 @@ class DevicesFound(Event, frozen=True, tag="devices_found"):
     devices: list[DeviceFacts]
 
 
-class DeviceSampled(Event, frozen=True, tag="device_sampled"):
+class DeviceSampled(Sample, frozen=True, tag="device_sampled"):
     """How a device stands, about once a second while models are leased."""
 
     device: str
@@ -120,12 +134,10 @@ class NodeRefused(Event, frozen=True, tag="node_refused"):
     reason: str
 
 
-class ControlReached(Event, frozen=True, tag="control_reached"):
+class ControlReached(Answer, frozen=True, kw_only=True, tag="control_reached"):
     """What an operator asked for is in force on a node: told once for every change and every node that was there."""
 
     node: str
-    control: str
-    value: str
 
 
 class BatchesDoubled(Event, frozen=True, tag="batches_doubled"):
@@ -139,19 +151,15 @@ class BatchesDoubled(Event, frozen=True, tag="batches_doubled"):
     rows: int
 
 
-class ControlApplied(Event, frozen=True, tag="control_applied"):
+class ControlApplied(Answer, frozen=True, kw_only=True, tag="control_applied"):
     """Something an operator changed while the run went on, and from when on it counts."""
 
-    control: str
-    value: str
     who: str
 
 
-class ControlRefused(Event, frozen=True, tag="control_refused"):
+class ControlRefused(Answer, frozen=True, kw_only=True, tag="control_refused"):
     """Something an operator asked for that cannot be, and why."""
 
-    control: str
-    value: str
     who: str
     reason: str
 
@@ -208,32 +216,18 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
     digest: str = ""
 
 
-class PassPlanned(Event, frozen=True, tag="pass_planned"):
-    """What one model will do for one collection; `batches` of the pass begin at `first_batch`. `flops` is what all of
-    them are predicted to cost, each by `cost`; 0 and None where that is not known, as in older journals. `token_bytes`
-    is what the vectors of their tokens will take; `seen_tokens` are those of all its texts, reused ones too, that the
-    model's limit lets it see, None in older journals. `split` of the rows are longer than that limit and computed as
-    `spans`, which takes `split_tokens` more than cutting them off."""
+class PassPlanned(Planned, Event, frozen=True, kw_only=True, tag="pass_planned"):
+    """What one model will do for one collection; `batches` of the pass begin at `first_batch`, each predicted to cost
+    what `cost` says, None in older journals. `seen_tokens` are those of all its texts, reused ones too, that the
+    model's limit lets it see, None in older journals."""
 
     model_pass: int
     model: str
     collection: str
     first_batch: int
-    batches: int
-    rows: int
-    reused: int
-    tokens: int
-    padding: int
-    truncated: int
-    truncated_tokens: int
     plan: str
-    flops: float = 0.0
     cost: Cost | None = None
-    token_bytes: int = 0
     seen_tokens: int | None = None
-    split: int = 0
-    spans: int = 0
-    split_tokens: int = 0
 
 
 class RowsReused(Event, frozen=True, tag="rows_reused"):
@@ -340,29 +334,18 @@ class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated")
     """The memory law was corrected; `margin` is kept beside what it says."""
 
 
-class BatchCommitted(Event, frozen=True, tag="batch_committed"):
+class BatchCommitted(Work, Event, frozen=True, kw_only=True, tag="batch_committed"):
     """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
     joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
-    them came from one place. `rows` counts those that were parked too; `seconds` is the wall time of the batch, with
-    what its mitigations cost; `terms` how many weights the rows have, `termless` how many rows have none, and
-    `token_vectors` how many vectors of tokens, 0 of a model that gives none; `spans` how many rows the forwards had, 0
-    where each text was one."""
+    them came from one place."""
 
     model_pass: int
     batch_index: int
-    rows: int
-    tokens: int
-    padding: int
-    seconds: float
     device: str
     crc: int
     forwards: int = 1
     dtype: str = ""
     parts: list[Computed] = []
-    terms: int = 0
-    termless: int = 0
-    token_vectors: int = 0
-    spans: int = 0
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):

@@ -6,6 +6,7 @@ it extends; descriptions of fields are those of the summary's schema. Types are 
 """
 
 from collections.abc import Iterable, Mapping
+from operator import add, attrgetter, sub
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -110,7 +111,11 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Readings(Struct, frozen=True, kw_only=True):
-    """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts."""
+    """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts.
+
+    One more figure of a device, or of the host that it is in, is an optional field here, set where the device makes its
+    readings: `DeviceSampled` carries it, from nodes too, and `DeviceView.latest` has it of each of the last seconds.
+    """
 
     used: int
     total: int
@@ -175,6 +180,56 @@ class Cost(Struct, frozen=True, kw_only=True):
     def of(self, rows: int, tokens: int) -> float:
         """Predict the operations for `tokens` tokens, padding included, in `rows` rows of nearly one length."""
         return (self.per_token + self.per_pair * tokens / max(1, rows)) * tokens
+
+
+class Planned(Struct, frozen=True):
+    """What a model will do for a collection, or for several of them: all of it adds up.
+
+    `flops` is what the batches are predicted to cost; 0 where that is not known, as in older journals. `token_bytes` is
+    what the vectors of their tokens will take. `split` of the rows are longer than the model's limit and computed as
+    `spans`, which takes `split_tokens` more than cutting them off.
+    """
+
+    batches: int
+    rows: int
+    reused: int
+    tokens: int
+    padding: int
+    truncated: int
+    truncated_tokens: int
+    flops: float = 0.0
+    token_bytes: int = 0
+    split: int = 0
+    spans: int = 0
+    split_tokens: int = 0
+
+
+class Work(Struct, frozen=True):
+    """What a batch did, or many of them together: all of it adds up.
+
+    `rows` counts those that were parked too; `seconds` is the wall time, with what mitigations cost; `terms` how many
+    weights the rows have, `termless` how many rows have none, and `token_vectors` how many vectors of tokens, 0 of a
+    model that gives none; `spans` how many rows the forwards had, 0 where each text was one.
+    """
+
+    rows: int
+    tokens: int
+    padding: int
+    seconds: float
+    terms: int = 0
+    termless: int = 0
+    token_vectors: int = 0
+    spans: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(add, _counts(self), _counts(other)))
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(*map(sub, _counts(self), _counts(other)))
+
+
+_counts = attrgetter(*Work.__struct_fields__)
+NO_WORK = Work(0, 0, 0, 0.0)
 
 
 class Grant(Struct, frozen=True, kw_only=True):

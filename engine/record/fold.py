@@ -34,10 +34,6 @@ STAGES: dict[type[ev.AnyEvent], str] = {
     ev.LeaseGranted: "running",
 }
 """The stage that begins with an event."""
-STILL: frozenset[type[ev.AnyEvent]] = frozenset(
-    {ev.DeviceSampled, ev.ControlApplied, ev.ControlRefused, ev.ControlReached}
-)
-"""What is told where no work goes on as well."""
 
 
 @contextmanager
@@ -76,10 +72,10 @@ def fold_all(state: RunState, entries: Iterable[Entry]) -> RunState:
 
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
-    state.latest_at, kind = entry.at, type(entry.body)
-    if kind not in STILL or _lifts(entry.body):
+    state.latest_at = entry.at
+    if not isinstance(entry.body, ev.Sample | ev.Answer) or _lifts(entry.body):
         state.progressed_at = entry.at
-    state.stage = STAGES.get(kind, state.stage)
+    state.stage = STAGES.get(type(entry.body), state.stage)
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
@@ -107,7 +103,6 @@ def fold(state: RunState, entry: Entry) -> None:
         case ev.DownloadRetried():
             state.retries.append(entry.body)
         case ev.CorpusTokenised():
-            state.tokenised.append(entry.body)
             state.texts_digest = state.texts_digest or entry.body.digest
         case ev.NodeJoined() | ev.NodeLost() | ev.NodeRefused() | ev.ControlReached() | ev.BatchesDoubled():
             _fold_node(state, entry.body)
@@ -154,9 +149,9 @@ def _equip(state: RunState, found: Iterable[DeviceFacts], before: Iterable[str])
     same one."""
     for name in before:
         gone = state.devices.pop(name)
-        state.peaks[name, gone.facts.label] = gone.peak_occupied
+        state.peaks[name, gone.facts.label] = gone.peak
     for facts in found:
-        state.devices[facts.name] = Gauge(facts, peak_occupied=state.peaks.get((facts.name, facts.label), 0))
+        state.devices[facts.name] = Gauge(facts, peak=state.peaks.get((facts.name, facts.label), 0))
 
 
 def _fold_node(state: RunState, event: NodeEvent) -> None:
@@ -183,14 +178,13 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     state.retries.clear()
     state.deadline = 0.0
     state.status, state.reason, state.exit_code = None, "", None
-    state.current_pass, state.latest_batch = None, None
+    state.current_pass, state.batch_index = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     state.failures.clear()
     for lease in list(state.held.values()):
         _keep(state, replace(lease, left=True))
     state.nodes = {name: node.before_joining() for name, node in state.nodes.items()}
     state.models.clear()
-    state.tokenised.clear()
     state.schedule = event.schedule or state.schedule
     for collection in state.collections.values():
         collection.status, collection.reason, collection.verification = None, "", None
@@ -245,7 +239,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             _lose(state, event)
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:  # or the batch of another pass would be shown as its latest
-                state.current_pass, state.latest_batch, state.slowest = event.model_pass, None, 0.0
+                state.current_pass, state.batch_index, state.slowest = event.model_pass, None, 0.0
             _keep(state, replace(convert(event, LeaseState, from_attributes=True), granted_at=state.latest_at))
         case ev.ModelAttached(lease=name) if lease := state.leases.get(name):
             attached = replace(
@@ -260,7 +254,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             _keep(state, replace(lease, held_seconds=event.held_seconds, receipts=event.receipts))
             for receipt in event.receipts:
                 if gauge := state.devices.get(receipt.device):
-                    gauge.peak_occupied = max(gauge.peak_occupied, receipt.peak.occupied)
+                    gauge.peak = max(gauge.peak, receipt.peak.occupied)
                     gauge.memory = gauge.memory if receipt.lost else receipt.after
         case ev.CanaryChecked():
             state.canaries.append(event)
@@ -314,22 +308,17 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
         plan = share.plan = replace(share.plan, cost=event.cost, flops=event.flops)
         done = state.committed.get(event.model_pass, {})
         mine = range(plan.first_batch, plan.first_batch + plan.batches)
-        share.flops_done = sum(_flops(share, done[index]) for index in mine if index in done)
-
-
-def _flops(share: Share, batch: ev.BatchCommitted) -> float:
-    cost = share.plan.cost
-    return cost.of(batch.spans or batch.rows, batch.tokens + batch.padding) if cost else 0.0
+        share.flops_done = sum(share.flops_of(done[index]) for index in mine if index in done)
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
-    state.current_pass, state.latest_batch = event.model_pass, event.batch_index
+    state.current_pass, state.batch_index = event.model_pass, event.batch_index
     state.slowest = max(state.slowest, event.seconds)
     state.pace.rows[-1] += event.rows
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if owner := state.share_of(event.model_pass, event.batch_index):
-        _count(state, owner[1], event, 1)
+        owner[1].take(event, _usual_dtype(state, event.model_pass))
 
 
 def _lose(state: RunState, event: ev.BatchesLost) -> None:
@@ -341,24 +330,9 @@ def _lose(state: RunState, event: ev.BatchesLost) -> None:
     for batch_index in event.batches:
         gone = state.committed[event.model_pass].pop(batch_index)
         if owner := state.share_of(event.model_pass, batch_index):
-            _count(state, owner[1], gone, -1)
+            owner[1].lose(gone, _usual_dtype(state, event.model_pass))
 
 
-def _count(state: RunState, share: Share, batch: ev.BatchCommitted, sign: int) -> None:
-    """Add what a batch did to its share; with -1, take it out again."""
-    share.batches_done += sign
-    share.rows_done += sign * batch.rows
-    share.tokens_done += sign * batch.tokens
-    share.seconds += sign * batch.seconds
-    share.terms += sign * batch.terms
-    share.token_vectors += sign * batch.token_vectors
-    share.termless += sign * batch.termless
-    share.flops_done += sign * _flops(share, batch)
-    if sign > 0:
-        share.by_tokens.add(batch.tokens, batch.seconds)
-        share.by_flops.add(_flops(share, batch), batch.seconds)
-    if not batch.parts:
-        dtype = batch.dtype or (state.roster[batch.model_pass].dtype if state.roster else "")
-        share.computed[batch.device, dtype] += sign * batch.rows
-    for part in batch.parts:
-        share.computed[part.device, part.dtype] += sign * part.rows
+def _usual_dtype(state: RunState, model_pass: int) -> str:
+    """What a pass was computed in where a batch of an older journal does not say."""
+    return state.roster[model_pass].dtype if state.roster else ""

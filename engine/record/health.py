@@ -155,7 +155,8 @@ def time_left(snapshot: Snapshot) -> Outlook | None:
     passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
     if snapshot.over or snapshot.phase == GONE or not passes:
         return None
-    seconds, done = (sum(getattr(each, name) for each in snapshot.passes) for name in ("seconds", "cost_done"))
+    seconds = sum(each.done.seconds for each in snapshot.passes)
+    done = sum(each.cost_done for each in snapshot.passes)
     usual = seconds / done if done else 0.0
     held = {name for each in snapshot.passes for name in each.at_work}
     working = side_by_side(held) if held else _usable(snapshot)
@@ -264,10 +265,10 @@ def outputs_of(each: PassView) -> list[str]:
     """Tell what a pass has given beside a vector of each text, and how much of its texts its model sees."""
     seen = "" if each.coverage is None else f" ({int(each.coverage * 1000) / 10}% of the tokens seen)"
     facts = [f"{each.truncated:,} truncated{seen}"] * bool(each.truncated)
-    facts += [f"{each.terms_per_text:.0f} terms a text"] * bool(each.terms)
-    facts += [f"{each.termless:,} without terms"] * bool(each.termless)
-    kept = f"{several(each.token_vectors, 'token vector')} ({human_bytes(each.token_bytes)})"
-    return facts + [kept] * bool(each.token_vectors)
+    facts += [f"{each.terms_per_text:.0f} terms a text"] * bool(each.done.terms)
+    facts += [f"{each.done.termless:,} without terms"] * bool(each.done.termless)
+    kept = f"{several(each.done.token_vectors, 'token vector')} ({human_bytes(each.kept_bytes)})"
+    return facts + [kept] * bool(each.done.token_vectors)
 
 
 def nodes_reached(snapshot: Snapshot, control: str) -> str:

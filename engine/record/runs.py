@@ -139,7 +139,7 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
     """A run that is not closed, or whose summary cannot be read."""
     seen = snapshot(state, 0)
     if not in_use and not seen.over:
-        seen = replace(seen, phase=GONE, reason=DIED)
+        seen = msgspec.structs.replace(seen, phase=GONE, reason=DIED)
     return _shown(directory, seen, now)
 
 

@@ -6,12 +6,25 @@ it; what is derived (rates, time left) is computed from the copy, outside the lo
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings, on_host, rehearsed
-from interlock.engine.record.state import Control, Lately, LeaseState, NodeState, Pace, RunState
+from interlock.engine.record.facts import NO_WORK, DeviceFacts, Memory, Planned, Readings, Work, on_host, rehearsed
+from interlock.engine.record.state import (
+    CollectionState,
+    Control,
+    Gauge,
+    Lately,
+    LeaseState,
+    NodeState,
+    Pace,
+    RunState,
+    Standing,
+)
 
 NEARLY = 1 - 1e-9
 GONE = "stopped writing"
@@ -20,45 +33,47 @@ LEASES = 64
 """The latest leases that are shown."""
 
 
-@dataclass(frozen=True)
-class DeviceView:
-    """One device, in bytes: `weights` are what open leases have attached; `history` is occupied bytes, one a second,
-    oldest first, the last of `samples`; `heat` its degrees; `course` the most of every `course_step` seconds of the
-    whole run."""
+class DeviceView(Struct, frozen=True, kw_only=True):
+    """One device, in bytes: `weights` are what open leases have attached; `latest` is its sample of each of the last
+    seconds, oldest first, of `samples` in all; `course` the most of every `course_step` seconds of the whole run."""
 
     facts: DeviceFacts
     memory: Memory | None
     readings: Readings | None
     peak: int
     weights: int
-    history: tuple[int, ...]
     lost: str
+    latest: tuple[ev.DeviceSampled, ...] = ()
     samples: int = 0
-    heat: tuple[int, ...] = ()
     course: tuple[int, ...] = ()
     course_step: int = 1
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Bytes occupied in each of the last seconds."""
+        return tuple(each.memory.occupied for each in self.latest)
 
-@dataclass(frozen=True)
-class PassView:
-    """One model over all rows: `cells` are the batch indices that are committed, in no order."""
+    @property
+    def heat(self) -> tuple[int, ...]:
+        """Degrees in each of the last seconds that tell of them."""
+        heat = (each.readings.temperature for each in self.latest if each.readings)
+        return tuple(each for each in heat if each is not None)
+
+
+class PassView(Planned, frozen=True, kw_only=True):
+    """One model over all rows, as planned and as far as it is `done`."""
 
     model_pass: int
     model: str
     weight: float
     word: str
     """queued, running, waiting, done, failed, missing or reused."""
-    batches: int
+    done: Work = NO_WORK
     batches_done: int
-    rows: int
-    rows_done: int
-    reused: int
-    tokens: int
-    tokens_done: int
-    seconds: float
+    cells: tuple[int, ...]
+    """The batch indices that are committed, in no order."""
     devices: tuple[str, ...]
     """Those that ever computed a batch of it."""
-    cells: tuple[int, ...]
     mitigations: int
     parked: int
     failure: str
@@ -72,24 +87,16 @@ class PassView:
     at_work: tuple[str, ...] = ()
     """The devices that it holds now, without those that were lost."""
     kind: str = "dense"
-    terms: int = 0
-    """Weights of the texts that it computed, where it is sparse."""
-    termless: int = 0
-    """Of them, texts that have none."""
-    token_vectors: int = 0
-    """Vectors of the tokens of the texts that it computed, where they are kept."""
-    token_bytes: int = 0
-    """What these take."""
-    truncated: int = 0
-    """Texts that are longer than its limit and cut off there."""
+    kept_bytes: int = 0
+    """What the vectors of its tokens take that were computed."""
     coverage: float | None = None
     """The share of its texts' tokens that it sees, 0 to 1; None where there are none, and in older journals."""
 
     @property
     def terms_per_text(self) -> float:
         """The mean over the texts that it computed and did not park; 0 where there are none."""
-        rows = self.rows_done - self.parked
-        return self.terms / rows if rows > 0 else 0.0
+        rows = self.done.rows - self.parked
+        return self.done.terms / rows if rows > 0 else 0.0
 
     @property
     def share_done(self) -> float:
@@ -106,13 +113,13 @@ class PassView:
     @property
     def rows_per_second(self) -> float:
         """On all of its devices; 0 before there were any batches."""
-        return self.rows_done / self.wall_seconds if self.seconds else 0.0
+        return self.done.rows / self.wall_seconds if self.done.seconds else 0.0
 
 
 def wall_seconds(passes: Sequence[PassView]) -> float:
     """Add up the seconds of these passes' batches, shared by their devices as if none was ever idle."""
     devices = {name for each in passes for name in each.devices}
-    return sum(each.seconds for each in passes) / side_by_side(devices)
+    return sum(each.done.seconds for each in passes) / side_by_side(devices)
 
 
 def side_by_side(devices: Collection[str]) -> int:
@@ -120,8 +127,7 @@ def side_by_side(devices: Collection[str]) -> int:
     return sum(not on_host(name) for name in devices) or len(devices) or 1
 
 
-@dataclass(frozen=True)
-class CollectionView:
+class CollectionView(Struct, frozen=True):
     """One collection, and what became of it; `word` is reading, planned, done, or its final status."""
 
     name: str
@@ -135,9 +141,9 @@ class CollectionView:
     reason: str
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The run at one moment. `seq` counts the entries that are folded in; two snapshots of one `seq` are the same."""
+class Snapshot(Standing, kw_only=True):
+    """The run at one moment, a copy that nobody changes. `seq` counts the entries that are folded in; two snapshots of
+    one `seq` are the same."""
 
     seq: int = -1
     run_id: str = ""
@@ -147,23 +153,7 @@ class Snapshot:
     rehearsed: bool = False
     phase: str = "starting"
     """starting, resolving, reading, planning, running, delivering, or how the run ended."""
-    reason: str = ""
-    exit_code: int | None = None
-    device_kind: str = ""
-    schedule: str = "exclusive"
-    cpu_fallback: bool = True
-    paused: bool = False
-    deadline: float = 0.0
-    """When this session has to be over, in seconds since the epoch; 0 where it has no end."""
-    began_at: float = 0.0
-    latest_at: float = 0.0
-    progressed_at: float = 0.0
-    """When a batch was last committed, a lease changed hands, or anything else was told that is work."""
-    slowest: float = 0.0
-    """Seconds of the longest batch of the current pass in this session."""
     elapsed: float = 0.0
-    current_pass: int | None = None
-    batch_index: int | None = None
     collection: str = ""
     """The one that is being read, computed (that of the latest batch) or written."""
     devices: tuple[DeviceView, ...] = ()
@@ -178,8 +168,6 @@ class Snapshot:
     controls: tuple[Control, ...] = ()
     nodes: tuple[NodeState, ...] = ()
     """Of a cluster, those of earlier sessions too; none on one machine."""
-    in_force: Mapping[str, str] = field(default_factory=dict)
-    """What operators may change, by control."""
 
     @property
     def over(self) -> bool:
@@ -214,7 +202,7 @@ class Snapshot:
 
     @property
     def tokens_done(self) -> int:
-        return sum(each.tokens_done for each in self.passes)
+        return sum(each.done.tokens for each in self.passes)
 
     @property
     def share_done(self) -> float:
@@ -238,50 +226,37 @@ class Snapshot:
 
 def snapshot(state: RunState, seq: int) -> Snapshot:
     """Copy what the state says now, where `seq` is that of the entry folded last."""
-    started = state.started
-    config = started.config if started else {}
+    config = state.started.config if state.started else {}
     held = list(state.held.values())
     # Operations and tokens cannot be added up: tokens count for all, if one share has no price.
     priced = all(share.plan.flops for share in state.shares() if share.plan.batches)
-    latest = list(islice(reversed(state.leases.values()), LEASES))[::-1]
+    warnings = [state.warnings, state.residues, *(each.warnings for each in state.collections.values())]
     return Snapshot(
+        **dict(zip(_STANDING, _stands(state), strict=True)),
         seq=seq,
-        run_id=started.run_id if started else "",
-        chunks=started.chunks if started else "",
+        run_id=state.started.run_id if state.started else "",
+        chunks=state.started.chunks if state.started else "",
         store=str(config["qdrant"].value or "") if "qdrant" in config else "",
         rehearsed=rehearsed(config),
         phase=_phase(state),
-        reason=state.reason,
-        exit_code=state.exit_code,
-        device_kind=state.device_kind,
-        schedule=state.schedule or "exclusive",
-        cpu_fallback=state.cpu_fallback,
-        paused=state.paused,
-        deadline=state.deadline,
-        began_at=state.began_at,
-        latest_at=state.latest_at,
-        progressed_at=state.progressed_at,
-        slowest=state.slowest,
         elapsed=state.elapsed,
-        current_pass=state.current_pass,
-        batch_index=state.latest_batch,
         collection=_current(state),
-        devices=tuple(_device(state, name, held) for name in state.devices),
+        devices=tuple(_device(gauge, held) for gauge in state.devices.values()),
         passes=tuple(_pass(state, number, held, priced) for number in range(len(state.roster))) if state.plans else (),
-        leases=tuple(latest),
+        leases=tuple(islice(reversed(state.leases.values()), LEASES))[::-1],
         leases_in_all=len(state.leases),
-        collections=tuple(_collection(state, name) for name in state.collections),
+        collections=tuple(map(_collection, state.collections.values())),
         models=tuple(state.models),
         retries=len(state.retries),
-        warnings=len(state.warnings)
-        + len(state.residues)
-        + sum(bool(node.refused) for node in state.nodes.values())
-        + sum(len(each.warnings) for each in state.collections.values()),
+        warnings=sum(map(len, warnings)) + sum(bool(node.refused) for node in state.nodes.values()),
         pace=state.pace.copy(),
         controls=tuple(state.controls),
         nodes=tuple(state.nodes.values()),
-        in_force=state.in_force,
     )
+
+
+_STANDING = Standing.__struct_fields__
+_stands = attrgetter(*_STANDING)
 
 
 def _phase(state: RunState) -> str:
@@ -295,67 +270,51 @@ def _phase(state: RunState) -> str:
 def _current(state: RunState) -> str:
     if state.status:
         return ""
-    if state.current_pass is not None and state.latest_batch is not None and _phase(state) == "running":
-        owner = state.share_of(state.current_pass, state.latest_batch)
+    if state.current_pass is not None and state.batch_index is not None and _phase(state) == "running":
+        owner = state.share_of(state.current_pass, state.batch_index)
         return owner[0].name if owner else ""
     return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
 
 
-def _device(state: RunState, name: str, held: Sequence[LeaseState]) -> DeviceView:
-    gauge = state.devices[name]
+def _device(gauge: Gauge, held: Sequence[LeaseState]) -> DeviceView:
     return DeviceView(
         facts=gauge.facts,
         memory=gauge.memory,
         readings=gauge.readings,
-        peak=gauge.peak_occupied,
-        weights=sum(lease.weights_on.get(name, 0) for lease in held),
-        history=tuple(gauge.history),
+        peak=gauge.peak,
+        weights=sum(lease.weights_on.get(gauge.facts.name, 0) for lease in held),
         lost=gauge.lost,
+        latest=tuple(gauge.latest),
         samples=gauge.course.count,
-        heat=tuple(gauge.heat),
         course=tuple(gauge.course.values),
         course_step=gauge.course.step,
     )
 
 
 def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool) -> PassView:
-    entry, shares = state.roster[number], state.shares_of(number)
-    plans, failed = [share.plan for share in shares], state.failures.get(number)
+    entry, shares, failed = state.roster[number], state.shares_of(number), state.failures.get(number)
+    plans, done = [share.plan for share in shares], sum((share.done for share in shares), NO_WORK)
+    leased = [name for lease in held if lease.model_pass == number for name in lease.devices]
     view = PassView(
+        **{name: sum(getattr(plan, name) for plan in plans) for name in Planned.__struct_fields__},
         model_pass=number,
         model=entry.model,
         weight=entry.weight,
         word="",
-        batches=sum(plan.batches for plan in plans),
+        done=done,
         batches_done=sum(share.batches_done for share in shares),
-        rows=sum(plan.rows for plan in plans),
-        rows_done=sum(share.rows_done for share in shares),
-        reused=sum(plan.reused for plan in plans),
-        tokens=sum(plan.tokens for plan in plans),
-        tokens_done=sum(share.tokens_done for share in shares),
-        seconds=sum(share.seconds for share in shares),
-        devices=tuple(sorted({name for share in shares for name in share.devices})),
         cells=tuple(state.committed.get(number, ())),
+        devices=tuple(sorted({name for share in shares for name in share.devices})),
         mitigations=state.mitigated[number],
         parked=len(set().union(*state.parked.get(number, {}).values())),
         failure=failed.reason if failed else "",
         cost=sum(plan.flops if priced else plan.tokens for plan in plans),
-        cost_done=sum(share.flops_done if priced else share.tokens_done for share in shares),
+        cost_done=sum(share.flops_done if priced else share.done.tokens for share in shares),
         lately=sum((share.by_flops if priced else share.by_tokens for share in shares), Lately()),
         known_pace=state.paces.get(entry.model, 0.0),
-        at_work=tuple(
-            name
-            for lease in held
-            if lease.model_pass == number
-            for name in lease.devices
-            if not (name in state.devices and state.devices[name].lost)
-        ),
+        at_work=tuple(name for name in leased if not (name in state.devices and state.devices[name].lost)),
         kind=entry.kind,
-        terms=sum(share.terms for share in shares),
-        termless=sum(share.termless for share in shares),
-        token_vectors=(vectors := sum(share.token_vectors for share in shares)),
-        token_bytes=vectors * entry.tokens.bytes if entry.tokens else 0,
-        truncated=sum(plan.truncated for plan in plans),
+        kept_bytes=done.token_vectors * entry.tokens.bytes if entry.tokens else 0,
         coverage=coverage(plans),
     )
     return replace(view, word=_word(state, view, held))
@@ -378,10 +337,9 @@ def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
     return "running" if at_work and not state.status else "waiting" if view.batches_done else "queued"
 
 
-def _collection(state: RunState, name: str) -> CollectionView:
-    collection = state.collections[name]
+def _collection(collection: CollectionState) -> CollectionView:
     return CollectionView(
-        name=name,
+        name=collection.name,
         qdrant_collection=collection.read.qdrant_collection,
         word=collection.status or ("planned" if collection.shares else "reading"),
         chunks=collection.read.chunks,
@@ -393,8 +351,7 @@ def _collection(state: RunState, name: str) -> CollectionView:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class PassCells:
+class PassCells(Struct, frozen=True, eq=False):
     """The committed batches of a pass by their index; how often the ladder was climbed for a batch, committed or not,
     and how many of its rows were parked. Equal only to itself."""
 

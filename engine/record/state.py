@@ -1,17 +1,20 @@
-"""The state of a run: what screens show and what the summary says. `fold` is the only way in."""
+"""The state of a run: what screens show and what the summary says. `fold` is the only way in.
+
+It keeps the facts themselves, and what adds up added up. `Standing` is what a front end is told as it stands: state and
+snapshot both are one.
+"""
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import (
+    NO_WORK,
     DeviceFacts,
     Grant,
     Memory,
@@ -20,15 +23,17 @@ from interlock.engine.record.facts import (
     Receipt,
     RosterEntry,
     Status,
+    Work,
     timed,
 )
 
 HISTORY = 600
 """Samples of a device, and seconds of the pace, that are kept: ten minutes."""
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Up to how many seconds a batch took that is counted together; behind these, all others."""
 
 
-@dataclass
-class Lately:
+class Lately(Struct):
     """Cost and seconds of the latest batches: each batch counts a little less with every later one. `squares` is of
     their paces, each weighted with its cost: with it one can tell how much they differ."""
 
@@ -59,26 +64,21 @@ class Lately:
         return math.sqrt(max(0.0, self.squares / self.cost - self.pace**2)) / self.pace
 
 
-@dataclass
-class Share:
+class Share(Struct):
     """One model's work on one collection: as first planned, priced by the latest plan, and what is done of it."""
 
     plan: ev.PassPlanned
-    rows_done: int = 0
-    tokens_done: int = 0
+    done: Work = NO_WORK
     batches_done: int = 0
     flops_done: float = 0.0
-    seconds: float = 0.0
     by_tokens: Lately = field(default_factory=Lately)
     by_flops: Lately = field(default_factory=Lately)
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
-    terms: int = 0
-    """Weights that these rows have, of a sparse model."""
-    termless: int = 0
-    """Of them, rows that have none."""
-    token_vectors: int = 0
-    """Vectors of their tokens that are kept."""
+    lost: Work = NO_WORK
+    """What was done and did not survive, to be done again."""
+    took: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    """Batches, lost ones too, by how many SECONDS they took."""
 
     @property
     def whole(self) -> bool:
@@ -90,9 +90,38 @@ class Share:
         """The devices that computed it."""
         return {device for (device, _), rows in self.computed.items() if rows}
 
+    def flops_of(self, batch: Work) -> float:
+        """Predict what a batch costs, in operations; 0 where that is not known."""
+        cost = self.plan.cost
+        return cost.of(batch.spans or batch.rows, batch.tokens + batch.padding) if cost else 0.0
 
-@dataclass
-class Course:
+    def take(self, batch: ev.BatchCommitted, dtype: str) -> None:
+        """Count a batch; `dtype` is that of rows that do not say theirs."""
+        flops = self.flops_of(batch)
+        self.batches_done += 1
+        self.done += batch
+        self.flops_done += flops
+        self.by_tokens.add(batch.tokens, batch.seconds)
+        self.by_flops.add(flops, batch.seconds)
+        self.took[bisect_left(SECONDS, batch.seconds)] += 1
+        self.computed.update(_places(batch, dtype))
+
+    def lose(self, batch: ev.BatchCommitted, dtype: str) -> None:
+        """Take a batch out again that did not survive."""
+        self.batches_done -= 1
+        self.done -= batch
+        self.lost += batch
+        self.flops_done -= self.flops_of(batch)
+        self.computed.subtract(_places(batch, dtype))
+
+
+def _places(batch: ev.BatchCommitted, dtype: str) -> dict[tuple[str, str], int]:
+    if not batch.parts:
+        return {(batch.device, batch.dtype or dtype): batch.rows}
+    return {(part.device, part.dtype): part.rows for part in batch.parts}
+
+
+class Course(Struct):
     """How a number went from its first second on: the most of every `step` seconds. Where they become too many, two
     of them become one."""
 
@@ -111,17 +140,15 @@ class Course:
             self.step *= 2
 
 
-@dataclass
-class Gauge:
-    """A device and how it stands; history and course are of `occupied` bytes, one a second of this session, and `heat`
-    of degrees."""
+class Gauge(Struct):
+    """A device and how it stands: the sample of each of the last seconds of this session, and the course of its
+    `occupied` bytes over all of them."""
 
     facts: DeviceFacts
     memory: Memory | None = None
     readings: Readings | None = None
-    peak_occupied: int = 0
-    history: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    heat: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    peak: int = 0
+    latest: deque[ev.DeviceSampled] = field(default_factory=lambda: deque(maxlen=HISTORY))
     course: Course = field(default_factory=Course)
     second: int | None = None
     """That of the latest sample."""
@@ -130,19 +157,15 @@ class Gauge:
     def take(self, sample: ev.DeviceSampled, second: int) -> None:
         """Take in a sample; seconds without one were as it says, and a second has one value."""
         self.memory, self.readings = sample.memory, sample.readings
-        self.peak_occupied = max(self.peak_occupied, sample.memory.occupied)
-        heat = sample.readings.temperature if sample.readings else None
+        self.peak = max(self.peak, sample.memory.occupied)
         since = 1 if self.second is None else min(second - self.second, HISTORY)
         self.second = second
         for _ in range(since):
-            self.history.append(sample.memory.occupied)
+            self.latest.append(sample)
             self.course.add(sample.memory.occupied)
-            if heat is not None:
-                self.heat.append(heat)
 
 
-@dataclass
-class CollectionState:
+class CollectionState(Struct):
     """What is known of one collection; until it was read, `read` holds zeros."""
 
     read: ev.CollectionRead
@@ -168,11 +191,11 @@ class LeaseState(Grant, frozen=True, kw_only=True):
     """A lease from its grant to its receipt."""
 
     weights_bytes: int = 0
-    weights_on: dict[str, int] = msgspec.field(default_factory=dict)
+    weights_on: dict[str, int] = field(default_factory=dict)
     attach_seconds: float = 0.0
     warm: bool = False
     held_seconds: float | None = None
-    receipts: list[Receipt] = msgspec.field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
     granted_at: float = 0.0
     left: bool = False
     """Whether its session or its node was gone before it was released."""
@@ -182,8 +205,7 @@ class LeaseState(Grant, frozen=True, kw_only=True):
         return self.held_seconds is None and not self.left
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(Struct, frozen=True):
     """What an operator asked for, when it was answered (seconds since the epoch), and why not, where it was refused."""
 
     control: str
@@ -193,8 +215,7 @@ class Control:
     refused: str = ""
 
 
-@dataclass
-class Pace:
+class Pace(Struct):
     """Rows and tokens committed in each second of work, the latest last; `second` is which one that is."""
 
     second: int = 0
@@ -216,7 +237,7 @@ NodeEvent = ev.NodeJoined | ev.NodeLost | ev.NodeRefused | ev.ControlReached | e
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """A node; what was lost, computed again and sent counts over all sessions."""
+    """A node of a cluster; what was lost, computed again and sent counts over all sessions."""
 
     node: str
     label: str = ""
@@ -266,69 +287,24 @@ class NodeState(Struct, frozen=True, kw_only=True):
         return replace(self, since=None, lost="", refused="", reached={})
 
 
-@dataclass
-class RunState:
-    """Everything an operator or an auditor may ask of a run."""
+class Standing(Struct, kw_only=True):
+    """How a run stands in plain values, times in seconds since the epoch."""
 
-    stage: str = "starting"
-    """What the latest session has come to: starting, resolving, reading, planning or running."""
-    started: ev.RunStarted | None = None
     began_at: float = 0.0
     latest_at: float = 0.0
     progressed_at: float = 0.0
     """When anything was told last but a sample, or an answer to an operator that lifts no pause."""
-    slowest: float = 0.0
-    """Seconds of the longest batch of the current pass in this session."""
     device_kind: str = ""
-    kinds: set[str] = field(default_factory=set)
-    """Of the devices of all sessions."""
-    session: int = 0
-    seconds_of_session: dict[int, float] = field(default_factory=dict)
-    batches_lost: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
-    schedule: str = ""
-    devices: dict[str, Gauge] = field(default_factory=dict)
-    peaks: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Of devices that earlier sessions, or nodes before they joined again, had; by name and label."""
-    nodes: dict[str, NodeState] = field(default_factory=dict)
-    """Empty on one machine."""
-    controls: list[Control] = field(default_factory=list)
+    schedule: str = "exclusive"
     cpu_fallback: bool = True
     paused: bool = False
     deadline: float = 0.0
-    """When the latest session has to be over, in seconds since the epoch; 0 where it has no end."""
-    pace: Pace = field(default_factory=Pace)
-    mitigated: Counter[int] = field(default_factory=Counter)
-    mitigations: list[ev.Entry] = field(default_factory=list)
-    """What the journal says of them, of all sessions."""
-    latest_batch: int | None = None
-    canaries: list[ev.CanaryChecked] = field(default_factory=list)
-    calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
-    residues: list[ev.ResidueFound] = field(default_factory=list)
-    roster: list[RosterEntry] = field(default_factory=list)
-    paces: dict[str, float] = field(default_factory=dict)
-    """Tokens a second on one device of earlier runs, by model."""
-    models: list[ev.ModelResolved] = field(default_factory=list)
-    retries: list[ev.DownloadRetried] = field(default_factory=list)
-    tokenised: list[ev.CorpusTokenised] = field(default_factory=list)
-    texts_digest: str = ""
-    """Of the texts that the run was begun with."""
-    collections: dict[str, CollectionState] = field(default_factory=dict)
-    leases: dict[str, LeaseState] = field(default_factory=dict)
-    held: dict[str, LeaseState] = field(default_factory=dict)
-    """The leases that are held now; searching all of them would slow down every snapshot."""
-    committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
-    parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
-    """By pass, collection and row."""
-    places: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    """Of each pass, the first batch, the number of batches and the collection of every share, sorted."""
-    reused: dict[int, ev.RowsReused] = field(default_factory=dict)
-    plans: dict[tuple[int, str], str] = field(default_factory=dict)
-    passes_completed: set[int] = field(default_factory=set)
-    failures: dict[int, ev.PassFailed] = field(default_factory=dict)
+    """When the latest session has to be over; 0 where it has no end."""
+    slowest: float = 0.0
+    """Seconds of the longest batch of the current pass in this session."""
     current_pass: int | None = None
-    warnings: dict[str, None] = field(default_factory=dict)
-    status: Status | None = None
+    batch_index: int | None = None
+    """That of the latest batch."""
     reason: str = ""
     exit_code: int | None = None
 
@@ -337,6 +313,55 @@ class RunState:
         """What operators may change, as controls have it."""
         switches = {"pause": self.paused, "cpu_fallback": self.cpu_fallback}
         return {name: "yes" if on else "no" for name, on in switches.items()} | {"schedule": self.schedule}
+
+
+class RunState(Standing, kw_only=True):
+    """Everything an operator or an auditor may ask of a run."""
+
+    stage: str = "starting"
+    """What the latest session has come to: starting, resolving, reading, planning or running."""
+    started: ev.RunStarted | None = None
+    status: Status | None = None
+    kinds: set[str] = field(default_factory=set)
+    """Of the devices of all sessions."""
+    session: int = 0
+    seconds_of_session: dict[int, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: dict[str, Gauge] = field(default_factory=dict)
+    peaks: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Of devices that earlier sessions, or nodes before they joined again, had; by name and label."""
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    """Empty on one machine."""
+    controls: list[Control] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    mitigations: list[ev.Entry] = field(default_factory=list)
+    """What the journal says of them, of all sessions."""
+    mitigated: Counter[int] = field(default_factory=Counter)
+    canaries: list[ev.CanaryChecked] = field(default_factory=list)
+    calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
+    residues: list[ev.ResidueFound] = field(default_factory=list)
+    roster: list[RosterEntry] = field(default_factory=list)
+    paces: dict[str, float] = field(default_factory=dict)
+    """Tokens a second on one device of earlier runs, by model."""
+    models: list[ev.ModelResolved] = field(default_factory=list)
+    retries: list[ev.DownloadRetried] = field(default_factory=list)
+    texts_digest: str = ""
+    """Of the texts that the run was begun with."""
+    collections: dict[str, CollectionState] = field(default_factory=dict)
+    leases: dict[str, LeaseState] = field(default_factory=dict)
+    held: dict[str, LeaseState] = field(default_factory=dict)
+    """The leases that are held now; searching all of them would slow down every snapshot."""
+    committed: dict[int, dict[int, ev.BatchCommitted]] = field(default_factory=dict)
+    batches_lost: int = 0
+    parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
+    """By pass, collection and row."""
+    places: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """Of each pass, the first batch, the number of batches and the collection of every share, sorted."""
+    reused: dict[int, ev.RowsReused] = field(default_factory=dict)
+    plans: dict[tuple[int, str], str] = field(default_factory=dict)
+    passes_completed: set[int] = field(default_factory=set)
+    failures: dict[int, ev.PassFailed] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
 
     @property
     def timed(self) -> bool:

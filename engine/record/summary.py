@@ -5,7 +5,6 @@ What it tells of events are the events' own types. The schema is versioned: vers
 """
 
 import json
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -47,7 +46,8 @@ from interlock.engine.record.state import CollectionState, LeaseState, RunState,
 from interlock.engine.record.words import unarmed
 
 SCHEMA_FILE = "summary-1.schema.json"
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
+S = TypeVar("S", bound=Struct)
 
 
 class PassSummary(Struct, frozen=True, kw_only=True):
@@ -237,32 +237,23 @@ def summarise(state: RunState) -> Summary:
     """Make the summary of a state that has seen at least `run_started`."""
     started = state.started
     assert started is not None
-    return Summary(
-        run_id=started.run_id,
+    return _made(
+        Summary,
+        (state, started),
         status=state.status or "incomplete",
-        reason=state.reason,
-        exit_code=state.exit_code,
         started_at=_iso(state.began_at),
         finished_at=_iso(state.latest_at),
         seconds=round(state.elapsed, 3) if state.timed else None,
         sessions=state.session + 1,
-        batches_lost=state.batches_lost,
-        device_kind=state.device_kind,
         devices=[
-            DeviceSummary(**asdict(gauge.facts), peak_occupied_bytes=gauge.peak_occupied, lost=gauge.lost)
+            DeviceSummary(**asdict(gauge.facts), peak_occupied_bytes=gauge.peak, lost=gauge.lost)
             for gauge in state.devices.values()
         ],
-        schedule=state.schedule,
-        controls=[ControlSummary(**{**vars(each), "at": _iso(each.at)}) for each in state.controls],
-        canaries=[_canary(state, canary) for canary in state.canaries],
-        calibrations=_all(LawMeasured, state.calibrations.values()),
-        residues=_all(Residue, state.residues),
-        fusion=started.fusion,
-        chunks=started.chunks,
+        controls=[_made(ControlSummary, (each,), at=_iso(each.at)) for each in state.controls],
+        canaries=[_untimed(state, canary, "seconds") for canary in state.canaries],
+        calibrations=list(state.calibrations.values()),
         collections=[_collection(state, collection) for collection in state.collections.values()],
         configuration=started.config,
-        versions=state.versions,
-        environment=started.environment,
         warnings=list(state.warnings),
         share_done=round(snapshot(state, 0).share_done, 4),
         nodes=_nodes(state) if state.nodes else UNSET,
@@ -298,77 +289,74 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _all(kind: type[T], events: Iterable[object]) -> list[T]:
-    """What the summary tells of each event, by the fields of that name."""
-    return [msgspec.convert(event, kind, from_attributes=True) for event in events]
+def _made(kind: type[T], sources: tuple[object, ...], **own: object) -> T:
+    """Project what is known to a type of the summary: each field is the one of `own`, else what the first of the
+    `sources` that has a field of its name says, else what is usual. Facts within are told by the summary's types of
+    them, which leave out an event's place."""
+    for name in kind.__struct_fields__:
+        source = next((each for each in sources if hasattr(each, name)), None) if name not in own else None
+        if source is not None:
+            own[name] = getattr(source, name)
+    said = {name: value for name, value in own.items() if value is not UNSET}
+    return msgspec.convert(said, kind, from_attributes=True)
+
+
+def _untimed(state: RunState, fact: S, *seconds: str) -> S:
+    """Leave out the seconds of a fact where those of the run say nothing."""
+    return fact if state.timed else replace(fact, **dict.fromkeys(seconds))
 
 
 def _collection(state: RunState, collection: CollectionState) -> CollectionSummary:
-    read, shares = collection.read, collection.shares.values()
-    parked = [state.parked.get(model_pass, {}).get(collection.name, {}) for model_pass in collection.shares]
-    return CollectionSummary(
-        name=collection.name,
+    shares = collection.shares
+    parked = [state.parked.get(model_pass, {}).get(collection.name, {}) for model_pass in shares]
+    return _made(
+        CollectionSummary,
+        (collection, collection.read),
         status=collection.status or ("stopped" if state.status == "stopped" else "incomplete"),
-        reason=collection.reason,
-        files=read.files,
-        chunks=read.chunks,
-        duplicates=read.duplicates,
-        refused=read.refused,
-        truncated=max((share.plan.truncated for share in shares), default=0),
-        refusals=_all(Refusal, collection.refusals[:REFUSALS_TOLD]),
-        refused_by_reason=read.reasons,
-        exports=_all(Artefact, collection.artefacts.values()),
-        qdrant_collection=read.qdrant_collection,
-        verification=next(iter(_all(Verification, filter(None, [collection.verification]))), None),
-        passes=[_pass(state, share) for share in shares],
-        leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in collection.shares],
-        mitigations=[_mitigation(state, step) for step in collection.mitigations],
-        pressure_passed=_all(Recovery, collection.pressure_passed),
-        parked=_all(ParkedRow, [row for rows in parked for row in rows.values()]),
+        truncated=max((share.plan.truncated for share in shares.values()), default=0),
+        refusals=collection.refusals[:REFUSALS_TOLD],
+        refused_by_reason=collection.read.reasons,
+        exports=list(collection.artefacts.values()),
+        passes=[_pass(state, share) for share in shares.values()],
+        leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in shares],
+        mitigations=[
+            _untimed(state, _made(Mitigation, (step,), measured_bytes=step.free, free_bytes=step.free), "cost_seconds")
+            for step in collection.mitigations
+        ],
+        parked=[row for rows in parked for row in rows.values()],
         cache=[
-            CacheEvent(**asdict(model), retries=sum(retry.model == model.model for retry in state.retries))
+            _made(CacheEvent, (model,), retries=sum(retry.model == model.model for retry in state.retries))
             for model in state.models
         ],
         warnings=list(collection.warnings),
-        vectors=_all(KeptVectors, collection.kept.values()),
-        missing=collection.missing,
+        vectors=list(collection.kept.values()),
     )
 
 
 def _pass(state: RunState, share: Share) -> PassSummary:
-    plan, entry = share.plan, state.roster[share.plan.model_pass]
+    plan, entry, done = share.plan, state.roster[share.plan.model_pass], share.done
     # A pass that failed took nothing from a collection that it had computed whole before.
     failure = None if share.whole else state.failures.get(plan.model_pass)
     computed = {place: rows for place, rows in sorted(share.computed.items()) if rows}
-    encoded = sum(computed.values())
-    return PassSummary(
-        model_pass=plan.model_pass,
-        model=plan.model,
-        commit=entry.commit,
-        fingerprint=entry.fingerprint,
+    encoded, sparse = sum(computed.values()), "sparse" in entry.gives
+    return _made(
+        PassSummary,
+        (plan, entry),
         dtype=joined(dtype for _, dtype in computed) or entry.dtype,
         device=joined(device for device, _ in computed) or None,
         computed=[Computed(device=name, dtype=dtype, rows=rows) for (name, dtype), rows in computed.items()],
-        weight=entry.weight,
         status="completed" if share.whole else "failed" if failure else "incomplete",
-        batches=plan.batches,
         rows=encoded,
         rows_reused=plan.reused,
-        tokens=plan.tokens,
-        padding=plan.padding,
         truncated_rows=plan.truncated,
-        truncated_tokens=plan.truncated_tokens,
         split_rows=plan.split,
-        spans=plan.spans,
-        split_tokens=plan.split_tokens,
-        seconds=round(share.seconds, 3) if state.timed else None,
-        rows_per_second=round(encoded / share.seconds, 2) if state.timed and share.seconds else None,
+        seconds=round(done.seconds, 3) if state.timed else None,
+        rows_per_second=round(encoded / done.seconds, 2) if state.timed and done.seconds else None,
         reason=failure.reason if failure else "",
-        kind=entry.kind,
-        terms_per_text=round(share.terms / encoded, 1) if encoded and "sparse" in entry.gives else None,
-        token_vectors=share.token_vectors if entry.tokens else None,
-        token_bytes=share.token_vectors * entry.tokens.bytes if entry.tokens else None,
-        rows_without_terms=share.termless if "sparse" in entry.gives else None,
+        terms_per_text=round(done.terms / encoded, 1) if encoded and sparse else None,
+        token_vectors=done.token_vectors if entry.tokens else None,
+        token_bytes=done.token_vectors * entry.tokens.bytes if entry.tokens else None,
+        rows_without_terms=done.termless if sparse else None,
         coverage=None if (seen := coverage([plan])) is None else round(seen, 4),
     )
 
@@ -379,37 +367,21 @@ def _nodes(state: RunState) -> list[NodeSummary]:
         for batch in batches.values():
             done.get(node_of(batch.device.partition(",")[0]), []).append(batch)
     return [
-        NodeSummary(
+        _made(
+            NodeSummary,
+            (node,),
             name=name,
-            label=node.label,
-            devices=list(node.devices),
             batches=len(done[name]),
             rows=sum(batch.rows for batch in done[name]),
             seconds=round(sum(batch.seconds for batch in done[name]), 3) if state.timed else None,
-            lost=list(node.losses),
-            batches_again=node.batches_again,
-            rows_again=node.rows_again,
-            batches_doubled=node.batches_doubled,
-            sent_bytes=node.sent_bytes,
-            refused=node.refused,
+            lost=node.losses,
         )
         for name, node in state.nodes.items()
     ]
 
 
-def _mitigation(state: RunState, step: ev.Mitigated) -> Mitigation:
-    cost = step.cost_seconds if state.timed else None
-    (summary,) = _all(Mitigation, [step])
-    return replace(summary, measured_bytes=step.free, free_bytes=step.free, cost_seconds=cost)
-
-
-def _canary(state: RunState, checked: ev.CanaryChecked) -> Canary:
-    (summary,) = _all(Canary, [checked])
-    return summary if state.timed else replace(summary, seconds=None)
-
-
 def _lease(state: RunState, lease: LeaseState) -> LeaseSummary:
-    (summary,) = _all(LeaseSummary, [lease])
+    summary = _made(LeaseSummary, (lease,))
     if state.timed and timed(lease.device_kind):
         return summary
     return replace(summary, attach_seconds=None, held_seconds=None)
