@@ -114,8 +114,9 @@ def test_what_is_asked_waits_for_the_engine_with_the_name_of_who_asked(served):
     with Link(served.directory) as link:
         asked = link.ask(said.Change("pause", "yes"), said.Answered)
         assert not asked.refused
-        assert link.ask(said.Inquiry(), said.Standing).pending == [ControlApplied("pause", "yes", asked.who)]
-    assert served.controls.pending() == [ControlApplied("pause", "yes", asked.who)]
+        wanted = [ControlApplied(control="pause", value="yes", who=asked.who)]
+        assert link.ask(said.Inquiry(), said.Standing).pending == wanted
+    assert served.controls.pending() == wanted
 
 
 def test_what_can_never_be_changed_is_refused_with_the_reason(served):
