@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, Work, node_of
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, Tally, node_of
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import Lately, LeaseState, NodeState, Pace
 
@@ -167,7 +167,7 @@ def one_pass(
         padding=0,
         truncated=0,
         truncated_tokens=0,
-        done=Work(done * 24, done * 2000, 0, done * 0.5),
+        done=Tally(done * 24, done * 2000, 0, done * 0.5),
         cost=batches * 2e15,
         cost_done=done * 2e15,
         lately=Lately(done * 2e15, done * 0.5, done * 0.5**2 / 2e15),

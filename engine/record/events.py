@@ -2,7 +2,7 @@
 
 An event says what happened and never how it is shown. What it tells that state and summary use too is a type of
 `facts`, which the event extends by its place. Types are only ever extended by optional fields. What is told whether or
-not work goes on is a `Sample` or an `Answer`: from everything else a run is seen to go on.
+not work goes on is a `Heartbeat` or a `ControlEvent`: from everything else a run is seen to go on.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from interlock.engine.record.facts import (
     RosterEntry,
     Setting,
     Status,
+    Tally,
     Verification,
-    Work,
 )
 
 
@@ -41,11 +41,11 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=
     """Base of all events."""
 
 
-class Sample(Event, frozen=True):
+class Heartbeat(Event, frozen=True):
     """How something stands, told about once a second: no sign of work, and nothing that a node's report hurries for."""
 
 
-class Answer(Event, frozen=True):
+class ControlEvent(Event, frozen=True):
     """What became of something that an operator asked for; `control` and `value` say what."""
 
     control: str
@@ -91,7 +91,7 @@ class DevicesFound(Event, frozen=True, tag="devices_found"):
     devices: list[DeviceFacts]
 
 
-class DeviceSampled(Sample, frozen=True, tag="device_sampled"):
+class DeviceSampled(Heartbeat, frozen=True, tag="device_sampled"):
     """How a device stands, about once a second while models are leased."""
 
     device: str
@@ -134,7 +134,7 @@ class NodeRefused(Event, frozen=True, tag="node_refused"):
     reason: str
 
 
-class ControlReached(Answer, frozen=True, kw_only=True, tag="control_reached"):
+class ControlReached(ControlEvent, frozen=True, kw_only=True, tag="control_reached"):
     """What an operator asked for is in force on a node: told once for every change and every node that was there."""
 
     node: str
@@ -151,13 +151,13 @@ class BatchesDoubled(Event, frozen=True, tag="batches_doubled"):
     rows: int
 
 
-class ControlApplied(Answer, frozen=True, kw_only=True, tag="control_applied"):
+class ControlApplied(ControlEvent, frozen=True, kw_only=True, tag="control_applied"):
     """Something an operator changed while the run went on, and from when on it counts."""
 
     who: str
 
 
-class ControlRefused(Answer, frozen=True, kw_only=True, tag="control_refused"):
+class ControlRefused(ControlEvent, frozen=True, kw_only=True, tag="control_refused"):
     """Something an operator asked for that cannot be, and why."""
 
     who: str
@@ -334,7 +334,7 @@ class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated")
     """The memory law was corrected; `margin` is kept beside what it says."""
 
 
-class BatchCommitted(Work, Event, frozen=True, kw_only=True, tag="batch_committed"):
+class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committed"):
     """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
     joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
     them came from one place."""

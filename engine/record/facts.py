@@ -204,7 +204,7 @@ class Planned(Struct, frozen=True):
     split_tokens: int = 0
 
 
-class Work(Struct, frozen=True):
+class Tally(Struct, frozen=True):
     """What a batch did, or many of them together: all of it adds up.
 
     `rows` counts those that were parked too; `seconds` is the wall time, with what mitigations cost; `terms` how many
@@ -221,15 +221,15 @@ class Work(Struct, frozen=True):
     token_vectors: int = 0
     spans: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*map(add, _counts(self), _counts(other)))
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*map(add, _counts(self), _counts(other)))
 
-    def __sub__(self, other: "Work") -> "Work":
-        return Work(*map(sub, _counts(self), _counts(other)))
+    def __sub__(self, other: "Tally") -> "Tally":
+        return Tally(*map(sub, _counts(self), _counts(other)))
 
 
-_counts = attrgetter(*Work.__struct_fields__)
-NO_WORK = Work(0, 0, 0, 0.0)
+_counts = attrgetter(*Tally.__struct_fields__)
+NO_WORK = Tally(0, 0, 0, 0.0)
 
 
 class Grant(Struct, frozen=True, kw_only=True):

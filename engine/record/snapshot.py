@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import NO_WORK, DeviceFacts, Memory, Planned, Readings, Work, on_host, rehearsed
+from interlock.engine.record.facts import NO_WORK, DeviceFacts, Memory, Planned, Readings, Tally, on_host, rehearsed
 from interlock.engine.record.state import (
     CollectionState,
     Control,
@@ -23,7 +23,7 @@ from interlock.engine.record.state import (
     NodeState,
     Pace,
     RunState,
-    Standing,
+    RunStatus,
 )
 
 NEARLY = 1 - 1e-9
@@ -68,7 +68,7 @@ class PassView(Planned, frozen=True, kw_only=True):
     weight: float
     word: str
     """queued, running, waiting, done, failed, missing or reused."""
-    done: Work = NO_WORK
+    done: Tally = NO_WORK
     batches_done: int
     cells: tuple[int, ...]
     """The batch indices that are committed, in no order."""
@@ -141,7 +141,7 @@ class CollectionView(Struct, frozen=True):
     reason: str
 
 
-class Snapshot(Standing, kw_only=True):
+class Snapshot(RunStatus, kw_only=True):
     """The run at one moment, a copy that nobody changes. `seq` counts the entries that are folded in; two snapshots of
     one `seq` are the same."""
 
@@ -255,7 +255,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
     )
 
 
-_STANDING = Standing.__struct_fields__
+_STANDING = RunStatus.__struct_fields__
 _stands = attrgetter(*_STANDING)
 
 

@@ -1,7 +1,7 @@
 """The state of a run: what screens show and what the summary says. `fold` is the only way in.
 
-It keeps the facts themselves, and what adds up added up. `Standing` is what a front end is told as it stands: state and
-snapshot both are one.
+It keeps the facts themselves, and what adds up added up. `RunStatus` is what a front end is told as it stands: state
+and snapshot both are one.
 """
 
 import math
@@ -23,7 +23,7 @@ from interlock.engine.record.facts import (
     Receipt,
     RosterEntry,
     Status,
-    Work,
+    Tally,
     timed,
 )
 
@@ -68,14 +68,14 @@ class Share(Struct):
     """One model's work on one collection: as first planned, priced by the latest plan, and what is done of it."""
 
     plan: ev.PassPlanned
-    done: Work = NO_WORK
+    done: Tally = NO_WORK
     batches_done: int = 0
     flops_done: float = 0.0
     by_tokens: Lately = field(default_factory=Lately)
     by_flops: Lately = field(default_factory=Lately)
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
-    lost: Work = NO_WORK
+    lost: Tally = NO_WORK
     """What was done and did not survive, to be done again."""
     took: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     """Batches, lost ones too, by how many SECONDS they took."""
@@ -90,7 +90,7 @@ class Share(Struct):
         """The devices that computed it."""
         return {device for (device, _), rows in self.computed.items() if rows}
 
-    def flops_of(self, batch: Work) -> float:
+    def flops_of(self, batch: Tally) -> float:
         """Predict what a batch costs, in operations; 0 where that is not known."""
         cost = self.plan.cost
         return cost.of(batch.spans or batch.rows, batch.tokens + batch.padding) if cost else 0.0
@@ -287,7 +287,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
         return replace(self, since=None, lost="", refused="", reached={})
 
 
-class Standing(Struct, kw_only=True):
+class RunStatus(Struct, kw_only=True):
     """How a run stands in plain values, times in seconds since the epoch."""
 
     began_at: float = 0.0
@@ -315,7 +315,7 @@ class Standing(Struct, kw_only=True):
         return {name: "yes" if on else "no" for name, on in switches.items()} | {"schedule": self.schedule}
 
 
-class RunState(Standing, kw_only=True):
+class RunState(RunStatus, kw_only=True):
     """Everything an operator or an auditor may ask of a run."""
 
     stage: str = "starting"

@@ -23,7 +23,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Schedule
 from interlock.engine.corpus.tokens import Ids, Tokenised
 from interlock.engine.errors import Stopped
-from interlock.engine.record.events import AnyEvent, BatchCommitted, Emit, RowParked, Sample
+from interlock.engine.record.events import AnyEvent, BatchCommitted, Emit, Heartbeat, RowParked
 
 MOST_BYTES = 64 << 20
 """Of outputs that wait for the head: beyond it, whoever commits waits too."""
@@ -125,7 +125,7 @@ class NodeFeed:
                 self._parked[event.model_pass, event.batch_index].append(event)
                 return
             self._news.append(News(event))
-            if not isinstance(event, Sample):
+            if not isinstance(event, Heartbeat):
                 self.nudge()
 
     def commit(self, event: BatchCommitted, outputs: Outputs) -> bool:
