@@ -42,6 +42,13 @@ class LocalCollection(Collection):
         assert self._client.upsert(self._name, batch.points, wait=True).status == models.UpdateStatus.COMPLETED
         self.sent += [point["id"] for point in points]
 
+    def delete(self, ids: list[str | int]) -> None:
+        self._client.delete(self._name, models.PointIdsList(points=ids), wait=True)
+
+    def page(self, offset: str | int | None, limit: int) -> tuple[list[str | int], str | int | None]:
+        found, following = self._client.scroll(self._name, limit=limit, offset=offset, with_payload=False)
+        return [each.id for each in found], following
+
     def points(self, ids: list[str]) -> list[dict[str, Any]]:
         found = self._client.retrieve(self._name, ids, with_payload=True, with_vectors=True)
         return [each.model_dump(mode="json", include={"id", "payload", "vector"}) for each in found]
