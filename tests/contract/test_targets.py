@@ -59,8 +59,10 @@ def home(tmp_path_factory, tiny_a):
 
 def run(home, name, *more, config="interlock.toml", check=0, run_id=""):
     words = ["--out", home / "runs", "--run-id", run_id or name, "--config", home / config, "--roster", "m,a"]
-    given = ["--sparse", "m", "--token-vectors", "m", "--chunk-sparse", "keywords", "--devices", "cpu", "--keep", "both"]
-    return interlock("run", home / name, *words, *given, "--export", "npy,parquet", "--no-ui", *more, check=check)
+    given = ["--sparse", "m", "--token-vectors", "m", "--chunk-sparse", "keywords", "--devices", "cpu"]
+    return interlock(
+        "run", home / name, *words, *given, "--keep", "both", "--export", "npy,parquet", "--no-ui", *more, check=check
+    )
 
 
 class Store:
@@ -155,7 +157,7 @@ def weights(terms):
 
 
 def assert_as_exported(points, home, name, rows):
-    """Points are those of the run's files: payloads by value and type, dense vectors at unit length, the rest exactly."""
+    """Points are those of the run's files: payloads by value and type, dense vectors at unit length, others exactly."""
     files = home / "runs" / name / "exports" / "Docs"
     table = pq.read_table(files / "points.parquet").to_pydict()
     assert points.keys() == {*table["id"]} and len(points) == rows
@@ -302,15 +304,13 @@ def test_vectors_of_another_width_are_refused_and_what_is_there_stays(target, ho
 def test_a_point_that_was_changed_behind_an_upload_is_no_success(server):
     server.deliver()
     collection = server.bridge.collections["docs"]
-    point, (payload, vectors) = next((each for each in server.points().items() if each[1][0]["text"] != "—"))
+    point, (payload, vectors) = next(each for each in server.points().items() if each[1][0]["text"] != "—")
     collection.upsert([{"id": point, "vector": vectors, "payload": {**payload, "text": "another"}}])
     assert "payload" in server.deliver("one", check=1).stderr
 
 
 def test_a_server_that_never_answers_right_ends_it_with_a_code_of_its_own(server):
-    server.bridge.before = lambda method, path, *_: (
-        refusal(503, "starting") if path.endswith("/points/count") else None
-    )
+    server.bridge.before = lambda method, path, *_: refusal(503, "starting") if path.endswith("/points/count") else None
     server.deliver("one", "--patience", 0.1, check=5)
     server.bridge.before = lambda *_: None
     server.deliver()
