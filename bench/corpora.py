@@ -8,9 +8,9 @@ import random
 import tempfile
 from pathlib import Path
 
-from interlock.console import demo
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.flows import demo
 
 SEED = 7
 PER_FILE = 500

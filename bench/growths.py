@@ -241,11 +241,11 @@ def _watched(kind: type[ev.Event] | None) -> Callable[[Ground, Path, int], Work]
 
 def _watch(run: Path) -> None:
     """Read and fold it as `watch` does, and fold its summary."""
-    from interlock.console.sources.tail import Tail
     from interlock.engine.record import summary
     from interlock.engine.record.fold import fold, uncollected
     from interlock.engine.record.snapshot import snapshot
     from interlock.engine.record.state import RunState
+    from interlock.engine.record.tail import Tail
 
     tail, state = Tail(run / "journal.jsonl"), RunState()
     while entries := tail.more()[1]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench import evidence
-from interlock.console.demo import write
+from interlock.engine.flows.demo import write
 
 NODE, RAYLET = "ray::InterlockNode", "raylet"
 SOURCES = ("engine",)

@@ -17,11 +17,10 @@ import evidence
 import machine
 import msgspec
 
-from interlock.console.evaluating import evaluated
 from interlock.console.main import ENVIRONMENT
-from interlock.console.matter import Asked
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.evaluation.report import Evaluation, MeasuredWay
+from interlock.engine.flows.evaluate import Asked, evaluated
 from interlock.engine.search.combine import SPARSE_SHARE
 from interlock.engine.settings import load
 

@@ -7,27 +7,21 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
 
-from interlock.console.cli import configuration, limit_threads
+from interlock.console.cli import configuration
 from interlock.console.text.columns import render
+from interlock.console.writing import tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.models.registry import extended, find, label, members, vouched
+from interlock.engine.models.registry import label
 from interlock.engine.record.words import human_bytes, safe, several
-from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
-
-if TYPE_CHECKING:
-    from interlock.engine.compute.parts.terms import SparseRows
-
-Side = Literal["query", "document"]
+from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 
 
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
     from interlock.console.text.plan_text import plan_text
-    from interlock.engine.flows.forecast import forecast
+    from interlock.engine.flows.plan import forecast
 
     if options.chunks is None:
         return _survey(configuration(options))
@@ -44,7 +38,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
-    from interlock.engine.flows.forecast import survey
+    from interlock.engine.flows.plan import survey
     from interlock.engine.models.configurations import UNREACHED
 
     models, ceiling, kind = survey(settings)
@@ -66,69 +60,26 @@ def _survey(settings: Configuration) -> int:
     return ExitCode.COMPLETED
 
 
-def rerank(options: argparse.Namespace) -> int:
-    """Score the pairs of a file, or plan that."""
-    from interlock.console.reranking import Telemetry, check_telemetry, plan_file, score_file
-
-    settings = configuration(options)
-    limit_threads(settings)
-    check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": options.scores})
-    hear = partial(Telemetry, options.telemetry)
-    if options.plan:
-        print(plan_file(settings, options.pairs, options.model, hear))
-    else:
-        score_file(settings, options.pairs, options.model, options.scores, hear)
-    return ExitCode.COMPLETED
-
-
-def eval(options: argparse.Namespace) -> int:
-    """Judge what a roster finds."""
-    from interlock.console.evaluating import evaluate
-
-    settings = configuration(options)
-    limit_threads(settings)
-    return evaluate(settings, options)
-
-
-def term_rows(settings: Configuration, model: str, texts: Sequence[str], side: Side) -> "SparseRows":
-    """Weigh the terms of `texts` by a sparse model on the CPU, as queries or as documents."""
-    from interlock.engine.compute.weigh import weigh_documents, weigh_queries
-    from interlock.engine.gpu.cpu import CpuDevice
-    from interlock.engine.gpu.lease import Lessor
-    from interlock.engine.models import assets
-    from interlock.engine.models.card import read_card
-
-    (spec,) = members(extended(settings.models), (), (model,))
-    policy = assets.Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
-    card = read_card(spec, assets.resolve(spec, policy, lambda _: None), "cpu")
-    lessor = Lessor([CpuDevice()], settings.settings.ceiling, settings.settings.host_ceiling)
-    return (weigh_queries if side == "query" else weigh_documents)(card, texts, lessor)
-
-
 def models(options: argparse.Namespace) -> int:
-    """List the registry, or fetch models."""
+    """List the registry, or fetch models, or bundle them."""
     from interlock.console.text.event_text import line_of
-    from interlock.engine.models import assets
+    from interlock.engine.flows import models as flow
 
     settings = configuration(options)
     if options.action == "bundle":
-        from interlock.console.bundling import bundle
-
-        return bundle(settings, options)
-    registry = extended(settings.models)
-    specs, allowed = find(registry, options.names or list(registry)), settings.settings.allow_pickle
+        return _bundle(settings, options)
+    specs = flow.named(settings, options.names)
     if options.action == "fetch":
         if not options.names:
             raise UsageError("models fetch: name the models to fetch")
-        policy = assets.Policy(settings.settings.offline, settings.settings.refresh_models, allowed)
         for spec in specs:
-            found = assets.resolve(spec, policy, lambda event: print(safe(line_of(event))))
+            found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []
     for spec in specs:
-        here = assets.cached(vouched(spec, allowed))
-        state = f"yes, {here[1].partition(':')[0]}" if here else "no"
+        here = flow.here(spec, settings)
+        state = f"yes, {here.source.partition(':')[0]}" if here.path else "no"
         sources = ", ".join(label(source) for source in spec.sources)
         size = [str(spec.dim or "?"), str(spec.max_tokens or "?")]
         rows.append([spec.key, spec.kind, *size, spec.languages, spec.licence, state, sources])
@@ -137,6 +88,39 @@ def models(options: argparse.Namespace) -> int:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
     else:
         print(render(["model", "kind", "dim", "tokens", "languages", "licence", "on this machine", "sources"], rows))
+    return ExitCode.COMPLETED
+
+
+def _bundle(settings: Configuration, options: argparse.Namespace) -> int:
+    """Write the bundle that the options ask for, or show what it would take."""
+    from interlock.console.text.event_text import line_of
+    from interlock.engine.flows import models as flow
+
+    if not options.names:
+        raise UsageError("models bundle: name the directory to write, as in `interlock models bundle DIR`")
+    directory, specs = Path(options.names[0]), flow.bundled(settings, options.names[1:])
+    flow.check_bundle(directory)
+    if options.plan:
+        found = [flow.here(spec, settings, measured=True) for spec in specs]
+        rows = [
+            [each.spec.key, label(each.source), str(each.files), human_bytes(each.bytes)]
+            if each.files
+            else [each.spec.key, label(each.spec.sources[0]), "", "to be fetched or unpacked"]
+            for each in found
+        ]
+        lacking = sum(not each.files for each in found)
+        more = f", and {several(lacking, 'model')} whose size is not known yet" if lacking else ""
+        print(render(["model", "source", "files", "bytes"], rows))
+        print(f"{human_bytes(sum(each.bytes for each in found))} on this machine{more}")
+        return ExitCode.COMPLETED
+
+    def copied(name: str, done: int, total: int) -> None:
+        tell(safe(f"copied {name}: {human_bytes(done)} of {human_bytes(total)}"), error=True)
+
+    made = flow.bundle(directory, specs, settings, lambda event: tell(safe(line_of(event)), error=True), copied)
+    total = human_bytes(sum(model.bytes for model in made.models))
+    keys = ", ".join(model.key for model in made.models)
+    tell(safe(f"{directory}: {several(len(made.models), 'model')} ({keys}), {total}"))
     return ExitCode.COMPLETED
 
 
@@ -153,7 +137,7 @@ def config(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Check this machine."""
-    from interlock.console.doctor import examine
+    from interlock.engine.flows.doctor import examine
 
     if options.gpu:
         return _check_gpus(configuration(options).settings, as_json=options.json)
@@ -169,8 +153,8 @@ def _check_gpus(settings: RunSettings, *, as_json: bool) -> int:
     """Try out each GPU, and print each check as soon as it is done, or all as one JSON object."""
     import msgspec
 
-    from interlock.console.doctor import examine_gpus
     from interlock.console.text.checkup_text import check_text, report_text
+    from interlock.engine.flows.doctor import examine_gpus
 
     width = shutil.get_terminal_size().columns
     report = examine_gpus(settings, lambda check: None if as_json else print(check_text(check, width), flush=True))

@@ -1,13 +1,14 @@
-"""The command line: commands and their flags; the flags of a run come from `engine.config.RunSettings`."""
+"""The command line: commands and their flags; the flags of a run come from `engine.knobs`."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from textwrap import fill
 from typing import Any, NoReturn, TypeVar
 
 from interlock.engine import __version__, parsers, settings
 from interlock.engine.errors import MEANINGS, meant
+from interlock.engine.knobs import GROUPS, ScreenSettings
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, flag_of, knobs
 
@@ -39,9 +40,11 @@ COMMANDS = {
     "schema": "print the JSON Schema of summary.json",
 }
 T = TypeVar("T")
-ROOMS = {"search": "searching", "upload": "uploading", "prune": "delivered", "export": "delivered"} | dict.fromkeys(
-    ("plan", "rerank", "eval", "models", "config", "doctor", "schema"), "answers"
-)
+ROOMS = {
+    **dict.fromkeys(("search", "rerank", "eval"), "searching"),
+    **dict.fromkeys(("export", "upload", "prune"), "delivery"),
+    **dict.fromkeys(("plan", "models", "config", "doctor", "schema"), "answers"),
+}
 """The module beside this one that does a command, where it is not `commands`."""
 RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", "ceiling", "host_ceiling", "faults")
 """The settings that count for the commands that score pairs."""
@@ -139,12 +142,6 @@ def configuration(options: argparse.Namespace) -> Configuration:
     return settings.load(flags, file=options.config)
 
 
-def limit_threads(settings: Configuration) -> None:
-    """Settle the tokenizer's own threads before its library starts them."""
-    if settings.settings.threads:
-        os.environ["RAYON_NUM_THREADS"] = str(settings.settings.threads)
-
-
 def _run(command: argparse.ArgumentParser) -> None:
     """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
     of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
@@ -187,7 +184,7 @@ def _runs(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _settings(command, "out", *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
+    _settings(command, "out", *(item.name for item in fields(ScreenSettings)))
 
 
 def _watch(command: argparse.ArgumentParser) -> None:
@@ -197,7 +194,7 @@ def _watch(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
     text = "replay at N times the speed, above 0 (without: show its current state)"
     command.add_argument("--speed", type=float, metavar="N", help=text)
-    _settings(command, *(item.name for item in knobs() if item.metadata["screen"] and item.name != "on_hangup"))
+    _settings(command, *(item.name for item in fields(ScreenSettings)))
 
 
 def _ctl(command: argparse.ArgumentParser) -> None:
@@ -462,49 +459,11 @@ def _settings(command: argparse.ArgumentParser, *names: str) -> None:
     command.add_argument("--config", type=PATH, metavar="FILE.toml", help=text)
     metadata = {item.name: item.metadata for item in knobs()}
     wanted = names or tuple(metadata)
-    for title, members in GROUPS.items():
-        if mine := [name for name in members if name in wanted]:
-            group = command.add_argument_group(title)
+    for members in GROUPS:
+        if mine := [item.name for item in fields(members) if item.name in wanted]:
+            group = command.add_argument_group(members.__doc__)
             for name in mine:
                 _setting(group, name, metadata[name])
-
-
-GROUPS = {
-    "models and texts": (
-        "roster",
-        "sparse",
-        "token_vectors",
-        "token_precision",
-        "token_pooling",
-        "collections",
-        "long",
-        "long_overlap",
-        "dim",
-        "fusion",
-        "keep",
-        "project",
-        "quantise",
-        "offline",
-        "refresh_models",
-        "allow_pickle",
-    ),
-    "devices and memory": (
-        "devices",
-        "cluster",
-        "exclusive",
-        "window",
-        "cpu_fallback",
-        "warm",
-        "threads",
-        "ceiling",
-        "host_ceiling",
-        "faults",
-    ),
-    "results": ("export", "qdrant", "prune", "bm25", "bm25_language", "chunk_sparse"),
-    "the run": ("out", "run_id", "resume", "deadline", "partial", "reuse", "allow_missing", "strict", "on_hangup"),
-    "console": ("refresh", "theme", "ascii", "slow_link", "readonly"),
-}
-"""Settings as `--help` shows them, by what they are about."""
 
 
 def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.console.cli import configuration, limit_threads, parse, parser
+from interlock.console.cli import configuration, parse, parser
 from interlock.console.text.next_step import command
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.words import safe
-from interlock.engine.settings import Configuration
+from interlock.engine.settings import Configuration, limit_threads
 from interlock.engine.targets.address import is_address
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def run(options: argparse.Namespace) -> int:
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
-        from interlock.console.uploading import check_server, upload_after
+        from interlock.console.delivery import upload_after
+        from interlock.engine.flows.upload import check_server
 
         options.qdrant = None
     settings, made = _settings(options, options.chunks), list[Path]()
@@ -176,7 +177,7 @@ def _go_on(words: Sequence[str], settings: Configuration) -> int:
 def ctl(options: argparse.Namespace) -> int:
     """Ask something of a run of another process, or say how a run stands."""
     from interlock.console import ctl as control
-    from interlock.console.sources.tail import journal_at
+    from interlock.engine.record.tail import journal_at
 
     directory = journal_at(options.run).parent
     if (options.action in control.SWITCHES) != (options.value is not None):
@@ -211,10 +212,10 @@ def view(options: argparse.Namespace) -> int:
 
 def demo(options: argparse.Namespace) -> int:
     """Embed the standard library's docstrings and search them."""
-    from interlock.console import demo as corpus
-    from interlock.console import rehearsal
     from interlock.console.front_ends.dispatch import run_with_front_end
     from interlock.console.front_ends.headless import handling
+    from interlock.engine.flows import demo as corpus
+    from interlock.engine.flows import rehearsal
 
     chunks = Path("rehearsal" if options.scripted else "demo")
     settings = _settings(options, chunks)

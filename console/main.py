@@ -103,7 +103,7 @@ def _command(arguments: Sequence[str]) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
-        from interlock.console.crash import reportable
+        from interlock.engine.record.crash import reportable
 
         return _refuse(reportable(error))
 

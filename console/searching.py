@@ -1,6 +1,9 @@
-"""`interlock search`: one question, a file of them, or a screen that takes one after another."""
+"""The commands that ask models: `interlock search`, one question, a file of them or a screen that takes one after
+another; `interlock rerank`, a file of pairs; `interlock eval`, a judged collection or a run."""
 
 import argparse
+import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -8,17 +11,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.console.answering import Answering, Rerank, SerialDesk, ask_of, rerank_of
-from interlock.console.cli import configuration, limit_threads
-from interlock.console.reranking import Hear, Telemetry, check_telemetry, nothing_heard
+from interlock.console.cli import configuration
 from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines, stages_took, writer
-from interlock.console.writing import check_directory, progress, writing
-from interlock.engine.corpus.questions import read_questions
+from interlock.console.writing import (
+    Telemetry,
+    check_directory,
+    check_telemetry,
+    progress,
+    same_file,
+    say,
+    tell,
+    writing,
+)
 from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.flows import EventSink, Listener, no_events
+from interlock.engine.record import atomic
 from interlock.engine.record.words import safe, several
-from interlock.engine.settings import Configuration
+from interlock.engine.settings import Configuration, limit_threads
 
 if TYPE_CHECKING:
+    from interlock.engine.evaluation.report import MeasuredWeights
+    from interlock.engine.flows.evaluate import EvaluationRequest
+    from interlock.engine.flows.search import Answering, Rerank
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer
 
@@ -28,6 +42,7 @@ ON_SCREEN = 20
 
 def search(options: argparse.Namespace) -> int:
     """Search a store for one question, or for those of a file, or open a screen that takes one after another."""
+    from interlock.engine.flows.search import Answering, ask_of, rerank_of
     from interlock.engine.search.ask import LIMIT, check_question
 
     settings = configuration(options)
@@ -41,37 +56,22 @@ def search(options: argparse.Namespace) -> int:
     if (options.query is None) == (options.queries is None):
         raise UsageError("search: pass a query, or a file of them with --queries")
     check_telemetry(options.telemetry, {"the file of questions": options.queries, "that of --out": options.answers})
-    hear = partial(Telemetry, options.telemetry)
+    events = partial(Telemetry, options.telemetry)
     if options.queries:
-        return _search_file(options, settings, ask, rerank, hear)
+        return _search_file(options, settings, ask, rerank, events)
     if options.answers:
         raise UsageError("--out is for the answers of --queries: use > FILE for those of one query")
     check_question(options.query)  # at once: no store answers it
-    with Answering(settings, options.store, options.collection, rerank, hear) as answering:
+    with Answering(settings, options.store, options.collection, rerank, events) as answering:
         _tell_gap(answering)
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
     _print_answer(made.answers[0], as_json=options.json, explained=options.explain)
     if cut := made.answers[0].cut:
-        print(safe(f"interlock: warning: {cut_text([cut], 1)}", 1000), file=sys.stderr)
+        say(f"warning: {cut_text([cut], 1)}")
     if stale:
-        print(stale, file=sys.stderr)
+        say(stale)
     return made.exit_code
-
-
-def _stale_among(answers: "Sequence[Answer]", answering: Answering) -> str:
-    """Tell how much of a store is stale where an answer has any of it; empty where none has."""
-    from interlock.engine.targets.mirror import marked
-
-    hits = sum(hit.stale for answer in answers for hit in answer.hits)
-    if not hits:
-        return ""
-    store = answering.searcher.store
-    points = f"{len(marked(store)):,} of {several(store.count(), 'point')} in {safe(store.path)}"
-    return (
-        f"interlock: {several(hits, 'hit')} and {points} are of chunks that left the corpus: "
-        f"interlock prune {safe(store.path.parent)} removes them"
-    )
 
 
 def _has_screen(options: argparse.Namespace) -> bool:
@@ -80,22 +80,21 @@ def _has_screen(options: argparse.Namespace) -> bool:
     return not options.json and bool(sys.stdout and sys.stdout.isatty()) and not why_headless()
 
 
-def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: Rerank | None) -> int:
+def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None") -> int:
     """Answer what is typed on a screen until it is left; what speaks against it is told before it opens."""
     from interlock.console.apps.search import SearchApp
     from interlock.console.look import look_of
     from interlock.console.terminal.tty import quiet_descriptors
     from interlock.console.text.answer_rows import shown_of
+    from interlock.engine.flows.search import Answering, SerialDesk
 
     look = look_of(settings)
-    hear = partial(Telemetry, options.telemetry) if options.telemetry else nothing_heard
-    answering = Answering(settings, options.store, options.collection, rerank, hear, kept=True)
-    desk = SerialDesk(answering)
+    events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
+    desk = SerialDesk(answering := Answering(settings, options.store, options.collection, rerank, events, kept=True))
     try:
         desk.check(ask)
-        store = answering.searcher.store
         short = [name.rpartition("/")[2] for name in rerank.names] if rerank else []
-        shown = shown_of(answering.searcher.manifest, store.count(), ", ".join(short))
+        shown = shown_of(answering.searcher.manifest, answering.searcher.store.count(), ", ".join(short))
         with quiet_descriptors():
             SearchApp(desk, shown, ask, look).run()
     finally:
@@ -105,57 +104,169 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
 
 def print_search(settings: Configuration, store: Path, query: str, limit: int) -> None:
     """Search the one collection of a store and print what was found."""
+    from interlock.engine.flows.search import Answering
     from interlock.engine.search.ask import Ask
 
-    with Answering(settings, store, None, None, nothing_heard) as answering:
+    with Answering(settings, store, None, None, no_events) as answering:
         _print_answer(answering.answer([query], Ask(limit)).answers[0], as_json=False, explained=False)
 
 
 def _search_file(
-    options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: Rerank | None, hear: Hear
+    options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None", events: EventSink
 ) -> int:
+    from interlock.engine.corpus.questions import read_questions
+    from interlock.engine.flows.search import Answering
+
     questions = list(read_questions(options.queries))  # a bad line is told before anything is computed
     write = writer(options.answers, options.ids, explained=options.explain)
     check_directory("--out", options.answers)
-    if options.answers and options.answers.exists() and options.answers.samefile(options.queries):
+    if options.answers and same_file(options.answers, options.queries):
         raise UsageError(f"--out: {options.answers} is the file of questions: name another file")
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
-        Answering(settings, options.store, options.collection, rerank, hear, questions=len(questions)) as answering,
+        Answering(settings, options.store, options.collection, rerank, events, questions=len(questions)) as answering,
         writing(options.answers) as out,
-        progress("question") as tell,
+        progress("question") as done,
     ):
         _tell_gap(answering)
         left = iter(questions)
-        for made in answering.windows(texts, ask, told=lambda model, done: tell(model, done, len(texts))):
+        for made in answering.windows(texts, ask, encoded=lambda model, count: done(model, count, len(texts))):
             code = code or made.exit_code
             stale = stale or _stale_among(made.answers, answering)
             cuts += [answer.cut for answer in made.answers if answer.cut]
             none = none or next((answer.why_none for answer in made.answers if answer.why_none), "")
             for answer in made.answers:
                 out(write(next(left), answer))
-    took = time.monotonic() - began
-    print(f"{several(len(questions), 'question')} answered in {took:.1f} s", file=sys.stderr)
+    print(f"{several(len(questions), 'question')} answered in {time.monotonic() - began:.1f} s", file=sys.stderr)
     if cuts:
-        print(safe(f"interlock: warning: {cut_text(cuts, len(questions))}", 1000), file=sys.stderr)
+        say(f"warning: {cut_text(cuts, len(questions))}")
     if none:
-        print(safe(f"interlock: no chunk found for any: {none}", 1000), file=sys.stderr)
+        say(f"no chunk found for any: {none}")
     if stale:
-        print(stale, file=sys.stderr)
+        say(stale)
     return code
 
 
-def _tell_gap(answering: Answering) -> None:
+def _stale_among(answers: "Sequence[Answer]", answering: "Answering") -> str:
+    """Tell how much of a store is stale where an answer has any of it; empty where none has."""
+    from interlock.engine.targets.mirror import marked
+
+    hits = sum(hit.stale for answer in answers for hit in answer.hits)
+    if not hits:
+        return ""
+    store = answering.searcher.store
+    points = f"{len(marked(store)):,} of {several(store.count(), 'point')} in {safe(store.path)}"
+    return (
+        f"{several(hits, 'hit')} and {points} are of chunks that left the corpus: "
+        f"interlock prune {safe(store.path.parent)} removes them"
+    )
+
+
+def _tell_gap(answering: "Answering") -> None:
     """Say on stderr which models the store lacks."""
     if gap := answering.searcher.manifest.gap:
-        print(safe(f"interlock: warning: {gap}", 1000), file=sys.stderr)
+        say(f"warning: {gap}")
 
 
 def _print_answer(answer: "Answer", *, as_json: bool, explained: bool) -> None:
     if not answer.hits:
-        print(safe(f"interlock: no chunk found{answer.why_none and f': {answer.why_none}'}", 1000), file=sys.stderr)
+        say(f"no chunk found{answer.why_none and f': {answer.why_none}'}")
     for line in (hit_lines if as_json else answer_lines)(answer, explained=explained):
         print(line)
     if explained and not as_json:
         print(stages_took(answer), file=sys.stderr)
+
+
+def rerank(options: argparse.Namespace) -> int:
+    """Score the pairs of a file, a line for each of its lines, or plan that."""
+    from interlock.console.text.plan_text import pairs_text
+    from interlock.engine.flows.rerank import plan_file, score_file
+
+    settings, out = configuration(options), options.scores
+    limit_threads(settings)
+    check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": out})
+    events = partial(Telemetry, options.telemetry)
+    if options.plan:
+        print(pairs_text(*plan_file(settings, options.pairs, options.model, events)))
+        return ExitCode.COMPLETED
+    check_directory("--out", out)
+    if out and out.is_dir():
+        raise UsageError(f"--out: {out} is a directory: name a file")
+    if out and same_file(out, options.pairs):
+        raise UsageError(f"--out: {out} is the file of pairs, which the scores would replace: name another file")
+    with writing(out) as write, progress("pair") as done:
+        for line, scores in score_file(settings, options.pairs, options.model, Listener(events, progress=done)):
+            write(json.dumps({"score": scores[0]} if line.alone else {"scores": scores}) + "\n")
+    return ExitCode.COMPLETED
+
+
+def eval(options: argparse.Namespace) -> int:
+    """Judge a roster, or plan that."""
+    from interlock.console.text.evaluation_text import agreement_text, amounts_text, evaluation_text
+    from interlock.engine.evaluation.agreement import agreement_json
+    from interlock.engine.evaluation.delivered import is_run
+    from interlock.engine.evaluation.report import dumps
+    from interlock.engine.flows import evaluate as flow
+
+    settings = configuration(options)
+    limit_threads(settings)
+    request = flow.EvaluationRequest(
+        options.data,
+        options.rerank or (),
+        options.limit,
+        options.seed,
+        options.queries,
+        options.qrels,
+        options.collection,
+    )
+    for flag, file in (("--json", options.json), ("--picture", options.picture), ("--calibrate", options.calibrate)):
+        check_directory(flag, file)
+    if options.calibrate and options.config:
+        raise UsageError(
+            f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"
+        )
+    with progress() as done:
+        listener = Listener(partial(Telemetry, None), say, done)
+        if options.plan:
+            print(amounts_text(flow.amounts(settings, request, listener)))
+            return ExitCode.COMPLETED
+        if is_run(request.data) and request.queries is None and request.qrels is None:
+            if options.picture or options.calibrate or request.rerank:
+                raise UsageError(
+                    "--picture, --calibrate and --rerank need judgements: pass --queries and --qrels, or drop them"
+                )
+            agreed = flow.agreed(request)
+            if options.json:
+                atomic.write_bytes(options.json, agreement_json(agreed))
+            print(agreement_text(agreed))
+            return ExitCode.COMPLETED
+        found = flow.evaluate(settings, request, listener)
+    if options.json:
+        atomic.write_bytes(options.json, dumps(found))
+    if options.picture:
+        from interlock.console.text.evaluation_picture import picture
+
+        atomic.write_bytes(options.picture, picture(found).encode())
+    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
+    if options.calibrate:
+        atomic.write_bytes(options.calibrate, flow.weights_file(found))
+        print()
+        if found.weights and is_run(request.data):
+            print(_calibrated(request, found.weights))
+        print(f"next: interlock run CHUNKS --config {shlex.quote(str(options.calibrate))}")
+    return ExitCode.COMPLETED
+
+
+def _calibrated(request: "EvaluationRequest", weights: "MeasuredWeights") -> str:
+    """Give the store of a judged run these weights; what came of it."""
+    from interlock.engine.flows.evaluate import calibrate_store
+
+    done = calibrate_store(request, weights)
+    if isinstance(done, str):
+        return safe(done)
+    store, chosen = done
+    now, before = (
+        ", ".join(f"{name} {weight:.2g}" for name, weight in each.items()) for each in (chosen.weights, chosen.before)
+    )
+    return safe(f"{store}: questions count {now} from now on, before {before} (--weights says otherwise)", 1000)

@@ -12,7 +12,7 @@ from pathlib import Path
 WORKING = (
     "bench",
     "interlock.console.apps",
-    "interlock.console.rehearsal",
+    "interlock.engine.flows.rehearsal",
     "interlock.engine.models.trace",
     "interlock.engine.compute.encoder.encode_texts",
     "interlock.engine.flows.run.Run",

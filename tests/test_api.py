@@ -26,7 +26,7 @@ from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
-from interlock.engine.settings import knobs
+from interlock.engine.settings import ON_SCREEN, knobs
 from interlock.progress import follow
 from tests.builders import ROOT, corpus, environment, scratch, sentences
 from tests.builders import interlock as command
@@ -70,7 +70,7 @@ def test_importing_loads_nothing_heavy_and_every_name_is_there():
 
 
 def test_settings_take_every_setting_of_a_run_and_say_what_each_is_for():
-    run_settings = {item.name for item in knobs() if not item.metadata["screen"]}
+    run_settings = {item.name for item in knobs() if item.name not in ON_SCREEN}
     assert {item.name for item in fields(interlock.Settings)} == run_settings | {"config", "models"}
     assert all(f"{name}: " in interlock.Settings.__doc__ for name in run_settings)
 

@@ -19,11 +19,11 @@ import pynvml
 import pytest
 import torch
 
-from interlock.console import doctor
 from interlock.engine.compute import checkup
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError
-from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows import doctor
+from interlock.engine.flows.plan import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu import cuda, nvml
 from interlock.engine.gpu.devices import choose, describe_host, unused_gpus

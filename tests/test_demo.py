@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.console import demo
 from interlock.console.cli import QUESTION
 from interlock.engine.compute.encoder import encode_texts
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
+from interlock.engine.flows import demo
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve

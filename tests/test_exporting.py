@@ -16,7 +16,7 @@ import qdrant_edge as edge
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.flows.exporting import ExportRequest, export
+from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import ArtefactWritten
 from interlock.engine.settings import load

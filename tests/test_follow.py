@@ -14,7 +14,6 @@ import pytest
 from interlock.console.sources import journal as follow
 from interlock.console.sources.journal import GONE, Replayed, Watched
 from interlock.console.sources.live import Source
-from interlock.console.sources.tail import journal_at
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, locks
@@ -26,6 +25,7 @@ from interlock.engine.record.recorder import LATEST
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.tail import journal_at
 from tests.builders import ROOT
 from tests.processes import until
 from tools.recorded import Recorded

@@ -398,7 +398,7 @@ async def test_an_error_that_nobody_knew_is_told_and_leaves_the_form_as_it_was(p
         raise ZeroDivisionError("boom")
 
     monkeypatch.setattr(Machine, asked, boom)
-    monkeypatch.setattr("interlock.console.crash.tempfile.tempdir", str(place))
+    monkeypatch.setattr("interlock.engine.record.crash.tempfile.tempdir", str(place))
     async with shown((120, 40)) as (app, pilot):
         fill(app, chunks="chunks")
         await until(pilot, "2 collections")

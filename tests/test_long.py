@@ -15,7 +15,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.corpus.spans import Splitting
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.flows.forecast import forecast
+from interlock.engine.flows.plan import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import (
     BatchCommitted,

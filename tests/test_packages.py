@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from interlock.console import doctor
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import UnavailableError
+from interlock.engine.flows import doctor
 from interlock.engine.flows.opening import unloadable
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from interlock.console import rehearsal
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.flows import rehearsal
 from interlock.engine.models.registry import extended, find
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
@@ -287,7 +287,7 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path):
 
 def test_neither_torch_nor_a_terminal_library_is_imported_with_the_rehearsal():
     heavy = {"torch", "numpy", "textual", "rich"}
-    modules = "interlock.console.rehearsal, interlock.console.sources.journal"
+    modules = "interlock.engine.flows.rehearsal, interlock.console.sources.journal"
     code = f"import sys, {modules}; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import interlock as product
-from interlock.console.reranking import Telemetry, check_telemetry
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows.rerank import Telemetry, check_telemetry
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.search.blend import reranked
@@ -196,7 +196,7 @@ def test_the_scores_of_a_file_are_of_one_model(scorer, pairs, tmp_path):
     tensors = load_file(late / "model.safetensors")
     tensors["bert.embeddings.position_embeddings.weight"][100:] = torch.nan  # of long pairs only
     save_file(tensors, late / "model.safetensors", {"format": "pt"})
-    window, out = "import interlock.console.reranking as r; r.WINDOW = 1", tmp_path / "scores.jsonl"
+    window, out = "import interlock.engine.flows.rerank as r; r.WINDOW = 1", tmp_path / "scores.jsonl"
     asked = ("rerank", pairs, "--model", f"{late},{scorer}", "--out", out)
     ended = interlock(*asked, first=window, check=ExitCode.FAILED)
     assert f"late scored the first 1 pair of {pairs} and not the others" in ended.stderr

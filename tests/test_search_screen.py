@@ -8,7 +8,6 @@ import pytest
 from rich.cells import cell_len
 from textual import events
 
-from interlock.console.answering import Answers, SerialDesk
 from interlock.console.apps.search import SearchApp
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
@@ -17,6 +16,7 @@ from interlock.console.screens.search import read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows.search import Answers, SerialDesk
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, StageScore

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 import interlock as product
-from interlock.console.answering import MANY
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encode_texts
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run
+from interlock.engine.flows.search import MANY
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from interlock.console import crash
 from interlock.console.front_ends.dispatch import Audience, run_with_front_end
 from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
@@ -22,7 +21,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows.ending import Ending
 from interlock.engine.flows.run import Run
-from interlock.engine.record import atomic, journal, rundir, summary, words
+from interlock.engine.record import atomic, crash, journal, rundir, summary, words
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts

@@ -10,24 +10,28 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import UnionType
+from typing import Literal, get_args, get_origin
 
 from bench import tables
 from interlock.console.actions import ACTIONS, shown_keys
 from interlock.console.cli import COMMANDS, parser
+from interlock.engine import parsers
 from interlock.engine.errors import MEANINGS
 from interlock.engine.models import registry
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
-from interlock.engine.settings import flag_of, knobs, variable_of
+from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
 from tools import messages
 
 ROOT = Path(__file__).parent.parent
 PAGES = (*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md")))
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
 MESSAGES = ROOT / "docs" / "messages.md"
+GIVEN = ROOT / "src" / "interlock" / "given.py"
 
 
 def models() -> str:
@@ -62,6 +66,53 @@ def settings() -> str:
         for item in knobs()
     ]
     return _table(["flag", "environment", "default", "what it does"], rows)
+
+
+_VALUES: Mapping[object, str] = {
+    parsers.roster: "Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path]",
+    parsers.names: "Sequence[str]",
+    parsers.text: "str | Sequence[str]",
+    parsers.size: "int | str",
+}
+"""What a caller from Python may pass where a parser takes more than the type that it gives."""
+
+
+def given() -> str:
+    """The settings as keyword arguments of Python: None leaves one to the environment, the file or its default."""
+    lines = [_GIVEN]
+    for item in (item for item in knobs() if item.name not in ON_SCREEN):
+        kind = _VALUES.get(item.metadata["parse"]) or _given(item.type, item.metadata["metavar"])
+        kind = "str" if item.name == "chunk_sparse" else kind
+        default = "field(default=None, hash=False)" if "Sequence" in kind else "None"
+        lines.append(f"    {item.name}: {kind} | None = {default}")
+    return "\n".join(lines) + "\n"
+
+
+def _given(kind: object, metavar: str) -> str:
+    """The type of a value that is passed as it is taken."""
+    if get_origin(kind) is Literal:
+        return "Literal[" + ", ".join(f'"{each}"' for each in get_args(kind)) + "]"
+    if kind == tuple[str, ...]:
+        formats = 'Sequence[Literal["npy", "parquet", "jsonl"]]'
+        return formats if metavar == "FORMAT,..." else "Sequence[str]"
+    if kind is Path or (isinstance(kind, UnionType) and Path in get_args(kind)):
+        return "str | PathLike[str]"
+    return str(getattr(kind, "__name__", kind))
+
+
+_GIVEN = '''"""What Python passes as settings of a run. Made from `engine/knobs.py` by `make generate`; do not edit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSettings:
+    """What a run may be told, by value; None leaves a setting to the environment, the file or its default."""
+'''
 
 
 def fields() -> str:
@@ -169,7 +220,7 @@ def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
 def main() -> int:
     """Rewrite what has drifted; with `--check` only say so."""
     wanted = {page: generated(page.read_text()) for page in PAGES}
-    wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page()}
+    wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page(), GIVEN: given()}
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     check = "--check" in sys.argv
     for path in drifted:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from interlock.console import rehearsal
 from interlock.engine.compute.cluster.node import ClusterNode
 from interlock.engine.compute.controls import Controls
+from interlock.engine.flows import rehearsal
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.settings import load

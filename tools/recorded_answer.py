@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from interlock.console.answering import Answers
 from interlock.console.text.answer_rows import StoreShown
 from interlock.engine.errors import InterlockError
+from interlock.engine.flows.search import Answers
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.hits import Answer, Hit, StageScore
 

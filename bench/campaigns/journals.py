@@ -83,12 +83,12 @@ def _read(journals: list[bytes], whole: bytes, place: Path) -> list[str]:
 
 def _judged(number: int, data: bytes, whole: bytes, place: Path) -> list[str]:
     """What every reader makes of one journal: lines as they were written, from the first on, or an error of ours."""
-    from interlock.console.sources.tail import Tail
     from interlock.engine.errors import InterlockError
     from interlock.engine.record import journal, summary
     from interlock.engine.record.fold import fold
     from interlock.engine.record.journal import Journal
     from interlock.engine.record.state import RunState
+    from interlock.engine.record.tail import Tail
 
     path = place / f"{number}.jsonl"
     path.write_bytes(data)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from interlock.console.crash import reportable
+from interlock.engine.record.crash import reportable
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from interlock.engine import parsers
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import ModelSpec, members
 from interlock.engine.record.facts import Setting
-from interlock.engine.settings import RunSettings, flag_of, knobs, shown
+from interlock.engine.settings import ON_SCREEN, RunSettings, flag_of, knobs, shown
 
 KNOBS = ("devices", "ceiling", "fusion", "qdrant", "out", "run_id")
 """Settings that have a field of their own; the models are ticked, and `flags` has all others."""
@@ -54,7 +54,7 @@ def as_begun(
     texts = {name: _written(values[name]) for name in same if name in values}
     if isinstance(values.get("ceiling"), int):
         texts["ceiling"] = _sized(values["ceiling"])
-    others = [item for item in knobs() if not item.metadata["screen"] and item.name not in _ITS_OWN]
+    others = [item for item in knobs() if item.name not in ON_SCREEN and item.name not in _ITS_OWN]
     words: list[str] = []
     for name in (item.name for item in others if item.name in values):
         if (value := values[name]) != shown(getattr(settings, name)):

@@ -16,7 +16,7 @@ from interlock.engine.settings import Configuration, RunSettings, flag_of
 from interlock.widgets.ticks import ModelRow
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.forecast import Forecast
+    from interlock.engine.flows.plan import Forecast
     from interlock.engine.record.runs import Overview
 
 LISTED = 12
@@ -78,7 +78,7 @@ class Machine:
     def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
         """Say what a run of these arguments would do. Raises what `interlock plan` would raise."""
         from interlock.console.cli import configuration, parse
-        from interlock.engine.flows.forecast import forecast
+        from interlock.engine.flows.plan import forecast
 
         options = parse(words)
         return forecast(options.chunks, configuration(options), stopped)

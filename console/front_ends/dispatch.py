@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.console.crash import reportable
 from interlock.console.front_ends.headless import (
     Handler,
     Headless,
@@ -25,12 +24,13 @@ from interlock.console.front_ends.headless import (
 from interlock.console.metrics import exposed
 from interlock.console.notifying import notify
 from interlock.console.sources.session import Session, Work
-from interlock.console.sources.tail import journal_at
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.console.text.recap import recap
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.record.crash import reportable
 from interlock.engine.record.rundir import SUMMARY
+from interlock.engine.record.tail import journal_at
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration
 

@@ -21,7 +21,6 @@ from textual.widgets import Input, Static
 from textual.worker import Worker, WorkerState
 
 from interlock.console.actions import SETUP, actions_of, bindings_of, line_key, named
-from interlock.console.crash import reportable
 from interlock.console.form.aside import aside
 from interlock.console.form.filled import FIELDS, Filled, command_of, directory, problems
 from interlock.console.form.found import ChunksSeen, Machine, shelf
@@ -34,13 +33,14 @@ from interlock.console.screens.pick import Begin, Browse
 from interlock.console.text import form_text
 from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.errors import InterlockError
+from interlock.engine.record.crash import reportable
 from interlock.engine.record.words import safe
 from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import row, wrapped
 from interlock.widgets.ticks import ModelList
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.forecast import Forecast
+    from interlock.engine.flows.plan import Forecast
 
 PAUSE = 0.4
 """Seconds without a key after which what was typed is looked at."""

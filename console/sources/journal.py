@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
-from interlock.console.sources.tail import Tail, journal_at
 from interlock.console.text.next_step import command, resume_words
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
@@ -29,6 +28,7 @@ from interlock.engine.record.locks import held
 from interlock.engine.record.recorder import Ring
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.tail import Tail, journal_at
 from interlock.engine.record.words import duration
 
 CHUNK = 256

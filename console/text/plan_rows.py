@@ -9,7 +9,7 @@ from interlock.widgets import table
 from interlock.widgets.text import Row, ascii_only, row, wrapped
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.forecast import Forecast
+    from interlock.engine.flows.plan import Forecast
 
 COLUMNS = ("model", "batches", "predicted", "time", "on", "tokens", "truncated", "texts", "reused", "weights", "dtype")
 """Of the passes, what matters most first: a narrow pane leaves the last ones out."""

@@ -11,7 +11,8 @@ from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.forecast import Forecast, PassForecast
+    from interlock.engine.compute.scorer import PairPlan
+    from interlock.engine.flows.plan import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "pass": lambda number, _: str(number),
@@ -105,3 +106,23 @@ def _refused(seen: "Forecast") -> Iterator[str]:
         yield from (safe(line_of(RecordRefused(collection=name, **asdict(refusal)))) for refusal in told)
         if more := len(rows.refusals) - len(told):
             yield f"warning: {several(more, 'more refusal')} in {safe(name)}"
+
+
+def pairs_text(model: str, plans: "Sequence[PairPlan]") -> str:
+    """Word a plan of pairs."""
+    if not any(plan.rows for plan in plans):
+        return f"{safe(model)}: nothing to score"
+    pairs, truncated = sum(len(plan.rows) for plan in plans), sum(plan.truncated for plan in plans)
+    tokens, cut = sum(plan.batches.tokens for plan in plans), sum(plan.truncated_tokens for plan in plans)
+    batches = sum(len(plan.batches.batches) for plan in plans)
+    longest = max(len(row) for plan in plans for row in plan.rows)
+    weights, needed = plans[0].weights, max(plan.needed for plan in plans)
+    return "\n".join(
+        [
+            f"{safe(model)}: {several(pairs, 'pair')} in {several(batches, 'batch', 'batches')}, "
+            f"{several(tokens, 'token')}, the longest pair {longest:,}",
+            f"truncated: {several(truncated, 'pair')}, {several(cut, 'token')} cut off",
+            f"predicted on {plans[0].device}: {human_bytes(weights + needed)} ({human_bytes(weights)} weights, "
+            f"{human_bytes(needed)} for the largest batch)",
+        ]
+    )

@@ -70,7 +70,7 @@ def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> 
     idle = {
         "dim": "" if cut or not settings.dim else "no model of the roster supports it, so nothing is truncated",
         "keep": "named makes no fused vector, so every model's own are kept"
-        if settings.fusion == Fusion.NAMED and settings.keep == "fused"
+        if Fusion(settings.fusion) is Fusion.NAMED and settings.keep == "fused"
         else "",
         "long_overlap": "" if split else "nothing is split without --long split",
         "partial": "" if settings.deadline or not settings.partial else "nothing ends the session without --deadline",

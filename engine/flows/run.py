@@ -356,7 +356,7 @@ class Run:
         self.deadline.paces = before
         for number, why in missing.items():
             self._emit(ev.PassFailed(model_pass=number, model=roster[number].model, reason=why))
-        if self.settings.fusion == Fusion.MEAN:
+        if Fusion(self.settings.fusion) is Fusion.MEAN:
             message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
             self._emit(ev.Warned(message=message))
         return roster

@@ -12,7 +12,14 @@ Everything is loaded when it is first used: importing the package loads no torch
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not (Path(__file__).parent / "engine" / "__init__.py").is_file():
+    raise ImportError(
+        "interlock's folders engine, console and widgets are symbolic links, which this checkout or archive does not "
+        "have: check out again with `git config core.symlinks true`, or `pip install` a wheel of it"
+    )
 
 from interlock.engine import __version__
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError
@@ -24,6 +31,11 @@ if TYPE_CHECKING:
     from interlock.api import evaluate as evaluate
     from interlock.api import plan as plan
     from interlock.api import term_weights as term_weights
+    from interlock.api import upload as upload
+    from interlock.asking import Reranker as Reranker
+    from interlock.asking import Searcher as Searcher
+    from interlock.asking import rerank as rerank
+    from interlock.asking import search as search
     from interlock.engine.compute.parts.terms import SparseRows as SparseRows
     from interlock.engine.evaluation.report import Evaluation as Evaluation
     from interlock.engine.record import events as events
@@ -38,11 +50,6 @@ if TYPE_CHECKING:
     from interlock.recorded import RecordedRun as RecordedRun
     from interlock.recorded import open_run as open_run
     from interlock.recorded import watch as watch
-    from interlock.reranker import Reranker as Reranker
-    from interlock.reranker import rerank as rerank
-    from interlock.searcher import Searcher as Searcher
-    from interlock.searcher import search as search
-    from interlock.uploader import upload as upload
 
 __all__ = [
     "Answer",
@@ -82,13 +89,11 @@ _ELSEWHERE = {
     **dict.fromkeys(("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
     "Entry": "interlock.engine.record.events",
     **dict.fromkeys(("Answer", "Hit", "RankedHit"), "interlock.engine.search.hits"),
-    **dict.fromkeys(("Reranker", "rerank"), "interlock.reranker"),
-    **dict.fromkeys(("Searcher", "search"), "interlock.searcher"),
+    **dict.fromkeys(("Reranker", "Searcher", "rerank", "search"), "interlock.asking"),
     "Evaluation": "interlock.engine.evaluation.report",
     "SparseRows": "interlock.engine.compute.parts.terms",
     "Summary": "interlock.engine.record.summary",
     "UploadReport": "interlock.engine.targets.report",
-    "upload": "interlock.uploader",
 }
 
 if not TYPE_CHECKING:  # a type checker is to know exactly what there is

@@ -9,90 +9,50 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from interlock.console.answers import term_rows
-from interlock.console.cli import limit_threads
-from interlock.console.crash import reportable
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, python_wording
 from interlock.engine.record import events as events
-from interlock.engine.settings import Configuration, knobs, load
+from interlock.engine.record.crash import reportable
+from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_threads, load
+from interlock.given import GivenSettings
 from interlock.progress import follow
-from interlock.recorded import AnyPath, RecordedRun
-from interlock.wording import in_python, path_of, telling
+from interlock.recorded import AnyPath, RecordedRun, open_run, path_of
 
 if TYPE_CHECKING:
     from interlock.engine.compute.parts.terms import SparseRows
     from interlock.engine.evaluation.report import Evaluation
-    from interlock.engine.flows.forecast import Forecast
+    from interlock.engine.flows.plan import Forecast
+    from interlock.engine.targets.report import UploadReport
 
 SHOWN = ("auto", "lines", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(GivenSettings):
     """Set what a run takes, by value; None leaves a setting to the environment, the file or its default.
 
     Sizes are bytes, or a text such as "12GiB". `config` is a TOML file, `models` are rows for the registry in addition
     to those of its [models.*] tables: `{"mine": {"source": "hf:org/name", "query_prompt": "query: "}}`.
     """
 
-    roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = field(default=None, hash=False)
-    sparse: Sequence[str] | None = field(default=None, hash=False)
-    token_vectors: Sequence[str] | None = field(default=None, hash=False)
-    token_precision: Literal["int8", "float16", "bit"] | None = None
-    token_pooling: int | None = None
-    collections: Sequence[str] | None = field(default=None, hash=False)
-    devices: str | Sequence[str] | None = field(default=None, hash=False)
-    cluster: str | None = None
-    exclusive: bool | None = None
-    window: int | None = None
-    cpu_fallback: bool | None = None
-    warm: int | str | None = None
-    threads: int | None = None
-    ceiling: int | str | None = None
-    host_ceiling: int | str | None = None
-    faults: Sequence[str] | None = field(default=None, hash=False)
-    fusion: Literal["concat", "named", "mean"] | None = None
-    keep: Literal["fused", "members", "both"] | None = None
-    project: int | None = None
-    quantise: Literal["none", "int8", "binary"] | None = None
-    long: Literal["cut", "split"] | None = None
-    long_overlap: float | None = None
-    dim: int | None = None
-    export: Sequence[Literal["npy", "parquet", "jsonl"]] | None = field(default=None, hash=False)
-    qdrant: AnyPath | None = None
-    prune: bool | None = None
-    bm25: bool | None = None
-    bm25_language: str | None = None
-    chunk_sparse: str | None = None
-    out: AnyPath | None = None
-    run_id: str | None = None
-    resume: bool | None = None
-    deadline: str | None = None
-    partial: bool | None = None
-    reuse: AnyPath | None = None
-    offline: bool | None = None
-    allow_pickle: Sequence[str] | None = field(default=None, hash=False)
-    refresh_models: bool | None = None
-    allow_missing: bool | None = None
-    strict: bool | None = None
     config: AnyPath | None = None
     models: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
 
     def configuration(self) -> Configuration:
         """Resolve every setting, with where it came from. Raises UsageError naming the one that cannot be used."""
-        names = {item.name for item in knobs()} & {item.name for item in fields(self)}
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        values = {item.name: getattr(self, item.name) for item in fields(GivenSettings)}
+        given = {name: value for name, value in values.items() if value is not None}
         file = None if self.config in (None, "") else path_of(self.config, "Settings.config")
         if not isinstance(self.models, Mapping) or not all(isinstance(row, Mapping) for row in self.models.values()):
             raise UsageError(f"Settings.models: expected a table of rows by model, got {self.models!r:.100}")
-        with telling():
+        with python_wording():
             found = load(given, file=file, origin_of="python Settings.{}".format)
         return replace(found, models={**found.models, **self.models})
 
@@ -100,7 +60,7 @@ class Settings:
 Settings.__doc__ = f"{Settings.__doc__}\n" + "".join(
     f"    {item.name}: {item.metadata['help']} (default {item.metadata['default'] or 'none'})\n"
     for item in knobs()
-    if not item.metadata["screen"]
+    if item.name not in ON_SCREEN
 )
 DEFAULTS = Settings()
 
@@ -126,9 +86,9 @@ def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
     path, configuration = path_of(chunks, "chunks"), configured(settings)
-    from interlock.engine.flows.forecast import forecast
+    from interlock.engine.flows.plan import forecast
 
-    with telling():
+    with python_wording():
         return Plan(forecast(path, configuration))
 
 
@@ -159,7 +119,7 @@ def embed(
         code = session.result()
     except Exception as error:
         failure = reportable(error, session.work.directory.path if session.work else None)
-        with telling():
+        with python_wording():
             raise failure from (None if failure is error else error)
     assert session.work, "a run that has a result was made"
     run = RecordedRun(session.work.directory.path.absolute())
@@ -192,7 +152,9 @@ def term_weights(
 
     if isinstance(texts, str) or not all(map(is_text, texts)):
         raise UsageError(f"texts: expected a sequence of texts in UTF-8, got {texts!r:.100}")
-    with telling():
+    from interlock.engine.flows.models import term_rows
+
+    with python_wording():
         return term_rows(configuration, str(model), texts, side)
 
 
@@ -215,22 +177,68 @@ def evaluate(
     UnavailableError for a model that is not there, and without ir-measures.
     """
     configuration = configured(settings)
-    from interlock.console.evaluating import evaluated
-    from interlock.console.matter import Asked
+    from interlock.console.writing import Telemetry, progress, say
+    from interlock.engine.flows import Listener
+    from interlock.engine.flows.evaluate import EvaluationRequest
+    from interlock.engine.flows.evaluate import evaluate as judge
 
     names = [rerank] if isinstance(rerank, str) else list(rerank)
     place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
-    with telling():
-        asked = Asked(
-            place,
-            names,
-            limit,
-            seed,
-            None if queries is None else path_of(queries, "queries"),
-            None if qrels is None else path_of(qrels, "qrels"),
-            collection,
-        )
-        return evaluated(configuration, asked)
+    asked, judged = (_path(queries, "queries"), _path(qrels, "qrels"))
+    with python_wording(), progress() as done:
+        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection)
+        return judge(configuration, request, Listener(partial(Telemetry, None), say, done))
+
+
+def upload(
+    run: RecordedRun | AnyPath,
+    url: str,
+    *,
+    collection: str | None = None,
+    alias: str = "",
+    indexes: Mapping[str, str] | None = None,
+    quantisation: Literal["none", "int8", "binary"] = "none",
+    vector_type: Literal["float32", "float16"] = "float32",
+    api_key_file: AnyPath | None = None,
+    patience: float = 300.0,
+    settle: float = 3600.0,
+    grpc_port: int | None = None,
+    prune: bool = False,
+) -> "list[UploadReport]":
+    """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
+
+    `indexes` are keys of the payload with their types (`{"metadata.lang": "keyword"}`). The key comes from
+    QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
+    6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
+    `prune` removes points that earlier uploads put there and that are not of this run, once all is verified.
+
+    Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
+    answer for `patience` seconds, InterlockError where what is there is not what was sent.
+    """
+    from interlock.console.writing import say
+    from interlock.engine.flows import Listener
+    from interlock.engine.flows import upload as flow
+
+    request = flow.UploadRequest(
+        open_run(run).path,
+        url,
+        collection,
+        alias,
+        [f"{key}:{kind}" for key, kind in (indexes or {}).items()],
+        vector_type,
+        quantisation,
+        _path(api_key_file, "api_key_file"),
+        patience,
+        settle,
+        grpc_port,
+        prune,
+    )
+    with python_wording():
+        return list(flow.upload(request, Listener(say=say)))
+
+
+def _path(value: AnyPath | None, what: str) -> Path | None:
+    return None if value is None else path_of(value, what)
 
 
 def configured(settings: Settings) -> Configuration:
@@ -246,7 +254,7 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     """Why a run that came to work is not what its caller asked for."""
     summary, kind = run.summary, InterlockError
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
-    why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
+    why = f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}"
     if code == ExitCode.MITIGATED:
         why = f"run {run.id} needed mitigations, a failure under Settings(strict=True)"
     if summary.status == "stopped":
@@ -262,6 +270,6 @@ def warned(device_kind: str) -> AbstractContextManager[events.Emit]:
     def emit(event: events.AnyEvent) -> None:
         line = line_of(event, device_kind)
         if line.startswith(("warning: ", "error: ")):
-            warnings.warn(in_python(line.partition(": ")[2]), RuntimeWarning, stacklevel=2)
+            warnings.warn(line.partition(": ")[2], RuntimeWarning, stacklevel=2)
 
     return nullcontext(emit)

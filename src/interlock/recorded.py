@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
-from interlock.console.sources.tail import Tail, journal_at
-from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine import parsers
+from interlock.engine.errors import InterlockError, UsageError, python_wording, remedy
 from interlock.engine.record import journal
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.events import Entry, RunClosed
@@ -18,9 +18,9 @@ from interlock.engine.record.fold import fold_all
 from interlock.engine.record.locks import held
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
+from interlock.engine.record.tail import Tail, journal_at
 from interlock.engine.record.words import several
 from interlock.engine.settings import load
-from interlock.wording import path_of, telling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 AnyPath = str | os.PathLike[str]
 FUSED = "fused"
+
+
+def path_of(value: object, what: str) -> Path:
+    """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
+    try:
+        return parsers.path(value)
+    except ValueError as wanted:
+        raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
 
 
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ def open_run(run: RecordedRun | AnyPath, out: AnyPath | None = None) -> Recorded
     path = path_of(run, "run")
     if out is not None or (path.name == str(run) and not path.exists()):
         path = (load({}).settings.out if out is None else path_of(out, "out")) / path
-    with telling():
+    with python_wording():
         found = journal_at(path)
     if found.name != JOURNAL:
         raise UsageError(f"{path} is a file: name the run's directory")

@@ -11,11 +11,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from interlock.console.sources.session import Work
 from interlock.engine.compute.controls import Controls
 from interlock.engine.record import atomic
 from interlock.engine.settings import Configuration
+
+if TYPE_CHECKING:
+    from interlock.engine.flows.run import Run
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 REHEARSAL = "sim:2xT4"
@@ -34,7 +37,7 @@ def with_store(configuration: Configuration) -> Configuration:
     return replace(configuration, settings=knobs)
 
 
-def run(configuration: Configuration, controls: Controls, *, everything: bool) -> Work:
+def run(configuration: Configuration, controls: Controls, *, everything: bool) -> "Run":
     """Cut the corpus and make the run of it; `everything` takes all docstrings, not a few hundred."""
     from interlock.engine.flows.run import Run
 

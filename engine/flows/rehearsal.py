@@ -21,10 +21,10 @@ from interlock.engine.record.facts import REHEARSAL
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.console.sources.session import Work
     from interlock.engine.compute.backend import Backend
     from interlock.engine.compute.cluster.links import Cluster
     from interlock.engine.compute.encoder import Encoder
+    from interlock.engine.flows.run import Run
     from interlock.engine.models.assets import Policy
     from interlock.engine.models.card import ModelCard
     from interlock.engine.models.registry import ModelSpec
@@ -96,7 +96,7 @@ def run(
     controls: Controls,
     speed: float = 1.0,
     clusters: "Callable[[str, str], Cluster] | None" = None,
-) -> "Work":
+) -> "Run":
     """Write the corpus, and make the run of it, `speed` times as fast as its simulated GPUs (`inf`: without waiting),
     on the nodes of one of `clusters` where the configuration asks for that.
 

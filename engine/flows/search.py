@@ -1,24 +1,31 @@
-"""Answers questions for a command, a screen or a script: a store, its models, and a reranker behind them."""
+"""Answers questions over a store, for a command, a screen or a script: its models, its stages, and a reranker behind
+them, which stay loaded from one question to the next.
+"""
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from interlock.console.reranking import Hear, blend_of, late_of, lending, rerankers
+from interlock.engine.compute.texts import TextDevices
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.flows import EventSink
+from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import extended
+from interlock.engine.search.ask import MAXSIM, Ask
+from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.conditions import conditions_in
+from interlock.engine.search.hits import Answer, LateHit
+from interlock.engine.search.rerank import Blend, late_reordered, reordered
+from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import Configuration
-
-if TYPE_CHECKING:
-    from interlock.engine.compute.texts import Told
-    from interlock.engine.search.ask import Ask
-    from interlock.engine.search.hits import Answer
-    from interlock.engine.search.rerank import Blend
 
 WINDOW = 512
 """Questions that are answered and then reranked together; all of them have been encoded before."""
@@ -33,14 +40,14 @@ class Rerank:
     """The models that score candidates anew, in the order in which they are tried, and how much they count."""
 
     names: Sequence[str]
-    blend: "Blend"
+    blend: Blend
 
 
 @dataclass
 class Answers:
     """The answers to questions, and why they were not reranked, if they were to be."""
 
-    answers: "list[Answer]"
+    answers: list[Answer]
     failure: BaseException | None = None
 
     @property
@@ -60,7 +67,7 @@ class Answering:
         store: Path,
         collection: str | None,
         rerank: Rerank | None,
-        hear: Hear,
+        events: EventSink,
         given: Mapping[str, Mapping[str, object]] = {},
         *,
         kept: bool = False,
@@ -69,13 +76,6 @@ class Answering:
         """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
         question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any. Raises as
         `StoreSearcher` and `rerankers` do."""
-        from interlock.engine.compute.texts import TextDevices
-        from interlock.engine.gpu.cpu import CpuDevice
-        from interlock.engine.gpu.lease import Lessor
-        from interlock.engine.models.assets import Policy
-        from interlock.engine.search.ask import MAXSIM
-        from interlock.engine.search.searcher import StoreSearcher
-
         own = settings.settings
         lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
@@ -83,11 +83,11 @@ class Answering:
         self._late = late_of(settings, rerank.names) if rerank else ""
         scores, many = rerank is not None and not self._late, questions >= MANY
         with ExitStack() as stack:
-            lent = stack.enter_context(lending(settings, hear)) if scores or many else None
-            if lent and rerank and scores:
-                self._models = stack.enter_context(rerankers(settings, rerank.names, lent, [MAXSIM]))
-            if lent and many and lent.gpus:
-                passes = TextDevices(lent.gpus, lent.host, lent.lessor, lent.emit, own.cpu_fallback)
+            on = stack.enter_context(free_devices(settings, events)) if scores or many else None
+            if on and rerank and scores:
+                self._models = stack.enter_context(rerankers(settings, rerank.names, on, [MAXSIM]))
+            if on and many and on.gpus:
+                passes = TextDevices(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
             self.searcher = stack.enter_context(
                 StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept, passes=passes)
             )
@@ -103,30 +103,33 @@ class Answering:
         """Let models and store go."""
         self._stack.close()
 
-    def answer(self, texts: Sequence[str], ask: "Ask", *, reranked: bool = True) -> Answers:
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool = True) -> Answers:
         """Answer questions, and score their best chunks anew where that was asked for, and is wanted this time."""
         (found,) = self.windows(texts, ask, max(1, len(texts)), reranked=reranked)
         return found
 
     def windows(
-        self, texts: Sequence[str], ask: "Ask", size: int = WINDOW, told: "Told" = lambda model, rows: None,
-        *, reranked: bool = True,
-    ) -> Iterator[Answers]:  # fmt: skip
-        """Answer questions, `size` of them after another. `told` hears which model encoded how many.
+        self,
+        texts: Sequence[str],
+        ask: Ask,
+        size: int = WINDOW,
+        encoded: Callable[[str, int], object] = lambda model, rows: None,
+        *,
+        reranked: bool = True,
+    ) -> Iterator[Answers]:
+        """Answer questions, `size` of them after another. `encoded` hears which model encoded how many.
 
         Where no model can score the chunks a warning says so, and they are in the order in which they were found.
         """
         deep, rerank = ask, self._rerank if reranked else None
         if rerank:
             deep = replace(ask.to(max(ask.limit, rerank.blend.depth)), late=self._late)
-        answers = self.searcher.answers(texts, deep, told)
+        answers = self.searcher.answers(texts, deep, encoded)
         for _ in range(0, max(1, len(texts)), size):
             window = [*islice(answers, size)]
             yield self._reranked(window, ask.limit, rerank.blend) if rerank else Answers(window)
 
-    def _reranked(self, answers: "list[Answer]", limit: int, blend: "Blend") -> Answers:
-        from interlock.engine.search.hits import LateHit
-        from interlock.engine.search.rerank import late_reordered, reordered
+    def _reranked(self, answers: list[Answer], limit: int, blend: Blend) -> Answers:
 
         began = time.perf_counter()
         if self._models:
@@ -152,16 +155,16 @@ class SerialDesk:
     def resident(self) -> Sequence[str]:
         return self._answering.searcher.resident
 
-    def load(self, ask: "Ask") -> None:
+    def load(self, ask: Ask) -> None:
         """Load the models, by a question whose answer nobody sees."""
         with self._turn:
             self._answering.answer(["load"], replace(ask, limit=1), reranked=False)
 
-    def check(self, ask: "Ask") -> None:
+    def check(self, ask: Ask) -> None:
         with self._turn:
             self._answering.searcher.check(ask)
 
-    def answer(self, texts: Sequence[str], ask: "Ask", *, reranked: bool) -> Answers:
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Answers:
         with self._turn:
             return self._answering.answer(texts, ask, reranked=reranked)
 
@@ -178,17 +181,15 @@ def ask_of(
     hybrid: str | None,
     sparse_share: float | None,
     where: object,
-) -> "Ask":
+) -> Ask:
     """Make what is asked for of what was given; None takes the default, `where` is what `conditions_in` reads. Raises
     UsageError for what cannot be."""
-    from interlock.engine.search.ask import Ask
-    from interlock.engine.search.combine import Hybrid
-    from interlock.engine.search.conditions import conditions_in
-
     try:
         weighed = None if weights is None else dict(weights)
     except (TypeError, ValueError):
-        raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
+        raise UsageError(
+            f"{{weights}}: expected numbers by model, got {weights!r:.100}: give each model one", weights=None
+        ) from None
     ask = Ask(
         limit=limit,
         weights=weighed,
@@ -197,7 +198,7 @@ def ask_of(
     )
     if hybrid is not None:
         if hybrid not in [*Hybrid]:
-            raise UsageError(f"--hybrid {hybrid!r:.100}: choose one of {', '.join(Hybrid)}")
+            raise UsageError(f"{{hybrid}}: choose one of {', '.join(Hybrid)}", hybrid=hybrid)
         ask = replace(ask, hybrid=Hybrid(hybrid))
     return ask if sparse_share is None else replace(ask, sparse_share=sparse_share)
 
@@ -207,5 +208,7 @@ def rerank_of(settings: Configuration, names: Sequence[str], share: float | None
     if names:
         return Rerank(names, blend_of(settings, names, share, depth))
     if given := [name for name, value in (("share", share), ("depth", depth)) if value is not None]:
-        raise UsageError(f"--rerank-{given[0]} needs a model: name it in --rerank")
+        raise UsageError(
+            f"{{rerank_{given[0]}}} needs a model: name it in {{rerank}}", rerank=None, **{f"rerank_{given[0]}": None}
+        )
     return None

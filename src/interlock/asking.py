@@ -1,18 +1,20 @@
-"""Search for notebooks and scripts: one question, or a store and its models that stay open between questions."""
+"""Questions from notebooks and scripts: a store and its models, or a cross-encoder, which stay open between them."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from interlock.api import DEFAULTS, Settings, configured, warned
-from interlock.console.answering import Answering, ask_of, rerank_of
 from interlock.console.text.answer_text import cut_text
-from interlock.engine.errors import UsageError
+from interlock.engine.corpus.tokens import is_text
+from interlock.engine.errors import UsageError, python_wording
+from interlock.engine.flows.rerank import free_devices, rerankers
+from interlock.engine.flows.search import Answering, ask_of, rerank_of
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
-from interlock.recorded import AnyPath, RecordedRun
-from interlock.wording import path_of, telling
+from interlock.recorded import AnyPath, RecordedRun, path_of
 
 if TYPE_CHECKING:
     from interlock.engine.search.hits import Answer, Hit
@@ -20,6 +22,20 @@ if TYPE_CHECKING:
 
 Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float]]
 """Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """What a search may be told beside its store; `Searcher` says what each means."""
+
+    collection: str | None
+    weights: Mapping[str, float] | None
+    only: str | None
+    hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None
+    sparse_share: float | None
+    where: Conditions
+    rerank: str | Sequence[str]
+    rerank_share: float | None
+    rerank_depth: int | None
 
 
 class Searcher:
@@ -33,17 +49,9 @@ class Searcher:
         self,
         store: RecordedRun | AnyPath,
         *,
-        collection: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        only: str | None = None,
-        hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None = None,
-        sparse_share: float | None = None,
-        where: Conditions = (),
-        rerank: str | Sequence[str] = (),
-        rerank_share: float | None = None,
-        rerank_depth: int | None = None,
         settings: Settings = DEFAULTS,
         keep: bool = True,
+        **options: Unpack[SearchOptions],
     ) -> None:
         """Open a store, or the one that a run wrote; without `keep` models come and go with each question.
 
@@ -65,14 +73,24 @@ class Searcher:
         than the store, UnavailableError for a model that is not there. A store that was delivered without some models
         (`Settings.allow_missing`) is told of in a RuntimeWarning.
         """
+        if unknown := options.keys() - SearchOptions.__annotations__.keys():
+            raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         configuration = configured(settings)
         directory = _directory(store)
+        rerank = options.get("rerank") or ()
         names = [rerank] if isinstance(rerank, str) else list(rerank)
-        with telling():
-            self._ask = ask_of(1, weights, only, hybrid, sparse_share, where)
-            blended = rerank_of(configuration, names, rerank_share, rerank_depth)
+        with python_wording():
+            self._ask = ask_of(
+                1,
+                options.get("weights"),
+                options.get("only"),
+                options.get("hybrid"),
+                options.get("sparse_share"),
+                options.get("where", ()),
+            )
+            reranking = rerank_of(configuration, names, options.get("rerank_share"), options.get("rerank_depth"))
             self._answering = Answering(
-                configuration, directory, collection, blended, warned, settings.models, kept=keep
+                configuration, directory, options.get("collection"), reranking, warned, settings.models, kept=keep
             )
         if gap := self._answering.searcher.manifest.gap:
             warnings.warn(gap, RuntimeWarning, stacklevel=2)
@@ -110,7 +128,7 @@ class Searcher:
         """Encode all questions, one model after the other, and yield the answer to each in turn."""
         if isinstance(queries, str):
             raise UsageError("queries: expected a list of texts: pass one text to `search`")
-        with telling():
+        with python_wording():
             windows = self._answering.windows(list(queries), self._ask.to(limit))
             for answer in (answer for found in windows for answer in found.answers):
                 if answer.cut:
@@ -122,36 +140,15 @@ def search(
     store: RecordedRun | AnyPath,
     query: str,
     *,
-    collection: str | None = None,
     limit: int = 5,
-    weights: Mapping[str, float] | None = None,
-    only: str | None = None,
-    hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None = None,
-    sparse_share: float | None = None,
-    where: Conditions = (),
-    rerank: str | Sequence[str] = (),
-    rerank_share: float | None = None,
-    rerank_depth: int | None = None,
     settings: Settings = DEFAULTS,
+    **options: Unpack[SearchOptions],
 ) -> "Sequence[Hit]":
     """Return the `limit` best chunks for `query` in a store, or in the store that a run wrote, best first.
 
     Arguments and errors are those of `Searcher`, which is the better one for several questions.
     """
-    with Searcher(
-        store,
-        collection=collection,
-        weights=weights,
-        only=only,
-        hybrid=hybrid,
-        sparse_share=sparse_share,
-        where=where,
-        rerank=rerank,
-        rerank_share=rerank_share,
-        rerank_depth=rerank_depth,
-        settings=settings,
-        keep=False,
-    ) as searcher:
+    with Searcher(store, settings=settings, keep=False, **options) as searcher:
         return searcher.search(query, limit)
 
 
@@ -161,3 +158,51 @@ def _directory(store: RecordedRun | AnyPath) -> Path:
     if directory := store_of(store.summary, store.path):
         return directory
     raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
+
+
+class Reranker:
+    """Holds a cross-encoder for as many questions as there are; a context manager, which unloads it at its end.
+
+    It is loaded with the first question: on a GPU where it fits, else on the CPU.
+    """
+
+    def __init__(self, model: str | Sequence[str], *, settings: Settings = DEFAULTS) -> None:
+        """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
+        names = [model] if isinstance(model, str) else list(model)
+        configuration, self._stack = configured(settings), ExitStack()
+        with python_wording():
+            on = self._stack.enter_context(free_devices(configuration, warned))
+            self._models = self._stack.enter_context(rerankers(configuration, names, on))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unload the model."""
+        self._stack.close()
+
+    def score(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Score how well each of `texts` answers `query`, in their order: the higher the better.
+
+        Raises UsageError for what is no text, UnavailableError where no model can be had, InterlockError where none
+        gives scores.
+        """
+        if isinstance(texts, str) or not all(map(is_text, [query, *texts])):
+            raise UsageError("expected a query and a list of texts, all of them UTF-8")
+        with python_wording():
+            return [float(score) for score in self._models.score([(query, text) for text in texts])]
+
+
+def rerank(
+    query: str, texts: Sequence[str], *, model: str | Sequence[str], settings: Settings = DEFAULTS
+) -> list[tuple[int, float]]:
+    """Order `texts` by how well they answer `query`: their places in `texts` with their scores, best first.
+
+    Arguments and errors are those of `Reranker`, which is the better one for several questions.
+    """
+    with Reranker(model, settings=settings) as reranker:
+        scores = reranker.score(query, texts)
+    return sorted(enumerate(scores), key=lambda each: -each[1])

@@ -1,0 +1,192 @@
+"""The commands about what a run has delivered: `interlock export`, `interlock upload` and `interlock prune`."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from interlock.console.cli import configuration
+from interlock.console.writing import say, tell
+from interlock.engine.errors import ExitCode
+from interlock.engine.flows import Listener
+from interlock.engine.record.words import duration, human_bytes, safe, several
+
+if TYPE_CHECKING:
+    from interlock.engine.targets.report import UploadPlan, UploadReport
+    from interlock.engine.vectors.narrow import Loss
+
+PAUSE = 5.0
+"""Seconds between two words on progress where there is no terminal."""
+
+
+def export(options: argparse.Namespace) -> int:
+    """Deliver a finished run once more; a line for each file and store."""
+    from interlock.console.text.event_text import line_of
+    from interlock.engine.flows.export import ExportRequest
+    from interlock.engine.flows.export import export as deliver
+    from interlock.engine.record.events import AnyEvent, StoreVerified
+
+    failed = False
+
+    def hear(event: AnyEvent) -> None:
+        nonlocal failed
+        failed = failed or (isinstance(event, StoreVerified) and not event.ok)
+        line = line_of(event)
+        tell(safe(line, 2000), error=line.startswith(("warning:", "error:")))
+
+    request = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
+    for collection, losses in deliver(options.run, configuration(options), request, hear).items():
+        for each in losses:
+            tell(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
+    return ExitCode.FAILED if failed else ExitCode.COMPLETED
+
+
+def _cost(loss: "Loss") -> str:
+    """What narrower numbers cost, in words."""
+    if loss.least_cosine is None or loss.mean_cosine is None:
+        return "no chunk has such a vector"
+    kept = "" if loss.neighbours is None else f", {loss.neighbours:.1%} of the ten nearest neighbours kept"
+    cosine = f"{loss.least_cosine:.7f} at the least, {loss.mean_cosine:.7f} in the mean"
+    return f"cosine to float32 {cosine}{kept}, of {several(loss.sampled, 'chunk')}"
+
+
+def prune(options: argparse.Namespace) -> int:
+    """Remove stale points from a store, or tell how many there are."""
+    from interlock.engine.targets import mirror, shard
+
+    for name in shard.named(options.store, options.collection):
+        each = mirror.prune(options.store, name, remove=not options.dry_run)
+        done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
+        tell(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")
+    return ExitCode.COMPLETED
+
+
+def upload(options: argparse.Namespace) -> int:
+    """Upload a run, or say what that would send."""
+    from interlock.engine.flows import upload as flow
+
+    request = flow.UploadRequest(
+        options.run,
+        options.server,
+        options.collection,
+        options.alias or "",
+        options.index or (),
+        options.vector_type,
+        options.quantisation,
+        options.api_key_file,
+        options.patience,
+        options.settle,
+        options.grpc_port,
+        options.prune,
+    )
+    with uploading() as listener:
+        if options.json:
+            _print_json((flow.plan_upload if options.dry_run else flow.upload)(request, listener))
+        elif options.dry_run:
+            print("\n".join(text for plan in flow.plan_upload(request, listener) for text in _plan_lines(plan)))
+        else:
+            for report in flow.upload(request, listener):
+                print("\n".join(report_lines(report)), flush=True)
+    return ExitCode.COMPLETED
+
+
+def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
+    """Print one array, of what was done before an error as well."""
+    done: list[object] = []
+    try:
+        done.extend(items)  # each as it comes
+    finally:
+        print(msgspec.json.format(msgspec.json.encode(done), indent=2).decode(), flush=True)
+
+
+def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: bool) -> None:
+    """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `upload` does."""
+    from interlock.engine.flows import upload as flow
+
+    if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
+        say(f"the run is not whole and was not uploaded: --resume, or interlock upload {run} --qdrant {url}")
+        return
+    with uploading() as listener:
+        for report in flow.upload(flow.UploadRequest(run, url, prune=prune), listener):
+            for line in () if quiet else report_lines(report):
+                say(line)
+
+
+def _plan_lines(plan: "UploadPlan") -> list[str]:
+    """What would be sent."""
+    into = f"{safe(plan.collection)}" + (f", then alias {safe(plan.alias)}" if plan.alias else "")
+    requests = several(plan.requests, "request")
+    would = []
+    if plan.unread:
+        would = [f"would remove nothing: {safe(plan.unread)}"]
+    elif plan.prunable is not None:
+        kept = f", and keep {several(plan.foreign, 'point')} that no upload put there" if plan.foreign else ""
+        would = [f"would remove {several(plan.prunable, 'point')} of earlier uploads{kept}"]
+    return [
+        f"{into}: {several(plan.points, 'point')}, {human_bytes(plan.bytes)} in {requests} by REST",
+        *would,
+        msgspec.json.format(msgspec.json.encode(plan.configuration), indent=2).decode(),
+    ]
+
+
+def report_lines(report: "UploadReport") -> list[str]:
+    """Word what an upload came to."""
+    over = {"grpc": " over gRPC", "rest": " by REST"}.get(report.transport, " over gRPC and by REST")
+    sent = f"{several(report.sent, 'point')} sent{over}" if report.sent else "nothing was left to send"
+    worst = "" if report.worst_cosine is None else f", worst cosine {report.worst_cosine:.7f}"
+    lines = [
+        f"{safe(report.collection)} on {safe(report.url)} (Qdrant {safe(report.server_version)}): "
+        f"{several(report.rows, 'row')} there, {sent} in {duration(report.seconds)} ({human_bytes(report.bytes)}, "
+        f"{several(report.requests, 'request')}, {report.retries:,} repeated)",
+        f"verified: every id counted, {several(report.compared, 'point')} compared whole{worst}",
+    ]
+    if report.foreign is not None:
+        kept = f"; {several(report.foreign, 'point')} that no upload put there kept" if report.foreign else ""
+        lines.append(f"{several(report.pruned, 'point')} of earlier uploads removed{kept}")
+    elif report.stale:
+        lines.append(
+            f"{several(report.stale, 'other point')} there: --prune removes those of earlier uploads, --alias uploads "
+            "beside them"
+        )
+    if report.alias:
+        kept = f"; {safe(report.previous)} is kept" if report.previous else ""
+        lines.append(f"alias {safe(report.alias)} means {safe(report.collection)}{kept}")
+    return lines
+
+
+@contextmanager
+def uploading() -> Iterator[Listener]:
+    """Tell stderr how many rows are there, in one line on a terminal, now and then elsewhere; and what else is worth
+    knowing."""
+    live, last, shown = bool(sys.stderr and sys.stderr.isatty()), time.monotonic(), False
+
+    def close_line() -> None:
+        nonlocal shown
+        if shown:
+            print(file=sys.stderr)
+        shown = False
+
+    def told(text: str) -> None:
+        close_line()
+        say(text)
+
+    def progress(name: str, done: int, rows: int) -> None:
+        nonlocal last, shown
+        if live or time.monotonic() - last > PAUSE:
+            last = time.monotonic()
+            text = f"{safe(name)}: {done:,} of {several(rows, 'row')} there"
+            if live:
+                print(f"{text}\x1b[K", end="\r", file=sys.stderr, flush=True)
+                shown = True
+            else:
+                say(text)
+
+    try:
+        yield Listener(say=told, progress=progress)
+    finally:
+        close_line()

@@ -1,0 +1,330 @@
+"""Judges what a roster finds: by a judged collection, whose texts it encodes under leases, or a run by its own vectors.
+
+Everything that speaks against a judgement is said before anything is computed.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlock.engine.compute.texts import TextDevices
+from interlock.engine.corpus.judged import Judged, read_grades, read_judged, read_queries
+from interlock.engine.corpus.questions import read_questions
+from interlock.engine.errors import UsageError
+from interlock.engine.evaluation.agreement import Agreement, agreement
+from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
+from interlock.engine.evaluation.encoding import Amount
+from interlock.engine.evaluation.gathering import (
+    QueryParts,
+    TextEncoder,
+    bm25_side,
+    delivered_dense,
+    delivered_sparse,
+    dense_side,
+    giving_tokens,
+    grades_of,
+    late_scores,
+    parted,
+    sparse_side,
+)
+from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
+from interlock.engine.evaluation.material import DenseSide, Material, SparseSide
+from interlock.engine.evaluation.measures import measured
+from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, evaluation
+from interlock.engine.flows import Listener
+from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.registry import ModelSpec, extended, name_of_output
+from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.words import duration, several
+from interlock.engine.search.ask import MAXSIM
+from interlock.engine.settings import Configuration
+from interlock.engine.targets.calibrating import calibrate, is_store
+from interlock.engine.targets.shard import MANIFEST
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import CalibratedWeights
+
+CORPUS = "corpus.jsonl"
+OWN_OF_A_RUN = ("roster", "sparse", "fusion", "bm25", "bm25_language")
+"""Settings that a run has of its own."""
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What an evaluation is asked for, beside its settings."""
+
+    data: Path
+    rerank: Sequence[str] = ()
+    limit: int | None = None
+    seed: int = 0
+    queries: Path | None = None
+    qrels: Path | None = None
+    collection: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"{{limit}}: expected a whole number of at least 1, got {self.limit}", limit=None)
+        if self.seed < 0:
+            raise UsageError(f"{{seed}}: expected a whole number of at least 0, got {self.seed}", seed=None)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged: texts with queries and grades, models with their weights, and what a run has delivered."""
+
+    name: str
+    judged: Judged
+    specs: Sequence[ModelSpec]
+    cards: Sequence[ModelCard]
+    weights: Mapping[str, float]
+    """By the name that --roster has of each dense model."""
+    fusion: str
+    notes: Sequence[str]
+    delivered: DeliveredCollection | None = None
+
+
+def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
+    """Read what is to be judged, and find its models. Raises UsageError for what cannot be judged."""
+    if is_run(request.data):
+        return _run(settings, request)
+    given = {"queries": request.queries, "qrels": request.qrels, "collection": request.collection}
+    for name in (name for name, value in given.items() if value is not None):
+        raise UsageError(
+            f"{{{name}}} is for the directory of a run, and {request.data} has no journal: drop it, or name a run",
+            **{name: None},
+        )
+    _check_place(request.data)
+    judged = read_judged(request.data)
+    specs, cards = _models(settings)
+    notes = []
+    if judged.left_out:
+        few = ", ".join(judged.left_out[:3]) + (" and others" if len(judged.left_out) > 3 else "")
+        notes.append(f"{several(len(judged.left_out), 'empty text')} skipped: {few}")
+    weights = dict(settings.settings.roster)
+    return Subject(request.data.absolute().name, judged, specs, cards, weights, settings.settings.fusion, notes)
+
+
+def _check_place(data: Path) -> None:
+    """Raise UsageError, saying what it is instead, for a place that has no judged collection."""
+    if not data.is_dir():
+        what = "is not a directory" if data.exists() else "does not exist"
+    elif any(data.glob(f"*/{MANIFEST}")):
+        raise UsageError(f"{data} is a store: name the run that wrote it")
+    elif any(data.glob(f"*/{JOURNAL}")):
+        raise UsageError(f"{data} is a directory of runs: name one of them")
+    elif not (data / CORPUS).exists():
+        what = f"has no {CORPUS}"
+    else:
+        return
+    raise UsageError(
+        f"{data} {what}: name a directory with {CORPUS}, queries.jsonl and qrels/test.tsv, or that of a run"
+    )
+
+
+def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
+    """A run's own vectors, with queries and judgements from files."""
+    if given := [name for name in OWN_OF_A_RUN if settings.origins[name].startswith(("flag", "python"))]:
+        why = "a run is judged by its own: drop it, or name a judged collection"
+        raise UsageError(f"{{{given[0]}}}: {why}", **{given[0]: None})
+    if request.queries is None or request.qrels is None:
+        raise UsageError(
+            "a run is judged by {queries} and {qrels}: pass both, or neither to compare its models",
+            queries=None,
+            qrels=None,
+        )
+    found = read_delivered(request.data, request.collection)
+    listed = request.queries.suffix in (".tsv", ".txt")
+    queries = (
+        {each.id: each.text for each in read_questions(request.queries)} if listed else read_queries(request.queries)
+    )
+    judged = Judged(
+        dict(zip(found.ids, found.texts, strict=True)),
+        queries,
+        {"test": read_grades(request.qrels, queries, set(found.ids))},
+    )
+    registry, policy = extended(settings.models), policy_of(settings)
+    models = [card_of(entry, registry, policy) for entry in found.roster]
+    notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
+    if found.missing:
+        notes.append(f"delivered without {', '.join(found.missing)}, so the others alone are judged")
+    if found.smaller:
+        notes.append(
+            f"the store was made smaller ({found.smaller}) and is not judged: the whole vectors are; the storage "
+            "rows say what smaller ones find"
+        )
+    dense = [entry for entry in found.roster if entry.model in found.dense]
+    weights = {entry.model if entry.model in registry else entry.source: entry.weight for entry in dense}
+    specs, cards = [spec for spec, _ in models], [card for _, card in models]
+    return Subject(f"{found.run}, {found.name}", judged, specs, cards, weights, found.fusion, notes, found)
+
+
+def material_of(settings: Configuration, subject: Subject, parts: QueryParts, encoder: TextEncoder) -> Material:
+    """Have texts and queries encoded, or take from the run what it delivered."""
+    judged, own = subject.judged, settings.settings
+    ids, texts = list(judged.texts), list(judged.texts.values())
+    queries = [judged.queries[query] for query in parts.queries]
+    weights, dense, sparse = list(subject.weights.values()), list[DenseSide](), list[SparseSide]()
+    if language := own.bm25_language * own.bm25 if subject.delivered is None else subject.delivered.bm25:
+        sparse.append(bm25_side(texts, queries, language))
+    for spec, card in zip(subject.specs, subject.cards, strict=True):
+        if "dense" in spec.gives:
+            weight = weights[len(dense)]
+            if subject.delivered:
+                dense.append(delivered_dense(encoder, spec, card, weight, subject.delivered, queries))
+            else:
+                dense.append(dense_side(encoder, spec, card, weight, texts, queries))
+        if "sparse" in spec.gives:
+            name = name_of_output(spec.key, "sparse", spec.kind)
+            if subject.delivered:
+                sparse.append(delivered_sparse(encoder, card, name, subject.delivered, queries))
+            else:
+                sparse.append(sparse_side(encoder, spec, card, name, texts, queries))
+    grades = grades_of(judged, parts)
+    return Material(ids, texts, queries, grades, parts.tested, parts.trained, dense, sparse, parts.halved)
+
+
+def _models(settings: Configuration) -> tuple[list[ModelSpec], list[ModelCard]]:
+
+    policy, specs = policy_of(settings), settings.settings.members(extended(settings.models))
+    return specs, [read_card(spec, resolve(spec, policy, lambda _: None), "cpu") for spec in specs]
+
+
+def policy_of(settings: Configuration) -> Policy:
+    """How far to go for models."""
+    return Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
+
+
+def amounts(settings: Configuration, request: EvaluationRequest, listener: Listener) -> list[Amount]:
+    """Say what encoding the texts would take, model by model; of a run nothing but the queries is encoded."""
+    subject = subject_of(settings, request)
+    texts = list((subject.judged.queries if subject.delivered else subject.judged.texts).values())
+    with _encoder(settings, subject, listener) as encoder:
+        return [encoder.amount(*each, texts) for each in zip(subject.specs, subject.cards, strict=True)]
+
+
+def evaluate(settings: Configuration, request: EvaluationRequest, listener: Listener) -> Evaluation:
+    """Judge a roster by a collection, or a run by queries of its own. Raises UsageError for what cannot be judged."""
+    measured([{"a": 1.0}], [{"a": 1}])  # what could not be measured is not computed
+    subject = subject_of(settings, request)
+    parts = parted(subject.judged, request.limit, request.seed)
+    with _encoder(settings, subject, listener) as encoder:
+        if subject.delivered is None:
+            _tell_amounts(encoder, subject, listener)
+        material = material_of(settings, subject, parts, encoder)
+        listener.say("judging")
+        judge = Judge(material, Fusion(subject.fusion), request.seed)
+        ways = [*judge.models(), *judge.fusions(), *judge.storage(), *judge.sparse, *judge.hybrids()]
+        if request.rerank:
+            with _reranking(settings, request.rerank, judge, subject, encoder, listener) as reranking:
+                ways += judge.reranked(reranking)
+        return evaluation(subject.name, judge, ways, subject.notes, list(subject.weights))
+
+
+def weights_file(found: Evaluation) -> bytes:
+    """Write the proposed weights as a file that `config` takes. Raises UsageError where none were chosen."""
+    if not found.weights:
+        raise UsageError(
+            "{calibrate}: weights are chosen for two models or more by two training queries or more: drop it, or add "
+            "to these",
+            calibrate=None,
+        )
+    return f"roster = {json.dumps(found.roster)}\n".encode()
+
+
+def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple[Path, CalibratedWeights] | str:
+    """Give the store of a judged run the weights that were chosen: where it is, and the weights now and before. Says
+    why not where it has none."""
+    judged = read_delivered(request.data, request.collection)
+    if not judged.store:
+        return f"run {judged.run} wrote no store that could have these weights"
+    if not is_store(judged.store):
+        return f"the store of run {judged.run} is not at {judged.store} any more, to have these weights"
+    return judged.store, calibrate(judged.store, judged.run, found.weights, found.training)
+
+
+def agreed(request: EvaluationRequest) -> Agreement:
+    """Compare the models of a run that nobody has judged."""
+    found = read_delivered(request.data, request.collection)
+    weights = [entry.weight for entry in found.roster if entry.model in found.dense]
+    if len(weights) < 2:
+        raise UsageError(
+            f"run {found.run} has one dense model: pass {{queries}} and {{qrels}}, or name a run with two",
+            queries=None,
+            qrels=None,
+        )
+    return agreement(f"{found.run}, {found.name}", found.dense, weights, request.limit, request.seed)
+
+
+@contextmanager
+def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> Iterator[TextEncoder]:
+    """What encodes texts, unless a run has delivered them, and queries, under the ceilings of the settings."""
+    if settings.settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.settings.threads)
+    own, gpus = settings.settings, None
+    with ExitStack() as stack:
+        if subject.delivered is None:
+            on = stack.enter_context(free_devices(settings, listener.events))
+            if on.gpus:
+                gpus = TextDevices(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
+        yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), listener.progress, gpus)
+
+
+@contextmanager
+def _reranking(
+    settings: Configuration,
+    names: Sequence[str],
+    judge: Judge,
+    subject: Subject,
+    encoder: TextEncoder,
+    listener: Listener,
+) -> Iterator[Reranking]:
+    """The reranker that is named: a cross-encoder, or late interaction by a model of the roster."""
+    late, blend, material = late_of(settings, names), blend_of(settings, names, None, None), judge.material
+    queries = [material.queries[at] for at in material.tested]
+    if late:
+        specs = [spec for spec in subject.specs if "dense" in spec.gives]
+        spec = next((giving_tokens(spec) for spec in specs if late in (MAXSIM, spec.key)), None)
+        if spec is None:
+            raise UsageError("{rerank}: not a model of the roster: add it to {roster}", rerank=late, roster=None)
+        card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
+        yield Reranking(
+            f"{spec.key} maxsim",
+            lambda first: late_scores(encoder, card, subject.judged.texts, queries, first),
+            blend.share,
+            blend.depth,
+        )
+        return
+    with free_devices(settings, listener.events) as on, rerankers(settings, names, on) as models:
+
+        def rescore(first: Lists) -> Rescored:
+            began = time.process_time()
+            pairs = [
+                (query, subject.judged.texts[id]) for query, hits in zip(queries, first, strict=True) for id in hits
+            ]
+            scores = iter(models.score(pairs, lambda done: encoder.tell(models.model, done, len(pairs))))
+            took = 1000 * (time.process_time() - began) / len(first)
+            return Rescored([{id: float(next(scores)) for id in hits} for hits in first], took)
+
+        yield Reranking(",".join(names), rescore, blend.share, blend.depth)
+
+
+def _tell_amounts(encoder: TextEncoder, subject: Subject, listener: Listener) -> None:
+    """Tell how much there is to encode before it is encoded."""
+    texts = list(subject.judged.texts.values())
+    for spec, card in zip(subject.specs, subject.cards, strict=True):
+        amount = encoder.amount(spec, card, texts)
+        if amount.missing:
+            kept = amount.texts - amount.missing
+            known = f" ({kept:,} more are kept)" if kept else ""
+            listener.say(
+                f"{amount.model}: {several(amount.missing, 'text')} to encode{known}, "
+                f"{several(amount.tokens, 'token')}, about {duration(amount.seconds)}"
+            )

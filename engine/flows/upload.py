@@ -1,0 +1,104 @@
+"""Uploads what a run exported, as points of a Qdrant server; or plans what that would send, and asks no server."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlock.engine.errors import UsageError
+from interlock.engine.flows import Listener
+from interlock.engine.targets.address import Address, read_key
+from interlock.engine.targets.exported import ExportedCollection, ExportedRun
+from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
+from interlock.engine.targets.patience import Patience
+from interlock.engine.targets.planning import planned
+from interlock.engine.targets.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
+from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.uploader import CollectionUpload
+
+PATIENCE, SETTLE = 300.0, 3600.0
+CHECKING = 10.0
+"""Seconds in which a server has to answer before a run begins that is to be uploaded to it."""
+
+
+@dataclass(frozen=True)
+class UploadRequest:
+    """What an upload is asked for: which run, where to, and how."""
+
+    run: Path
+    url: str
+    collection: str | None = None
+    alias: str = ""
+    indexes: Sequence[str] = ()
+    vector_type: str = "float32"
+    quantisation: str = "none"
+    key_file: Path | None = None
+    patience: float = PATIENCE
+    settle: float = SETTLE
+    grpc_port: int | None = None
+    prune: bool = False
+
+
+def check_server(url: str) -> None:
+    """Raise now what an upload would raise after all the work: for a URL, a key or a server that cannot be used."""
+    address = Address.parse(url)
+    with QdrantServer(address, read_key(address, None), Patience(CHECKING)) as server:
+        server.version()
+        server.collections()
+
+
+def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPlan]:
+    """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
+    Address.parse(request.url)
+    collections, options = _prepared(request)
+    with _server(request, listener) if request.prune else nullcontext() as server:
+        for each in collections:
+            yield planned(each, options, server)
+
+
+def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
+    """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
+    asked for."""
+    server = _server(request, listener)
+    collections, options = _prepared(request)
+    directory = collections[0].uploads
+    with server:
+        for each in collections:
+            if each.status != "completed":
+                listener.say(f"warning: {each.name} is {each.status} in its run, and is uploaded as it was exported")
+
+            def progress(done: int, rows: int, name: str = each.name) -> None:
+                listener.progress(name, done, rows)
+
+            yield CollectionUpload(each, server, options, directory, UploadHearing(progress, listener.say)).go()
+
+
+def _server(request: UploadRequest, listener: Listener) -> QdrantServer:
+    """The server that is asked for; nothing is asked of it yet."""
+    address = Address.parse(request.url)
+
+    def waits(reason: str, pause: float) -> None:
+        listener.say(f"{address.url}: {reason}; again in {pause:.1f} s")
+
+    return QdrantServer(address, read_key(address, request.key_file), Patience(request.patience, waits))
+
+
+def _prepared(request: UploadRequest) -> tuple[list[ExportedCollection], UploadOptions]:
+    options = UploadOptions(
+        alias=request.alias,
+        indexes=parse_indexes(request.indexes),
+        vector_type=vector_type_of(request.vector_type),
+        quantisation=quantisation_of(request.quantisation),
+        settle=request.settle,
+        grpc_port=Address.parse(request.url).grpc_port(request.grpc_port),
+        prune=request.prune,
+    )
+    collections = ExportedRun.open(request.run).collections(request.collection)
+    if request.alias and len(collections) > 1:
+        raise UsageError(
+            f"{{alias}}: the run has {len(collections)} collections, and an alias means one: choose it with "
+            "{collection}",
+            alias=None,
+            collection=None,
+        )
+    return collections, options

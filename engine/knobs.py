@@ -1,0 +1,316 @@
+"""Every setting of a run, declared once: its type, default, what it takes, its help, and the group it belongs to.
+
+Flags and `--help`, environment names, `config show`, the set-up form, `interlock.Settings` and the table in
+docs/reference.md are all made from these fields.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from interlock.engine import parsers
+from interlock.engine.models.registry import ModelSpec, lengthened, members
+from interlock.engine.record.facts import TokenPrecision
+from interlock.engine.vectors.languages import LANGUAGES, NO_LANGUAGE
+
+
+def knob(default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, kept: str = "") -> Any:
+    """Declare a setting: its default as text, how texts and values become what the run takes, how its value is named
+    (empty for a switch), and its help. A resumed run keeps the value it was begun with for every setting that has a
+    `kept` group, unless one of that group is given now."""
+    return field(
+        default_factory=lambda: parse(default),
+        metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "kept": kept},
+    )
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """models and texts"""
+
+    roster: parsers.Roster = knob(
+        "all-minilm-l6,all-mpnet-base-v2",
+        parsers.roster,
+        "NAME[=WEIGHT],...",
+        "models in pass order with their fusion weights; the first is the primary",
+        kept="roster",
+    )
+    sparse: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "sparse models, which weigh terms (splade-tiny): passes of their own after the roster's",
+        kept="sparse",
+    )
+    token_vectors: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "keep vectors of every token of these models of the roster too, for late interaction; they take hundreds of "
+        "times the space: `interlock plan` says how much",
+        kept="tokens",
+    )
+    token_precision: TokenPrecision = knob(
+        "int8",
+        parsers.one_of(*get_args(TokenPrecision)),
+        "|".join(get_args(TokenPrecision)),
+        "what a number of a token vector is kept in",
+        kept="tokens",
+    )
+    token_pooling: int = knob(
+        "1",
+        parsers.at_least_one,
+        "N",
+        "keep one token vector for N of a text, the mean of those that are alike; 1 keeps all",
+        kept="tokens",
+    )
+    collections: tuple[str, ...] = knob(
+        "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
+    )
+    long: Literal["cut", "split"] = knob(
+        "cut",
+        parsers.one_of("cut", "split"),
+        "cut|split",
+        "texts longer than a model's limit: cut off what is beyond it, or split them into overlapping spans, whose "
+        "vectors become one",
+        kept="long",
+    )
+    long_overlap: float = knob(
+        "0.125",
+        parsers.share,
+        "SHARE",
+        "how much of a span the one before has too, 0 to 0.9, with --long split",
+        kept="long",
+    )
+    dim: int = knob(
+        "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
+    )
+    fusion: Literal["concat", "named", "mean"] = knob(
+        "concat",
+        parsers.one_of("concat", "named", "mean"),
+        "concat|named|mean",
+        "how to fuse the models' vectors",
+        kept="fusion",
+    )
+    keep: Literal["fused", "members", "both"] = knob(
+        "fused",
+        parsers.one_of("fused", "members", "both"),
+        "fused|members|both",
+        "dense vectors in a store and in points.parquet: the fused one, which answers at any weights where it is a "
+        "concat, each model's own, or both",
+        kept="keep",
+    )
+    project: int = knob(
+        "0",
+        parsers.count,
+        "N",
+        "reduce the fused vectors to the N dimensions in which those of a collection have the most length; 0 keeps all",
+        kept="project",
+    )
+    quantise: Literal["none", "int8", "binary"] = knob(
+        "none",
+        parsers.one_of("none", "int8", "binary"),
+        "none|int8|binary",
+        "keep a number of a dense vector in a store, and of the fused ones in a file, in eight bits instead of 32; "
+        "binary is for files: one bit a number to search, and the eight to order what it finds",
+        kept="quantise",
+    )
+    offline: bool = knob("no", parsers.flag, "", "never touch the network")
+    refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
+    allow_pickle: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "MODEL,...",
+        "read weights that these models publish only as pickles, without running them; a safetensors copy is kept",
+    )
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """devices and memory"""
+
+    devices: str = knob(
+        "auto",
+        parsers.text,
+        "auto|cpu|cuda[:N],...|sim:2xT4",
+        "where to compute: auto uses every GPU, or the CPU if there is none; sim:2xT4 rehearses on simulated GPUs, "
+        "in float32 with the CPU's batches",
+        kept="devices",
+    )
+    cluster: str = knob(
+        "",
+        parsers.cluster,
+        "auto|HOST:PORT|local:N",
+        "compute on every machine of a Ray cluster: the one that this machine is in, the one at an address, or N nodes "
+        "on this machine alone, for trials; --devices, limits, threads and faults then count on each",
+    )
+    exclusive: bool = knob(
+        "yes",
+        parsers.flag,
+        "",
+        "lease the devices to one model at a time; otherwise keep models resident side by side",
+        kept="schedule",
+    )
+    window: int = knob(
+        "0",
+        parsers.count,
+        "N",
+        "switch to the next model after N batches; 0: after the whole pass",
+        kept="schedule",
+    )
+    cpu_fallback: bool = knob(
+        "yes", parsers.flag, "", "fall back to the CPU (float32) for work that fits on no GPU", kept="cpu_fallback"
+    )
+    warm: int = knob(
+        "4GiB", parsers.size, "SIZE", "host memory for keeping weights between leases, to attach them faster"
+    )
+    threads: int = knob("0", parsers.threads, "N", "CPU threads; 0 uses every core")
+    ceiling: int = knob("12GiB", parsers.size, "SIZE", "memory limit of the run on each device", kept="ceiling")
+    host_ceiling: int = knob(
+        "0",
+        parsers.size,
+        "SIZE",
+        "memory limit of a model on the host; 0: of a run on GPUs what is free there, else --ceiling",
+        kept="host_ceiling",
+    )
+    faults: tuple[str, ...] = knob(
+        "",
+        parsers.names,
+        "FAULT,...",
+        "inject faults on simulated devices, for example oom:40, lose@cuda:1:400",
+        kept="faults",
+    )
+
+
+@dataclass(frozen=True)
+class ResultSettings:
+    """results"""
+
+    export: tuple[str, ...] = knob(
+        "npy,parquet",
+        parsers.some_of("npy", "parquet", "jsonl"),
+        "FORMAT,...",
+        "files to export for each collection",
+        kept="export",
+    )
+    qdrant: Path | None = knob(
+        "",
+        parsers.store,
+        "DIR",
+        "write an embedded, searchable Qdrant store; `run --qdrant URL`: upload to a server at the end",
+        kept="qdrant",
+    )
+    prune: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "remove points from the store whose chunks are no longer in the corpus, once all of it is there",
+        kept="prune",
+    )
+    bm25: bool = knob(
+        "yes",
+        parsers.flag,
+        "",
+        "write BM25 vectors into the store, which need no model",
+        kept="bm25",
+    )
+    bm25_language: str = knob(
+        "english",
+        parsers.one_of(*LANGUAGES, NO_LANGUAGE),
+        "LANGUAGE",
+        "language of the texts, for BM25's stop words and stems; none: all words as they are",
+        kept="bm25",
+    )
+    chunk_sparse: str = knob(
+        "",
+        parsers.text,
+        "NAME",
+        "deliver the sparse_features that chunks bring as sparse vectors of this name; bad ones refuse their chunk",
+        kept="chunk_sparse",
+    )
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """the run"""
+
+    out: Path = knob("runs", parsers.path, "DIR", "directory for run directories")
+    run_id: str = knob("", parsers.run_id, "ID", "name of the run (default: its start time)")
+    resume: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "resume run --run-id, or the newest run of these chunks, with its original settings; start one "
+        "if there is none",
+    )
+    deadline: str = knob(
+        "",
+        parsers.deadline,
+        "8h30m|17:45",
+        "stop resumably, with exit code 4, before the session is so old, or before this time of day: no batch is begun "
+        "that would not be done by then",
+    )
+    partial: bool = knob(
+        "no", parsers.flag, "", "before it stops for --deadline, export the collections that every model has seen"
+    )
+    reuse: Path | None = knob(
+        "", parsers.path_or_none, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
+    )
+    allow_missing: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "deliver without the models that cannot be had or whose pass fails, what the others make; --resume adds them",
+        kept="allow_missing",
+    )
+    strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
+    on_hangup: str = knob(
+        "continue",
+        parsers.one_of("continue", "stop"),
+        "continue|stop",
+        "console: what to do when the terminal is lost",
+    )
+
+
+@dataclass(frozen=True)
+class ScreenSettings:
+    """console"""
+
+    refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10")
+    theme: str = knob(
+        "signal",
+        parsers.text,
+        "NAME",
+        "console: colour theme; daltonic is colour-blind-safe, daylight light",
+    )
+    ascii: bool = knob("no", parsers.flag, "", "console: draw with ASCII characters only")
+    slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts")
+    readonly: bool = knob("no", parsers.flag, "", "console: watch only, change nothing")
+
+
+GROUPS = (ModelSettings, DeviceSettings, ResultSettings, SessionSettings, ScreenSettings)
+"""What settings are about, in the order of `--help`; a docstring is the title of its group."""
+
+
+@dataclass(frozen=True)
+class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSettings, ModelSettings):
+    """The settings of a run."""
+
+    def members(self, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
+        """Find the models of the run in the order of their passes. Raises UsageError as `registry.members` does."""
+        found = members(registry, [name for name, _ in self.roster], self.sparse, self.token_vectors)
+        found = lengthened(found, self.long, self.long_overlap)
+        precision, pooling = self.token_precision, self.token_pooling
+        return [
+            replace(spec, token_precision=precision, token_pooling=pooling) if "tokens" in spec.gives else spec
+            for spec in found
+        ]
+
+    def ceiling_of(self, kind: str) -> int:
+        """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""
+        return self.host_ceiling if kind == "cpu" and self.host_ceiling else self.ceiling
+
+
+ON_SCREEN = frozenset(item.name for item in fields(ScreenSettings)) | {"on_hangup"}
+"""Settings that change only what an operator sees: a run does not record them."""

@@ -1,0 +1,53 @@
+"""What Python passes as settings of a run. Made from `engine/knobs.py` by `make generate`; do not edit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSettings:
+    """What a run may be told, by value; None leaves a setting to the environment, the file or its default."""
+
+    roster: Mapping[str, float] | Mapping[Path, float] | Sequence[str | Path] | None = field(default=None, hash=False)
+    sparse: Sequence[str] | None = field(default=None, hash=False)
+    token_vectors: Sequence[str] | None = field(default=None, hash=False)
+    token_precision: Literal["int8", "float16", "bit"] | None = None
+    token_pooling: int | None = None
+    collections: Sequence[str] | None = field(default=None, hash=False)
+    long: Literal["cut", "split"] | None = None
+    long_overlap: float | None = None
+    dim: int | None = None
+    fusion: Literal["concat", "named", "mean"] | None = None
+    keep: Literal["fused", "members", "both"] | None = None
+    project: int | None = None
+    quantise: Literal["none", "int8", "binary"] | None = None
+    offline: bool | None = None
+    refresh_models: bool | None = None
+    allow_pickle: Sequence[str] | None = field(default=None, hash=False)
+    devices: str | Sequence[str] | None = field(default=None, hash=False)
+    cluster: str | None = None
+    exclusive: bool | None = None
+    window: int | None = None
+    cpu_fallback: bool | None = None
+    warm: int | str | None = None
+    threads: int | None = None
+    ceiling: int | str | None = None
+    host_ceiling: int | str | None = None
+    faults: Sequence[str] | None = field(default=None, hash=False)
+    export: Sequence[Literal["npy", "parquet", "jsonl"]] | None = field(default=None, hash=False)
+    qdrant: str | PathLike[str] | None = None
+    prune: bool | None = None
+    bm25: bool | None = None
+    bm25_language: str | None = None
+    chunk_sparse: str | None = None
+    out: str | PathLike[str] | None = None
+    run_id: str | None = None
+    resume: bool | None = None
+    deadline: str | None = None
+    partial: bool | None = None
+    reuse: str | PathLike[str] | None = None
+    allow_missing: bool | None = None
+    strict: bool | None = None
