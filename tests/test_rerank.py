@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import interlock as product
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.flows.rerank import Telemetry, check_telemetry
+from interlock.console.writing import Telemetry, check_telemetry
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.search.blend import reranked
