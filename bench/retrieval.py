@@ -20,7 +20,8 @@ import msgspec
 from interlock.console.main import ENVIRONMENT
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.evaluation.report import Evaluation, MeasuredWay
-from interlock.engine.flows.evaluate import Asked, evaluated
+from interlock.engine.flows import Listener
+from interlock.engine.flows.evaluate import EvaluationRequest, evaluate
 from interlock.engine.search.combine import SPARSE_SHARE
 from interlock.engine.settings import load
 
@@ -45,7 +46,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     settings = load({"roster": options.roster, "sparse": options.sparse, "offline": "yes"})
     found: list[Evaluation] = []
     for directory in options.collections:
-        found.append(evaluated(settings, Asked(directory, RERANKERS, options.limit)))
+        found.append(evaluate(settings, EvaluationRequest(directory, RERANKERS, options.limit), Listener()))
         print(evaluation_text(found[-1]), end="\n\n", flush=True)
     harms = {
         name: sum(any(each(way) and below(way) for way in one.ways) for one in found) for name, each in HARM.items()

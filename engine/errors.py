@@ -1,13 +1,12 @@
 """The few exceptions a person can act on, each with the exit code that means it.
 
 Raised anywhere in the engine, rendered once by the front end. A message says what was wrong, where
-(file, record, model, device) and what to do; which settings it speaks of are fields, worded by who renders it.
+(file, record, model, device) and what to do.
 """
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -47,54 +46,9 @@ def meant(word: str, known: Iterable[str], before: str = "") -> str:
 
 
 class InterlockError(Exception):
-    """A run cannot go on; `exit_code` says how the process ends.
-
-    A message names settings in braces, `start a new run with {reuse}`, and `settings` gives each its value: True and
-    False switch one on and off, None names it alone. `str` writes them as the command line has them; after
-    `in_python` as a caller from Python passes them.
-    """
+    """A run cannot go on; `exit_code` says how the process ends."""
 
     exit_code: ExitCode = ExitCode.FAILED
-
-    def __init__(self, text: str = "", **settings: object) -> None:
-        super().__init__(text)
-        self.settings = settings
-        self.python = False
-
-    def __str__(self) -> str:
-        written = in_python if self.python else as_flag
-        text = str(self.args[0]) if self.args else ""
-        for name, value in self.settings.items():
-            text = text.replace(f"{{{name}}}", written(name, value))
-        return text
-
-
-_FLAGS = {"where": "--filter", "indexes": "--index"}
-"""Flags that are not called as the parameter of Python is."""
-
-
-def as_flag(name: str, value: object = None) -> str:
-    """Write a setting as it stands on the command line: `reuse`, DIR -> `--reuse DIR`."""
-    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
-    if value is False:
-        return f"--no-{flag[2:]}"
-    return flag if value is None or value is True else f"{flag} {value}"
-
-
-def in_python(name: str, value: object = None) -> str:
-    """Write a setting as a keyword argument: `reuse`, DIR -> `reuse='DIR'`."""
-    plain = value if isinstance(value, bool | int | float) else str(value)
-    return name if value is None else f"{name}={plain!r}"
-
-
-@contextmanager
-def python_wording() -> Iterator[None]:
-    """Let errors of ours out in Python's words."""
-    try:
-        yield
-    except InterlockError as error:
-        error.python = True
-        raise
 
 
 class UsageError(InterlockError):

@@ -223,8 +223,7 @@ def path_or_none(value: object) -> Path | None:
 def store(value: object) -> Path | None:
     if is_address(str(value)):
         raise ValueError(
-            "expected a directory for an embedded store (to a server go `interlock run --qdrant URL` and "
-            "`interlock upload`)"
+            "expected a directory for an embedded store (to a server, what a run made goes by `interlock upload`)"
         )
     return path_or_none(value)
 

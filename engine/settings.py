@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine import parsers
-from interlock.engine.errors import UsageError, as_flag
+from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
 from interlock.engine.knobs import RunSettings as RunSettings
 from interlock.engine.record.facts import Setting
@@ -114,7 +114,7 @@ def recorded(configuration: Configuration) -> dict[str, Setting]:
 
 def flag_of(name: str) -> str:
     """Name the flag of a setting: `run_id` -> `--run-id`."""
-    return as_flag(name)
+    return "--" + name.replace("_", "-")
 
 
 def variable_of(name: str) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 
 import pytest
 
@@ -513,5 +514,5 @@ def test_no_escape_in_an_argument_reaches_the_terminal(call, tmp_path, root, tin
 
 
 def test_every_setting_stands_once_in_the_groups_of_help():
-    grouped = [name for members in GROUPS.values() for name in members]
+    grouped = [item.name for group in GROUPS for item in fields(group)]
     assert sorted(grouped) == sorted(item.name for item in knobs())

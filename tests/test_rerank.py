@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import interlock as product
-from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.console.writing import Telemetry, check_telemetry
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.search.blend import reranked
@@ -310,10 +310,11 @@ def test_in_python_what_cannot_be_scored_is_refused(scorer):
 
 
 def test_a_gpu_that_a_run_holds_is_left_to_it(scorer, monkeypatch):
+    from interlock.engine.flows import rerank
     from interlock.engine.gpu import locks
 
     held = {"cuda:0": locks.Holder(1, "r1", "cuda:0", time.time())}
-    monkeypatch.setattr(locks, "holder", lambda device: held.get(device.name))
+    monkeypatch.setattr(rerank, "holder", lambda device: held.get(device.name))
     with pytest.warns(RuntimeWarning, match="cuda:0 is left to run r1"):
         reranker = product.Reranker(str(scorer), settings=product.Settings(devices="sim:2xT4"))
     with reranker:

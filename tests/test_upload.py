@@ -437,9 +437,7 @@ def test_an_upload_over_a_socket_is_the_same(home, upload, call):
 
 
 def test_settings_of_a_script_that_name_a_server_are_told_the_function_that_uploads():
-    with pytest.raises(
-        interlock.UsageError, match=r"Settings.qdrant: .* \(to a server goes interlock.upload\(run, url"
-    ):
+    with pytest.raises(interlock.UsageError, match=r"Settings.qdrant: .* goes by interlock.upload\(run, url"):
         interlock.plan("chunks", interlock.Settings(qdrant="http://localhost:6333"))
 
 

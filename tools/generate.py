@@ -16,7 +16,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Literal, get_args, get_origin
 
+import interlock
 from bench import tables
+from interlock.asking import SearchOptions
 from interlock.console.actions import ACTIONS, shown_keys
 from interlock.console.cli import COMMANDS, parser
 from interlock.engine import parsers
@@ -85,7 +87,28 @@ def given() -> str:
         kind = "str" if item.name == "chunk_sparse" else kind
         default = "field(default=None, hash=False)" if "Sequence" in kind else "None"
         lines.append(f"    {item.name}: {kind} | None = {default}")
-    return "\n".join(lines) + "\n"
+    functions = (interlock.search, interlock.rerank, interlock.evaluate, interlock.upload)
+    taken = {item.name for item in knobs()} | SearchOptions.__annotations__.keys()
+    taken |= {name for each in functions for name in inspect.signature(each).parameters}
+    names = {_RENAMED.get(flag, flag.replace("-", "_")): flag for flag in _flags()}
+    rows = sorted((flag, name) for name, flag in names.items() if name in taken and name not in ON_SCREEN)
+    lines += ["", "", "ARGUMENTS = {", *(f'    "{flag}": "{name}",' for flag, name in rows), "}"]
+    return "\n".join([*lines, '"""What a flag of the command line is called in Python."""']) + "\n"
+
+
+_RENAMED = {"filter": "where", "index": "indexes", "shared": "exclusive"}
+"""Flags that Python knows by another name."""
+
+
+def _flags() -> list[str]:
+    """Every long flag of every command, without its dashes."""
+    found = [flag for each in _commands().values() for action in each._actions for flag in action.option_strings]
+    return sorted({flag.removeprefix("--") for flag in found if flag.startswith("--") and flag[:5] != "--no-"})
+
+
+def _commands() -> Mapping[str, argparse.ArgumentParser]:
+    (found,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return found.choices
 
 
 def _given(kind: object, metavar: str) -> str:
@@ -148,8 +171,7 @@ def _default(value: ast.expr | None) -> str:
 def flags() -> str:
     """The flags of each command that are no settings, and which settings it takes too."""
     known, parts = {item.name for item in knobs()}, []
-    (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    for name, command in commands.choices.items():
+    for name, command in _commands().items():
         actions = [each for each in command._actions if each.dest not in ("help", "config") and each.help]
         own = [each for each in actions if each.dest not in known]
         taken = [flag_of(each.name) for each in knobs() if each.name in {action.dest for action in actions}]

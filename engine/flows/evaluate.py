@@ -69,9 +69,9 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
-            raise UsageError(f"{{limit}}: expected a whole number of at least 1, got {self.limit}", limit=None)
+            raise UsageError(f"--limit: expected a whole number of at least 1, got {self.limit}")
         if self.seed < 0:
-            raise UsageError(f"{{seed}}: expected a whole number of at least 0, got {self.seed}", seed=None)
+            raise UsageError(f"--seed: expected a whole number of at least 0, got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
     given = {"queries": request.queries, "qrels": request.qrels, "collection": request.collection}
     for name in (name for name, value in given.items() if value is not None):
         raise UsageError(
-            f"{{{name}}} is for the directory of a run, and {request.data} has no journal: drop it, or name a run",
-            **{name: None},
+            f"--{name} is for the directory of a run, and {request.data} has no journal: drop it, or name a run"
         )
     _check_place(request.data)
     judged = read_judged(request.data)
@@ -131,13 +130,9 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     """A run's own vectors, with queries and judgements from files."""
     if given := [name for name in OWN_OF_A_RUN if settings.origins[name].startswith(("flag", "python"))]:
         why = "a run is judged by its own: drop it, or name a judged collection"
-        raise UsageError(f"{{{given[0]}}}: {why}", **{given[0]: None})
+        raise UsageError(f"--{given[0]}: {why}")
     if request.queries is None or request.qrels is None:
-        raise UsageError(
-            "a run is judged by {queries} and {qrels}: pass both, or neither to compare its models",
-            queries=None,
-            qrels=None,
-        )
+        raise UsageError("a run is judged by --queries and --qrels: pass both, or neither to compare its models")
     found = read_delivered(request.data, request.collection)
     listed = request.queries.suffix in (".tsv", ".txt")
     queries = (
@@ -230,9 +225,8 @@ def weights_file(found: Evaluation) -> bytes:
     """Write the proposed weights as a file that `config` takes. Raises UsageError where none were chosen."""
     if not found.weights:
         raise UsageError(
-            "{calibrate}: weights are chosen for two models or more by two training queries or more: drop it, or add "
-            "to these",
-            calibrate=None,
+            "--calibrate: weights are chosen for two models or more by two training queries or more: drop it, or add "
+            "to these"
         )
     return f"roster = {json.dumps(found.roster)}\n".encode()
 
@@ -253,11 +247,7 @@ def agreed(request: EvaluationRequest) -> Agreement:
     found = read_delivered(request.data, request.collection)
     weights = [entry.weight for entry in found.roster if entry.model in found.dense]
     if len(weights) < 2:
-        raise UsageError(
-            f"run {found.run} has one dense model: pass {{queries}} and {{qrels}}, or name a run with two",
-            queries=None,
-            qrels=None,
-        )
+        raise UsageError(f"run {found.run} has one dense model: pass --queries and --qrels, or name a run with two")
     return agreement(f"{found.run}, {found.name}", found.dense, weights, request.limit, request.seed)
 
 
@@ -293,7 +283,7 @@ def _reranking(
         specs = [spec for spec in subject.specs if "dense" in spec.gives]
         spec = next((giving_tokens(spec) for spec in specs if late in (MAXSIM, spec.key)), None)
         if spec is None:
-            raise UsageError("{rerank}: not a model of the roster: add it to {roster}", rerank=late, roster=None)
+            raise UsageError(f"--rerank {late}: not a model of the roster: add it to --roster")
         card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
         yield Reranking(
             f"{spec.key} maxsim",

@@ -69,9 +69,7 @@ def late_of(settings: Configuration, names: Sequence[str]) -> str:
     known = registry.extended(settings.models)
     late = [name for name in names if name == MAXSIM or (name in known and known[name].kind == "dense")]
     if late and len(names) > 1:
-        raise UsageError(
-            f"{{rerank}}: {late[0]} compares token vectors, which needs no other model: name it alone", rerank=None
-        )
+        raise UsageError(f"--rerank: {late[0]} compares token vectors, which needs no other model: name it alone")
     return late[0] if late else ""
 
 
@@ -104,8 +102,7 @@ def score_file(
             if first not in ("", models.model):
                 raise InterlockError(
                     f"{first} scored the first {several(done, 'pair')} of {file} and not the others, and scores of two "
-                    f"models cannot be compared: name {{model}} alone",
-                    model=models.model,
+                    f"models cannot be compared: name --model {models.model} alone"
                 )
             first = models.model
             done += len(pairs)

@@ -187,9 +187,7 @@ def ask_of(
     try:
         weighed = None if weights is None else dict(weights)
     except (TypeError, ValueError):
-        raise UsageError(
-            f"{{weights}}: expected numbers by model, got {weights!r:.100}: give each model one", weights=None
-        ) from None
+        raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
     ask = Ask(
         limit=limit,
         weights=weighed,
@@ -198,7 +196,7 @@ def ask_of(
     )
     if hybrid is not None:
         if hybrid not in [*Hybrid]:
-            raise UsageError(f"{{hybrid}}: choose one of {', '.join(Hybrid)}", hybrid=hybrid)
+            raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
         ask = replace(ask, hybrid=Hybrid(hybrid))
     return ask if sparse_share is None else replace(ask, sparse_share=sparse_share)
 
@@ -208,7 +206,5 @@ def rerank_of(settings: Configuration, names: Sequence[str], share: float | None
     if names:
         return Rerank(names, blend_of(settings, names, share, depth))
     if given := [name for name, value in (("share", share), ("depth", depth)) if value is not None]:
-        raise UsageError(
-            f"{{rerank_{given[0]}}} needs a model: name it in {{rerank}}", rerank=None, **{f"rerank_{given[0]}": None}
-        )
+        raise UsageError(f"--rerank-{given[0]} needs a model: name it in --rerank")
     return None

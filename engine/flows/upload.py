@@ -96,9 +96,6 @@ def _prepared(request: UploadRequest) -> tuple[list[ExportedCollection], UploadO
     collections = ExportedRun.open(request.run).collections(request.collection)
     if request.alias and len(collections) > 1:
         raise UsageError(
-            f"{{alias}}: the run has {len(collections)} collections, and an alias means one: choose it with "
-            "{collection}",
-            alias=None,
-            collection=None,
+            f"--alias: the run has {len(collections)} collections, and an alias means one: choose it with --collection"
         )
     return collections, options

@@ -17,13 +17,14 @@ from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, python_wording
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.record import events as events
 from interlock.engine.record.crash import reportable
 from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_threads, load
 from interlock.given import GivenSettings
 from interlock.progress import follow
 from interlock.recorded import AnyPath, RecordedRun, open_run, path_of
+from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
     from interlock.engine.compute.parts.terms import SparseRows
@@ -234,7 +235,7 @@ def upload(
         prune,
     )
     with python_wording():
-        return list(flow.upload(request, Listener(say=say)))
+        return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
 
 
 def _path(value: AnyPath | None, what: str) -> Path | None:
@@ -254,7 +255,7 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     """Why a run that came to work is not what its caller asked for."""
     summary, kind = run.summary, InterlockError
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
-    why = f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}"
+    why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
     if code == ExitCode.MITIGATED:
         why = f"run {run.id} needed mitigations, a failure under Settings(strict=True)"
     if summary.status == "stopped":
@@ -270,6 +271,6 @@ def warned(device_kind: str) -> AbstractContextManager[events.Emit]:
     def emit(event: events.AnyEvent) -> None:
         line = line_of(event, device_kind)
         if line.startswith(("warning: ", "error: ")):
-            warnings.warn(line.partition(": ")[2], RuntimeWarning, stacklevel=2)
+            warnings.warn(in_python(line.partition(": ")[2]), RuntimeWarning, stacklevel=2)
 
     return nullcontext(emit)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.corpus.tokens import is_text
-from interlock.engine.errors import UsageError, python_wording
-from interlock.engine.flows.rerank import free_devices, rerankers
-from interlock.engine.flows.search import Answering, ask_of, rerank_of
+from interlock.engine.errors import UsageError
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
 from interlock.recorded import AnyPath, RecordedRun, path_of
+from interlock.wording import python_wording
 
 if TYPE_CHECKING:
     from interlock.engine.search.hits import Answer, Hit
@@ -75,6 +74,8 @@ class Searcher:
         """
         if unknown := options.keys() - SearchOptions.__annotations__.keys():
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+        from interlock.engine.flows.search import Answering, ask_of, rerank_of  # loads torch
+
         configuration = configured(settings)
         directory = _directory(store)
         rerank = options.get("rerank") or ()
@@ -168,6 +169,8 @@ class Reranker:
 
     def __init__(self, model: str | Sequence[str], *, settings: Settings = DEFAULTS) -> None:
         """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
+        from interlock.engine.flows.rerank import free_devices, rerankers  # loads torch
+
         names = [model] if isinstance(model, str) else list(model)
         configuration, self._stack = configured(settings), ExitStack()
         with python_wording():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
 from interlock.engine import parsers
-from interlock.engine.errors import InterlockError, UsageError, python_wording, remedy
+from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.events import Entry, RunClosed
@@ -21,6 +21,7 @@ from interlock.engine.record.state import RunState
 from interlock.engine.record.tail import Tail, journal_at
 from interlock.engine.record.words import several
 from interlock.engine.settings import load
+from interlock.wording import python_wording
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,47 @@
+"""Words errors of the engine for Python: `--run-id` of the command line is the argument `run_id` here.
+
+A message names settings as flags, once. Those that this package takes too become the fields of `Settings` and the
+arguments of its functions; a command in backticks stays one, or becomes a call.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from interlock.engine.errors import InterlockError
+from interlock.given import ARGUMENTS, GivenSettings
+
+_FLAG = re.compile(
+    r"`[^`]*`|(?<![\w-])--(no-)?([a-z][a-z0-9-]*)"
+    r"(?: (DIR|\d+|cpu|named|mean|split|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
+)
+_CALLS = {"`interlock upload`": "interlock.upload(run, url)"}
+
+
+def in_python(text: str) -> str:
+    """Write the flags in a message, and the values that follow them, as a caller from Python passes them."""
+    return _FLAG.sub(_written, text)
+
+
+@contextmanager
+def python_wording() -> Iterator[None]:
+    """Let errors of ours out in Python's words."""
+    try:
+        yield
+    except InterlockError as error:
+        error.args = (in_python(str(error)),)
+        raise
+
+
+def _written(found: re.Match[str]) -> str:
+    off, flag, value = found.groups()
+    name = ARGUMENTS.get(flag or "")
+    if not name:
+        return _CALLS.get(found[0], found[0])
+    if off or flag == "shared":
+        return f"{name}=False"
+    if GivenSettings.__annotations__.get(name) == bool | None:
+        return f"{name}=True" + (f" {value}" if value else "")
+    if value in (None, "DIR"):
+        return name
+    return f"{name}={value}" if value.isdigit() else f"{name}={value!r}"
