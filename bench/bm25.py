@@ -29,9 +29,9 @@ from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.targets.delivery import Destination, deliver
 from interlock.engine.targets.windows import Delivery, ModelVectors
+from interlock.engine.vectors import NO_LANGUAGE
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.languages import NO_LANGUAGE
 
 SOURCES = ("engine/vectors/bm25.py", "engine/vectors/points.py", "engine/targets/store.py", "engine/targets/qdrant.py")
 LANGUAGES = ("english", NO_LANGUAGE)

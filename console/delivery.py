@@ -18,7 +18,7 @@ from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.targets.report import UploadPlan, UploadReport
-    from interlock.engine.vectors.narrow import Loss
+    from interlock.engine.vectors.precision import Loss
 
 PAUSE = 5.0
 """Seconds between two words on progress where there is no terminal."""

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from interlock.engine import parsers
 from interlock.engine.models.registry import ModelSpec, lengthened, members
 from interlock.engine.record.facts import TokenPrecision
-from interlock.engine.vectors.languages import LANGUAGES, NO_LANGUAGE
+from interlock.engine.targets.formats import FORMATS
+from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
 
 
 def knob(default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, kept: str = "") -> Any:
@@ -189,7 +190,7 @@ class ResultSettings:
 
     export: tuple[str, ...] = knob(
         "npy,parquet",
-        parsers.some_of("npy", "parquet", "jsonl"),
+        parsers.some_of(*FORMATS),
         "FORMAT,...",
         "files to export for each collection",
         kept="export",

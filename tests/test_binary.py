@@ -15,8 +15,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load
 from interlock.engine.targets.qdrant import Store
-from interlock.engine.vectors.binary import pack, search, signs, unpack
-from interlock.engine.vectors.int8 import encode, scale_of
+from interlock.engine.vectors.precision import BITS, int8_for, search, signs, unpack
 from interlock.engine.vectors.projection import turned
 from tests.builders import corpus, events_of, sentences
 
@@ -31,7 +30,7 @@ def unit(rows, width, seed):
 def test_bits_are_the_signs_and_a_parked_row_is_told_from_one_without_a_number_above_zero():
     vectors = unit(40, 13, 1)
     vectors[3], vectors[7] = np.nan, -np.abs(vectors[7])
-    bits, codes = pack(vectors), encode(vectors, scale_of([vectors]))
+    bits, codes = BITS.encode(vectors), int8_for([vectors]).encode(vectors)
     assert (bits.dtype, bits.shape) == (np.uint8, (40, 2))
     assert bits[0, 0] >> 7 == (vectors[0, 0] > 0) and not bits[3].any() and not bits[7].any()
     numbers = unpack(bits, codes)
@@ -52,9 +51,8 @@ def test_a_turn_keeps_every_dot_product_and_spreads_the_length_evenly():
 def test_a_parked_row_is_never_found_and_neither_are_more_rows_than_there_are():
     vectors = unit(6, 16, 1)
     vectors[2] = np.nan
-    scale = scale_of([vectors])
-    codes = encode(vectors, scale)
-    rows, scores = search(pack(vectors), codes, scale, unit(4, 16, 2), 6)
+    numbers = int8_for([vectors])
+    rows, scores = search(BITS.encode(vectors), numbers.encode(vectors), numbers.scale, unit(4, 16, 2), 6)
     np.testing.assert_array_equal(np.sort(rows, axis=1), [[-1, 0, 1, 3, 4, 5]] * 4)
     np.testing.assert_array_equal(rows[:, 5], -1)
     assert np.isneginf(scores[:, 5]).all() and np.isfinite(scores[:, :5]).all()

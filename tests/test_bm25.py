@@ -17,8 +17,8 @@ from interlock.engine.models.registry import check_key
 from interlock.engine.record.events import Event, RunResumed, StoreVerified, Warned
 from interlock.engine.settings import load, recorded
 from interlock.engine.targets.qdrant import Store
+from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
-from interlock.engine.vectors.languages import LANGUAGES, NO_LANGUAGE
 from interlock.engine.vectors.manifest import read_manifest
 from interlock.engine.vectors.points import Terms
 from tests.builders import corpus, events_of

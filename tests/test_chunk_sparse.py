@@ -16,7 +16,7 @@ from interlock.engine.flows.plan import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import RecordRefused, StoreVerified, Warned
 from interlock.engine.settings import load
-from interlock.engine.targets import files, windows
+from interlock.engine.targets import arrays, tables, windows
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import events_of, tiny_model, tiny_sparse
@@ -106,7 +106,7 @@ def points_of(store, collection="docs"):
 
 
 def test_terms_are_exported_in_the_rows_of_their_chunks(place, monkeypatch):
-    for module in (windows, files):
+    for module in (windows, arrays, tables):
         monkeypatch.setattr(module, "WINDOW", 4)
     done = place.run(export="npy")
     assert done.code == ExitCode.COMPLETED

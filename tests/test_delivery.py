@@ -21,7 +21,7 @@ from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVeri
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.journal import Journal
 from interlock.engine.settings import load
-from interlock.engine.targets import delivery, files, windows
+from interlock.engine.targets import arrays, delivery, files, tables, windows
 from interlock.engine.targets.qdrant import Store
 from tests.builders import corpus, events_of, sentences, summary_of
 
@@ -233,7 +233,7 @@ def test_a_table_that_is_not_as_planned_when_it_is_read_back_is_not_delivered(em
         (partial,) = path.parent.glob(f"*{path.name}*")
         pq.write_table(change(pq.read_table(partial)), partial)
         # the file is open already: what it holds now is asked anew
-        kind = files.Parquet(60, {"fused": 32})
+        kind = tables.Parquet(60, {"fused": 32})
         with kind.read(partial) as check:
             compare(windows, {path: check})
 
@@ -354,7 +354,8 @@ def test_vectors_that_change_between_their_commit_and_their_delivery_are_not_del
 
 def test_damage_in_any_window_is_seen_when_a_file_is_read_back(embed, monkeypatch):
     monkeypatch.setattr(windows, "WINDOW", 8)
-    monkeypatch.setattr(files, "WINDOW", 8)
+    monkeypatch.setattr(arrays, "WINDOW", 8)
+    monkeypatch.setattr(tables, "WINDOW", 8)
     compare = files.compare
 
     def changing(found, checks):

@@ -20,7 +20,7 @@ from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import ArtefactWritten
 from interlock.engine.settings import load
-from interlock.engine.targets import published
+from interlock.engine.targets import files as exports
 from tests.builders import ROOT, corpus, sentences
 
 TEXTS = [*sentences(40), "said twice", "said twice"]
@@ -148,11 +148,11 @@ def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):
     for file in (theirs / "below" / "a", theirs / "b", out / ".staging" / "c", out / ".film.partial"):
         file.write_text("mine")
     before = contents(tmp_path)
-    (out / published.STAGING).symlink_to(theirs)
+    (out / exports.STAGING).symlink_to(theirs)
     with pytest.raises(UsageError, match="is not a directory that an export made"):
         exported(run, out.parent)
     assert contents(tmp_path) == before
-    (out / published.STAGING).unlink()
+    (out / exports.STAGING).unlink()
     exported(run, out.parent, collection="Docs")
     assert before.items() <= contents(tmp_path).items()
 
@@ -160,10 +160,10 @@ def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):
 @pytest.mark.parametrize("content", ["{}", '{"tool": "another", "files": {}}', '{"schema_version": "2"}'])
 def test_another_programs_record_is_never_written_over(run, tmp_path, content):
     (tmp_path / "Docs").mkdir()
-    (tmp_path / "Docs" / published.RECORD).write_text(content)
+    (tmp_path / "Docs" / exports.RECORD).write_text(content)
     with pytest.raises(UsageError, match="is not what an export wrote"):
         exported(run, tmp_path)
-    assert [(path.name, path.read_text()) for path in (tmp_path / "Docs").iterdir()] == [(published.RECORD, content)]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "Docs").iterdir()] == [(exports.RECORD, content)]
 
 
 def test_nothing_is_written_into_the_run_not_through_a_link_either(run, tmp_path):
@@ -265,6 +265,6 @@ def test_a_store_is_written_after_the_fact_and_the_run_is_left_as_it_was(run, ve
 
 
 def test_a_record_that_is_damaged_is_refused(tmp_path):
-    (tmp_path / published.RECORD).write_text("{")
+    (tmp_path / exports.RECORD).write_text("{")
     with pytest.raises(UsageError, match="choose another --to"):
-        published.read_record(Path(tmp_path))
+        exports.read_record(Path(tmp_path))

@@ -12,7 +12,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load
 from interlock.engine.targets.qdrant import Store
-from interlock.engine.vectors.neighbours import nearest, share_kept
+from interlock.engine.vectors.precision import nearest, share_kept
 from tests.builders import corpus, events_of, sentences, summary_of
 
 WIDTH = 32 + 48

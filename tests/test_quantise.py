@@ -11,7 +11,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets.qdrant import Store
-from interlock.engine.vectors.int8 import decode, encode, scale_of
+from interlock.engine.vectors.precision import int8_for
 from tests.builders import corpus, events_of, sentences
 
 OFFLINE = interlock.Settings(offline=True)
@@ -21,13 +21,13 @@ def test_codes_are_half_a_step_off_at_most_over_the_full_range_and_parked_rows_s
     vectors = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
     vectors[3] = np.nan
     vectors[7, 2] = 9.0  # far out, and not cut off
-    scale = scale_of(np.split(vectors, [20]))
-    codes = encode(vectors, scale)
+    numbers = int8_for(np.split(vectors, [20]))
+    codes = numbers.encode(vectors)
     assert (codes.dtype, codes[7, 2]) == (np.int8, 127)
-    again = decode(codes, scale)
+    again = numbers.decode(codes)
     assert np.isnan(again[3]).all() and np.isfinite(np.delete(again, 3, 0)).all()
-    assert np.nanmax(np.abs(again - vectors)) <= scale / 2 * 1.0001
-    assert scale_of([]) == scale_of([vectors[3:4]]) == 1
+    assert np.nanmax(np.abs(again - vectors)) <= numbers.scale / 2 * 1.0001
+    assert int8_for([]).scale == int8_for([vectors[3:4]]).scale == 1
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from interlock.engine.errors import UsageError
 from interlock.engine.vectors.fusion import Fusion, fuse
-from interlock.engine.vectors.manifest import Manifest
-from interlock.engine.vectors.query_vector import query_vectors
+from interlock.engine.vectors.manifest import Manifest, query_vectors
 
 DIMS = {"small": 3, "middle": 5, "large": 8}
 OWN = {"small": 0.2, "middle": 0.3, "large": 0.5}

@@ -35,7 +35,7 @@ from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import load
-from interlock.engine.targets import csr, files, shard, windows
+from interlock.engine.targets import arrays, files, formats, shard, tables, windows
 from interlock.engine.targets.delivery import Destination, check_store, deliver
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.targets.store import sink, verified
@@ -147,7 +147,7 @@ def test_a_line_of_json_has_the_terms_of_its_row_and_lacks_what_is_parked(made):
 )
 def test_lines_that_differ_from_what_was_planned_are_seen(made, tmp_path, old, new):
     delivery, path = made().delivery, tmp_path / "lines"
-    (kind,) = files.kinds(delivery, ["jsonl"], tmp_path).values()
+    (kind,) = formats.files_of(delivery, ["jsonl"]).values()
     with kind.written(path) as take:
         for window in delivery.windows():
             take(window)
@@ -176,7 +176,7 @@ def test_a_column_of_the_table_has_the_terms_of_each_row_and_null_where_it_is_pa
 
 
 def test_more_rows_than_a_window_come_in_order_and_the_same_bytes_each_time(made, monkeypatch):
-    for module in (windows, files):
+    for module in (windows, arrays, tables):
         monkeypatch.setattr(module, "WINDOW", 4)
     this = made()
     first = {name: path.read_bytes() for name, path in written(this).items()}
@@ -244,14 +244,14 @@ def test_a_file_with_other_terms_than_the_plan_says_is_not_delivered(made, monke
 
 @pytest.mark.parametrize("harm", [lambda data: data[: len(data) // 2], lambda data: data.replace(b"csr", b"csc", 1)])
 def test_an_archive_that_is_no_such_matrix_when_it_is_read_back_is_not_delivered(made, monkeypatch, harm):
-    this, read = made(), csr.Npz.read
+    this, read = made(), arrays.Npz.read
 
     def damaged(*_):
         (partial,) = this.out.glob(".splade.npz.*")
         partial.write_bytes(harm(partial.read_bytes()))
         return read(*_)
 
-    monkeypatch.setattr(csr.Npz, "read", damaged)
+    monkeypatch.setattr(arrays.Npz, "read", damaged)
     with pytest.raises(InterlockError, match=r"splade\.npz differs from what was written"):
         written(this, ["npy"])
     assert not list(this.out.iterdir())
@@ -262,7 +262,7 @@ def test_a_disk_that_is_full_while_terms_are_gathered_is_told_and_nothing_is_lef
         raise OSError(errno.ENOSPC, "No space left on device")
 
     this = made()
-    monkeypatch.setattr(csr.np, "ascontiguousarray", refuse)
+    monkeypatch.setattr(arrays.np, "ascontiguousarray", refuse)
     with pytest.raises(InterlockError, match=r"cannot write .*splade\.npz: No space left.*free space"):
         written(this, ["npy"])
     assert not list(this.out.iterdir())

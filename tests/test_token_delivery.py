@@ -12,7 +12,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry, TokenForm
-from interlock.engine.targets import files, windows
+from interlock.engine.targets import arrays, files, windows
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.targets.store import sink, verified
 from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow
@@ -99,7 +99,7 @@ def test_token_vectors_are_exported_as_two_arrays_that_numpy_maps(made, precisio
 
 def test_more_rows_than_a_window_and_more_tokens_than_a_slice_give_the_same_bytes(made, monkeypatch):
     first = {name: path.read_bytes() for name, path in written(made(), ["npy"]).items()}
-    for module in (windows, files):
+    for module in (windows, arrays):
         monkeypatch.setattr(module, "WINDOW", 4)
     monkeypatch.setattr(windows, "TOKENS", 3)
     assert {name: path.read_bytes() for name, path in written(made(), ["npy"]).items()} == first
@@ -156,14 +156,14 @@ def test_a_file_with_other_tokens_than_the_plan_says_is_not_delivered(made, monk
 
 @pytest.mark.parametrize("keep", [0, 60, 300])
 def test_an_array_that_is_cut_short_when_it_is_read_back_is_not_delivered(made, monkeypatch, keep):
-    this, read = made(), files.TokenVectors.read
+    this, read = made(), arrays.TokenVectors.read
 
     def damaged(*_):
         (partial,) = this.out.glob(".dense-tokens.npy.*")
         partial.write_bytes(partial.read_bytes()[:keep])
         return read(*_)
 
-    monkeypatch.setattr(files.TokenVectors, "read", damaged)
+    monkeypatch.setattr(arrays.TokenVectors, "read", damaged)
     with pytest.raises(InterlockError, match=r"dense-tokens\.npy differs from what was written"):
         written(this, ["npy"])
     assert not list(this.out.iterdir())

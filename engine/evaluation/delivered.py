@@ -26,9 +26,8 @@ from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
-from interlock.engine.targets.csr import of_column
-from interlock.engine.targets.files import matrix_of
-from interlock.engine.targets.gap import remaining
+from interlock.engine.targets.builder import remaining
+from interlock.engine.targets.tables import matrix_of, terms_of
 from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import Fusion, unit_rows
 
@@ -184,7 +183,7 @@ class _Files:
             if TABLE not in self.written:
                 raise self._lacking(f"terms of {name}")
             with self._reading(TABLE):
-                return of_column(self._table.read([name])[name])
+                return terms_of(self._table.read([name])[name])
         with self._reading(f"{name}.npz") as path, np.load(path, allow_pickle=False) as found:
             parked = np.zeros(len(found["indptr"]) - 1, np.bool_)
             parked[found["parked"]] = True

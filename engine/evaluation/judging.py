@@ -28,8 +28,8 @@ from interlock.engine.evaluation.storing import (
 from interlock.engine.evaluation.weighing import Share, best_member, fused
 from interlock.engine.search.blend import reranked
 from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, shares_of
-from interlock.engine.vectors.binary import RESCORED
 from interlock.engine.vectors.fusion import Fusion, Vectors, truncate
+from interlock.engine.vectors.precision import RESCORED
 from interlock.engine.vectors.projection import MOST_WIDTH
 
 SHARES = (0.1, SPARSE_SHARE, 0.3)

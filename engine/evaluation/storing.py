@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.parts.dense import Vectors
-from interlock.engine.vectors.binary import bytes_of, signs
-from interlock.engine.vectors.int8 import encode, scale_of
+from interlock.engine.vectors.precision import BITS, int8_for, signs
 from interlock.engine.vectors.projection import fit, project, turned
 
 SIZES = (768, 384, 256)
@@ -54,12 +53,12 @@ def _windows(documents: Vectors) -> Iterator[Vectors]:
 def in_bytes(form: StoredForm) -> StoredForm:
     """Keep each number in a byte as a run does, over the full range of the texts' numbers; queries stay as they are."""
     numbers = np.asarray(form.documents, np.float32)
-    return StoredForm(encode(numbers, scale_of(_windows(numbers))), form.queries, numbers.shape[1])
+    return StoredForm(int8_for(_windows(numbers)).encode(numbers), form.queries, numbers.shape[1])
 
 
 def in_bits(documents: Vectors, queries: Vectors) -> StoredForm:
     """Keep of each number on which side of zero it is, as a run does; queries stay as they are."""
-    return StoredForm(signs(documents).astype(np.int8), queries, bytes_of(documents.shape[1]))
+    return StoredForm(signs(documents).astype(np.int8), queries, BITS.width(documents.shape[1]))
 
 
 def in_turned_bits(form: StoredForm) -> StoredForm:

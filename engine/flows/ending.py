@@ -28,9 +28,8 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import duration, few
 from interlock.engine.settings import RunSettings
+from interlock.engine.targets.builder import DeliveryBuilder, remaining
 from interlock.engine.targets.delivery import Destination, deliver
-from interlock.engine.targets.gap import remaining
-from interlock.engine.targets.gathered import Gathered
 from interlock.engine.vectors.fusion import Fusion
 
 FILE_BYTES, STORE_BYTES, LEAST_SECONDS = 8e6, 2e6, 2.0
@@ -48,7 +47,7 @@ class Ending:
     corpus: Corpus
     grid: Sequence[Cells]
     roster: Sequence[RosterEntry]
-    gathered: Gathered
+    builder: DeliveryBuilder
     earlier: Continuation
 
     def seconds_of(self, rows: Rows) -> float:
@@ -115,7 +114,7 @@ class Ending:
             )
         passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
         form = Fusion(settings.fusion), form_of(settings)
-        delivery = self.gathered.delivery(rows, self.corpus, passes, roster, *form, without)
+        delivery = self.builder.delivery(rows, self.corpus, passes, roster, *form, without)
         began = self.recorder.look(lambda state: state.began_at)
         to = Destination(self.directory, settings.export, settings.qdrant, settings.prune, began=began)
         deliver(delivery, roster, to, self.recorder.emit)

@@ -28,13 +28,13 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import differences, few
 from interlock.engine.settings import Configuration, RunSettings, continued
+from interlock.engine.targets.builder import DeliveryBuilder
 from interlock.engine.targets.delivery import Destination, check_projectable, check_store, deliver
-from interlock.engine.targets.files import kinds
-from interlock.engine.targets.gathered import Gathered
-from interlock.engine.targets.published import check_ours, publish, read_record, staging
+from interlock.engine.targets.files import check_ours, publish, read_record, staging
+from interlock.engine.targets.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.narrow import Loss, Narrow, Precision
+from interlock.engine.vectors.precision import Encoding, FilePrecision, Loss
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExportRequest:
 
     to: Path | None = None
     store: Path | None = None
-    precision: Precision = "float32"
+    precision: FilePrecision = "float32"
     collection: str = ""
     chunks: Path | None = None
 
@@ -69,13 +69,13 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         passes = [reuse.whole_pass(earlier, number) for number in range(len(roster))]
         fusion, form = Fusion(settings.fusion), form_of(settings)
         kept = form if asked.store else replace(form, quantise="none")  # files have a precision of their own
-        kept.check(fusion, settings.export, store=asked.store is not None)
+        kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
         told: dict[str, list[Loss]] = {}
         with TemporaryDirectory(prefix="interlock-export-") as scratch:
-            gathered = Gathered(
+            builder = DeliveryBuilder(
                 Path(scratch), settings.bm25_language if asked.store and settings.bm25 else "", settings.chunk_sparse
             )
-            corpus = _corpus(earlier, gathered, chunks, settings.collections)
+            corpus = _corpus(earlier, builder, chunks, settings.collections)
             wanted = _chosen(corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
                 check_projectable(rows, form, asked.store)
@@ -84,10 +84,10 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
                 if asked.store:
                     name = rows.collection.qdrant_collection
                     _check_outside(asked.store / name, directory)
-                    brought = gathered.bm25(rows), settings.chunk_sparse
+                    brought = builder.bm25(rows), settings.chunk_sparse
                     check_store(name, roster, fusion, asked.store, directory.id, *brought, form, emit)
             for rows in wanted:
-                delivery = gathered.delivery(rows, corpus, passes, roster, fusion, form)
+                delivery = builder.delivery(rows, corpus, passes, roster, fusion, form)
                 if asked.to:
                     narrow = replace(delivery, form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)
@@ -102,7 +102,7 @@ def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
         raise UsageError("export: name a directory for files with --to, or one of a store with --to-store")
     if asked.to and not settings.export:
         raise UsageError("export: the run made no files: choose some with --export npy,parquet,jsonl")
-    if asked.precision != "float32" and (not asked.to or "jsonl" in settings.export):
+    if asked.precision != "float32" and (not asked.to or not all(FORMATS[each].narrows for each in settings.export)):
         raise UsageError(
             f"--vectors {asked.precision} is for npy and parquet files, and JSON has no narrower numbers: choose "
             "--to DIR --export npy,parquet, or drop it (a store has --quantise)"
@@ -146,9 +146,9 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         os.close(handle)
 
 
-def _corpus(earlier: reuse.Earlier, gathered: Gathered, chunks: Path, collections: Sequence[str]) -> Corpus:
+def _corpus(earlier: reuse.Earlier, builder: DeliveryBuilder, chunks: Path, collections: Sequence[str]) -> Corpus:
     """Read the chunks again. Raises UsageError where they are not those that the run read."""
-    beside = gathered.beside
+    beside = builder.beside
     corpus = read_corpus(discover(chunks, collections), beside.texts, beside.each, beside.features)
     changed = list(differences(earlier.directory.inputs()["files"], corpus.fingerprint()))
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
@@ -188,7 +188,6 @@ def _into_files(
 def _names(delivery: Delivery, to: Destination) -> list[str]:
     """How the files of a delivery will be called, before anything is fitted or scaled for them."""
     project = np.empty((0, 0), np.float32) if delivery.form.project else None
-    scale = np.float32(1) if to.precision == "int8" else None
-    names = {} if to.precision == "float32" else dict.fromkeys(delivery.arrays | delivery.dims, Narrow(scale))
-    planned = replace(delivery, projection=project, narrowed=names)
-    return [path.name for path in kinds(planned, to.formats, Path())]
+    numbers = dict.fromkeys(delivery.arrays | delivery.dims, Encoding(to.precision))
+    arrays = {name: (each,) for name, each in numbers.items()}
+    return list(files_of(replace(delivery, projection=project, columns_in=numbers, arrays_in=arrays), to.formats))

@@ -23,6 +23,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
+from interlock.engine.targets.formats import FORMATS, with_arrays
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
 
@@ -52,7 +53,7 @@ def check(settings: RunSettings, chunks: Path) -> None:
     if settings.window and not settings.exclusive:
         raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
     VectorForm(settings.keep, settings.project, settings.quantise).check(
-        Fusion(settings.fusion), settings.export, store=settings.qdrant is not None
+        Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and path.resolve().is_relative_to(chunks.resolve()):
@@ -88,9 +89,9 @@ def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> 
 
 def check_packages(export: Sequence[str], store: Path | None) -> None:
     """Raise UnavailableError where a library that the delivery needs does not load, before anything is computed."""
-    wanted = {"pyarrow": "parquet" in export, "qdrant-edge-py": store is not None}
+    wanted = {FORMATS[each].package for each in export} | ({"qdrant-edge-py"} if store else set())
     for name in NEEDED_LATE:
-        if wanted[name] and (why := unloadable(name)):
+        if name in wanted and (why := unloadable(name)):
             raise UnavailableError(f"{name} {why}")
 
 
@@ -114,7 +115,7 @@ def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], forma
         if form := cells.card.by_token.vectors:
             whole = token_bytes(cells.card, cells.tokens.lengths(cells.card.max_tokens))
             coming += max(0, whole - cells.files.token_bytes)
-            exported += whole * ("npy" in formats)
+            exported += whole * with_arrays(formats)
             stored += whole // form.bytes * form.dim * STORED_BYTES
     wanted: dict[int, int] = {}  # by disk, as both may lie on one
     for path, needed in ((directory, coming + exported), (store or directory, stored * bool(store))) if coming else ():

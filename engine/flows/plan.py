@@ -51,6 +51,7 @@ from interlock.engine.record.runs import paces
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
 from interlock.engine.targets.delivery import check_projectable, other_models
+from interlock.engine.targets.formats import file_bytes
 from interlock.engine.vectors.form import FUSED, VectorForm, stored_bytes
 from interlock.engine.vectors.fusion import Fusion
 
@@ -217,7 +218,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     members = dict(zip(dense, dims, strict=False))
     kept = form.widths(fusion, members)
     sizes = (
-        form.file_bytes(fusion, members, settings.export),
+        file_bytes(settings.export, form, fusion, members),
         stored_bytes(kept, form.quantise),
     )
     passes, budget = _forecasts(layouts, devices, settings)

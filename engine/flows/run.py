@@ -60,9 +60,8 @@ from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.runs import paces
 from interlock.engine.settings import FROM_RUN, Configuration, continued
+from interlock.engine.targets.builder import DeliveryBuilder, remaining
 from interlock.engine.targets.delivery import check_projectable, check_store
-from interlock.engine.targets.gap import remaining
-from interlock.engine.targets.gathered import Gathered
 from interlock.engine.vectors.fusion import Fusion, shares
 
 
@@ -254,16 +253,16 @@ class Run:
         )
         cards, roster = [*models.cards.values()], self._roster(models)
         language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
-        gathered = Gathered(scratch, language, settings.chunk_sparse)
+        builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
         corpus, stores = read_and_tokenise(
             self._collections,
             tokenisings(cards),
             scratch,
             self._emit,
             self._stops_reading,
-            gathered.beside,
+            builder.beside,
         )
-        if missed := gathered.missed:
+        if missed := builder.missed:
             self._emit(ev.Warned(message=missed))
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(self._inputs(roster, corpus, threads), corpus)
@@ -284,14 +283,14 @@ class Run:
         if settings.qdrant:  # what the store would refuse after all the work, it refuses now
             for rows in corpus.rows:
                 if rows.collection.files:
-                    self._check_store(rows, roster, gathered)
+                    self._check_store(rows, roster, builder)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
 
         def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
             self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
 
-        ending = Ending(self.recorder, self.directory, settings, corpus, grid, roster, gathered, self._earlier)
+        ending = Ending(self.recorder, self.directory, settings, corpus, grid, roster, builder, self._earlier)
         if settings.partial:
             self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
         try:
@@ -311,7 +310,7 @@ class Run:
             return "stopped", ending.early(self.deadline)
         return self.recorder.look(health.run_status)
 
-    def _check_store(self, rows: Rows, roster: list[RosterEntry], gathered: Gathered) -> None:
+    def _check_store(self, rows: Rows, roster: list[RosterEntry], builder: DeliveryBuilder) -> None:
         """Refuse a collection now that its store would refuse; of models that fail later nothing is known yet."""
         settings, collection, run = self.settings, rows.collection, self.directory.id
         assert settings.qdrant, "which is why it is asked"
@@ -319,7 +318,7 @@ class Run:
         without = self.recorder.look(lambda state: gaps.lacking(state, collection.name, allowed=allowed))
         left = remaining(roster, without, [weight for _, weight in settings.roster])
         where = collection.qdrant_collection, left, Fusion(settings.fusion), settings.qdrant, run
-        brought = gathered.bm25(rows), settings.chunk_sparse
+        brought = builder.bm25(rows), settings.chunk_sparse
         began = self.recorder.look(lambda state: state.began_at)
         check_store(*where, *brought, form_of(settings), self._emit, without, began)
 

@@ -35,9 +35,8 @@ from interlock.engine.targets.qdrant import Store
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import fused_width, truncate
-from interlock.engine.vectors.manifest import Member, read_manifest
+from interlock.engine.vectors.manifest import Member, query_vectors, read_manifest
 from interlock.engine.vectors.points import Terms, Vector
-from interlock.engine.vectors.query_vector import query_vectors
 
 if TYPE_CHECKING:
     import qdrant_edge as edge

@@ -20,18 +20,16 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.words import several
 from interlock.engine.targets import files, gap, shard
-from interlock.engine.targets.kept import kept
+from interlock.engine.targets.kept import kept, losses, narrowed
 from interlock.engine.targets.mirror import mirrored
-from interlock.engine.targets.narrowing import losses, narrowed
 from interlock.engine.targets.qdrant import Store
 from interlock.engine.targets.store import sink, verified
-from interlock.engine.targets.windows import ChunkSource, Delivery
+from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.bm25 import BM25, WordWeights
-from interlock.engine.vectors.form import ALL, FUSED, Keep, Quantise, VectorForm
+from interlock.engine.vectors.form import ALL, Keep, VectorForm
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.int8 import scale_of
 from interlock.engine.vectors.manifest import Reduced, manifest_of, token_dims
-from interlock.engine.vectors.narrow import Loss, Precision
+from interlock.engine.vectors.precision import FilePrecision, Loss, Quantise
 from interlock.engine.vectors.projection import PROJECTION, energy, fit, to_bytes, turned
 
 
@@ -118,7 +116,7 @@ class Destination:
     store: Path | None = None
     prune: bool = False
     directory: Path | None = None
-    precision: Precision = "float32"
+    precision: FilePrecision = "float32"
     began: float = 0.0
 
     def place(self, collection: str) -> Path:
@@ -145,7 +143,7 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
                 gap.clear(path)
             if _without_bm25(_manifest_there(path)):
                 delivery = replace(delivery, bm25=None)
-        delivery, store = narrowed(_scaled(_projected(delivery, to, emit), to), to.precision), None
+        delivery, store = narrowed(_projected(delivery, to, emit), to.formats, to.precision), None
         if to.store:
             store = stack.enter_context(_opened(delivery, roster, to.store, to))
         beside = {store.path: sink(store, delivery.bm25)} if store else {}
@@ -162,7 +160,7 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
             emit(artefact)
         if store:
             _verify(delivery, store, to, emit)
-        formats = () if delivery.narrowed else to.formats  # whose loss is told by name
+        formats = () if delivery.columns_in else to.formats  # whose loss is told by name
         for each in kept(delivery, formats, to.told(to.place(name)), store):
             emit(VectorsKept(collection=name, **asdict(each)))
         return list(losses(delivery))
@@ -172,11 +170,10 @@ def _opened(delivery: Delivery, roster: Sequence[RosterEntry], directory: Path, 
     """The store at `directory`, ready to be written to."""
     name, bm25 = delivery.rows.collection.qdrant_collection, delivery.bm25
     sparse = [*(source.name for source in delivery.sparse), *([BM25] if bm25 else [])]
-    brought = next((source.name for source in delivery.sparse if isinstance(source, ChunkSource)), "")
     delivery = replace(delivery, form=_form_of(_manifest_there(directory / name), delivery.form))
     reduces = delivery.projection
     digest = hashlib.sha256(to_bytes(reduces)).hexdigest() if reduces is not None else ""
-    made = roster, to.run.id, bm25, brought, delivery.form, digest, delivery.missing, to.began
+    made = roster, to.run.id, bm25, delivery.chunk_sparse, delivery.form, digest, delivery.missing, to.began
     manifest = manifest_of(name, delivery.fusion, *made)
     return Store.open_for_write(directory, name, delivery.dims, manifest, sparse, token_dims(roster), reduces)
 
@@ -204,15 +201,6 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
         there = fit(map(delivery.fused, map(delivery.places, delivery.starts)), delivery.fused_width, dim)
         there = turned(there) if delivery.form.quantise == "binary" else there
     return replace(delivery, projection=there)
-
-
-def _scaled(delivery: Delivery, to: Destination) -> Delivery:
-    """The same delivery with the scale of its fused vectors, where a file is to have them in int8."""
-    if delivery.form.quantise == "none" or "npy" not in to.formats or FUSED not in delivery.arrays:
-        return delivery
-    return replace(
-        delivery, scale=scale_of(delivery.vectors(delivery.places(start))[FUSED] for start in delivery.starts)
-    )
 
 
 def check_projectable(rows: Rows, form: VectorForm, store: Path | None) -> None:

@@ -29,10 +29,10 @@ from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
-from interlock.engine.targets import csr
-from interlock.engine.targets.files import OWN_RECORDS, TEXTS, matrix_of
-from interlock.engine.targets.gap import remaining
+from interlock.engine.targets.builder import remaining
+from interlock.engine.targets.formats import TABLE
 from interlock.engine.targets.store import points_of
+from interlock.engine.targets.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
 from interlock.engine.targets.windows import Places, TokenWindow, Window
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.form import FUSED, VectorForm
@@ -44,8 +44,6 @@ from interlock.engine.vectors.projection import PROJECTION
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-TABLE = "points.parquet"
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,7 @@ class ExportedCollection:
             [UUID(each.point_id).bytes for each in chunks],
             (),
             {name: matrix_of(table[name], width) for name, width in self.dims.items()},
-            {name: csr.of_column(table[name]) for name in self.terms},
+            {name: terms_of(table[name]) for name in self.terms},
             {name: TokenWindow(tokens, rows) for name, tokens in self.late.items()},
             chunks,
         )

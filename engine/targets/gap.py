@@ -6,33 +6,13 @@ way for one that does.
 """
 
 import fcntl
-import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from interlock.engine.errors import UsageError
-from interlock.engine.record.facts import MissingModel, RosterEntry
+from interlock.engine.record.facts import MissingModel
 from interlock.engine.targets import shard
-from interlock.engine.vectors.fusion import shares
-
-MARK = "missing.json"
-"""The file beside a collection's others that says which models they lack; not there where they lack none."""
-
-
-def remaining(
-    roster: Sequence[RosterEntry], without: Sequence[MissingModel], given: Sequence[float] = ()
-) -> list[RosterEntry]:
-    """Return the models that are left in their order, the dense ones with their shares of the fusion as if they were
-    the whole roster; `given` are the weights of the first models, as they were asked for."""
-    gone = {each.model_pass for each in without}
-    left = {number: entry for number, entry in enumerate(roster) if number not in gone}
-    asked = dict(enumerate(given)) if given else {number: entry.weight for number, entry in left.items()}
-    dense = [number for number, entry in left.items() if entry.kind == "dense"]
-    weights = dict(zip(dense, shares([asked[number] for number in dense]).tolist(), strict=True)) if dense else {}
-    return [replace(entry, weight=weights.get(number, entry.weight)) for number, entry in left.items()]
 
 
 def outgrown(path: Path, run_id: str, began: float, missing: Sequence[MissingModel]) -> bool:
@@ -72,15 +52,3 @@ def clear(path: Path) -> None:
             elif child.name != shard.MANIFEST:
                 child.unlink()
         (path / shard.MANIFEST).unlink()
-
-
-def mark(missing: Sequence[MissingModel], weights: dict[str, float]) -> bytes:
-    """Return what MARK says: the models that are missing and why, and the weights of the dense ones that are left."""
-    told = [{"model": each.model, "kind": each.kind, "weight": each.weight, "reason": each.reason} for each in missing]
-    return json.dumps({"missing": told, "weights": weights}, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def files_of(missing: Collection[MissingModel]) -> list[str]:
-    """Name the files that these models would have, which are none of a delivery without them."""
-    ends = (".npy", ".npz", "-sparse.npz", "-tokens.npy", "-tokens-starts.npy")
-    return [f"{each.model}{end}" for each in missing for end in ends]

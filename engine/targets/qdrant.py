@@ -23,9 +23,9 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.atomic import sweep
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import working
-from interlock.engine.vectors.form import Quantise
 from interlock.engine.vectors.fusion import Vectors
 from interlock.engine.vectors.points import STALE, Point, Terms, Tokens, Vector, for_engine, of_engine
+from interlock.engine.vectors.precision import Quantise
 from interlock.engine.vectors.projection import PROJECTION
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ Sinks take the windows as they come, and checks are asked with the same windows 
 plan says. Vectors are read from the passes each time, never from what a sink remembers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
@@ -21,15 +20,12 @@ from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.errors import InterlockError
-from interlock.engine.record import atomic
 from interlock.engine.record.facts import MissingModel
 from interlock.engine.record.words import several
-from interlock.engine.targets import gap
 from interlock.engine.vectors.bm25 import WordWeights
-from interlock.engine.vectors.chunk_terms import WIDTH, ChunkTerms
 from interlock.engine.vectors.form import ALL, FUSED, VectorForm
 from interlock.engine.vectors.fusion import Fusion, fuse, truncate
-from interlock.engine.vectors.narrow import Narrow
+from interlock.engine.vectors.precision import Encoding
 from interlock.engine.vectors.projection import project
 
 WINDOW = 2048
@@ -53,6 +49,19 @@ class ModelVectors:
     dim: int
 
 
+class TermSource(Protocol):
+    """Sparse vectors by `name`, with indices below `width`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def take(self, rows: Places, texts: Places, /) -> SparseRows:
+        """Read the vectors of `rows` [n], which have these `texts` [n]."""
+
+
 @dataclass(frozen=True)
 class SparseSource:
     """One sparse model's vectors of the run: a row for each distinct text."""
@@ -68,24 +77,6 @@ class SparseSource:
     def take(self, _rows: Places, texts: Places) -> SparseRows:
         """Read the vectors of `rows` [n], which have these `texts` [n]."""
         return self.file.take(texts)
-
-
-@dataclass(frozen=True)
-class ChunkSource:
-    """The terms that the chunks of a collection bring: a row for each chunk, from `first` on of all that were read."""
-
-    name: str
-    terms: ChunkTerms
-    first: int
-
-    @property
-    def width(self) -> int:
-        """How many indices there may be."""
-        return WIDTH
-
-    def take(self, rows: Places, _texts: Places) -> SparseRows:
-        """Read the vectors of `rows` [n], which have these `texts` [n]."""
-        return self.terms.take(self.first + rows)
 
 
 @dataclass(frozen=True)
@@ -147,28 +138,37 @@ class Delivery:
     """A collection ready to be delivered; `digests` are those of the whole corpus.
 
     `sources` are the dense vectors, `projection` [width, dim] what brings the fused ones to fewer dimensions, `sparse`
-    those of sparse models and of the chunks, and `bm25` makes those of words. `scale` is that of the fused ones in
-    int8, where a file of these is asked for, and `narrowed` says of any in what other numbers than float32 files are.
-    `missing` are the models of the run that it has to do without.
+    those of sparse models and of the chunks, and `bm25` makes those of words. `arrays_in` says of dense ones by name in
+    which numbers their arrays are, if not in float32, and `columns_in` the same of tables.
+    `missing` are the models of the run that it has to do without, `chunk_sparse` names the terms that chunks brought.
     """
 
     rows: Rows
     digests: Digests
     sources: Sequence[ModelVectors]
     fusion: Fusion
-    sparse: Sequence[SparseSource | ChunkSource] = ()
+    sparse: Sequence[TermSource] = ()
     tokens: Sequence[TokenSource] = ()
     bm25: WordWeights | None = None
     form: VectorForm = ALL
     projection: Vectors | None = None
-    scale: np.float32 | None = None
-    narrowed: Mapping[str, Narrow] = field(default_factory=dict)
+    arrays_in: Mapping[str, Sequence[Encoding]] = field(default_factory=dict)
+    columns_in: Mapping[str, Encoding] = field(default_factory=dict)
     missing: Sequence[MissingModel] = ()
+    chunk_sparse: str = ""
 
     @property
     def mark(self) -> bytes:
-        """What is said beside its files of the models that are missing; empty where none is."""
-        return gap.mark(self.missing, {each.name: each.weight for each in self.sources}) if self.missing else b""
+        """What is said beside its files of the models that are missing and why, and of the weights of the dense ones
+        that are left; empty where none is missing."""
+        if not self.missing:
+            return b""
+        told = [
+            {"model": each.model, "kind": each.kind, "weight": each.weight, "reason": each.reason}
+            for each in self.missing
+        ]
+        weights = {each.name: each.weight for each in self.sources}
+        return json.dumps({"missing": told, "weights": weights}, indent=2, ensure_ascii=False).encode() + b"\n"
 
     @property
     def dims(self) -> dict[str, int]:
@@ -262,43 +262,6 @@ class Delivery:
         for rows in map(self.places, self.starts):
             kinds = self.vectors(rows), self.terms(rows), self.token_windows(rows)
             yield Window(int(rows[0]), self.points(rows), self.texts(rows), *kinds)
-
-
-def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
-    """Give every window to every sink; what the disk says is told of the sink's path."""
-    for window in windows:
-        for path, take in sinks.items():
-            with atomic.explaining(path):  # or the file opened last would be blamed
-                take(window)
-
-
-def compare(windows: Iterable[Window], checks: Mapping[Path, Check]) -> None:
-    """Ask every check about every window. Raises InterlockError for the first that is not as planned."""
-    for window in windows:
-        for path, check in checks.items():
-            with reading_back(path):
-                fault = check(window)
-            if fault:
-                raise _unlike(path, fault)
-
-
-@contextmanager
-def reading_back(path: Path) -> Iterator[None]:
-    """Tell of whatever hinders reading what was just written to `path`: every library has errors of its own."""
-    try:
-        with atomic.explaining(path):
-            yield
-    except InterlockError:
-        raise
-    except Exception as error:
-        raise _unlike(path, f"cannot be read ({error})") from error
-
-
-def _unlike(path: Path, fault: str) -> InterlockError:
-    return InterlockError(
-        f"{path} differs from what was written ({fault}): no file was delivered for this collection, a store may hold "
-        "part of it; check for another writer or a failing disk, then --resume"
-    )
 
 
 def first(window: Window, wrong: Sequence[bool] | npt.NDArray[np.bool_], what: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from interlock.engine.vectors.languages import NO_LANGUAGE
+from interlock.engine.vectors import NO_LANGUAGE
 from interlock.engine.vectors.points import Terms
 
 if TYPE_CHECKING:

@@ -1,20 +1,17 @@
 """In which form dense vectors are kept: those of the models, the fused one, or both, and in how many dimensions."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from interlock.engine.errors import UsageError
-from interlock.engine.vectors.binary import bytes_of
 from interlock.engine.vectors.fusion import Fusion, fused_width
+from interlock.engine.vectors.precision import Quantise
 from interlock.engine.vectors.projection import check_width
 
 FUSED = "fused"
 """The name of the fused vectors."""
 Keep = Literal["fused", "members", "both"]
-NUMBER_BYTES = 21
-"""About what a number of a vector takes as text, with its comma."""
-Quantise = Literal["none", "int8", "binary"]
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,15 @@ class VectorForm:
         """Return the form for a fusion: `named` makes no fused vector, so it has its members in any case."""
         return replace(self, keep=ALL.keep) if fusion is Fusion.NAMED else self
 
-    def check(self, fusion: Fusion, formats: Collection[str], *, store: bool) -> None:
-        """Raise UsageError for a form in which a collection of this fusion could not be asked, or cannot be kept in
-        files of `formats` and in a `store`."""
+    def check(self, fusion: Fusion, *, arrays: bool, store: bool) -> None:
+        """Raise UsageError for a form in which a collection of this fusion could not be asked, or cannot be kept where
+        it is to be: in a file of its own for each name (`arrays`), in a `store`."""
         if self.quantise == "binary" and store:
             raise UsageError(
                 "--quantise binary: a store keeps its vectors beside their bits, and only grows by these: use "
                 "--quantise int8 for it, or leave the store out for files with bits"
             )
-        if self.quantise == "binary" and (fusion is Fusion.NAMED or "npy" not in formats):
+        if self.quantise == "binary" and (fusion is Fusion.NAMED or not arrays):
             raise UsageError(
                 "--quantise binary: it is the fused vectors of .npy files that are kept in bits, and none are written: "
                 f"use --fusion {Fusion.CONCAT} and --export npy, or drop it"
@@ -79,15 +76,6 @@ class VectorForm:
         those of a lone model once where they are the fused ones too."""
         once = len(members) == 1 and not self.project and self.quantise == "none"
         return (self if once else replace(self, keep="both")).widths(fusion, members)
-
-    def file_bytes(self, fusion: Fusion, members: Mapping[str, int], formats: Collection[str]) -> int:
-        """Return the bytes of a chunk's dense vectors in all files of these formats, before a table is compressed."""
-        arrays = self.files(fusion, members)
-        codes = arrays.pop(FUSED, 0) if self.quantise != "none" else 0
-        codes += bytes_of(codes) if self.quantise == "binary" else 0
-        columns = self.widths(fusion, members).values()
-        whole = 4 * ("parquet" in formats) + NUMBER_BYTES * ("jsonl" in formats)
-        return (codes + 4 * sum(arrays.values())) * ("npy" in formats) + whole * sum(columns)
 
 
 ALL = VectorForm()

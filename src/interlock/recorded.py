@@ -105,7 +105,7 @@ class DeliveredBits:
         """
         import numpy as np
 
-        from interlock.engine.vectors.binary import search
+        from interlock.engine.vectors.precision import search
 
         width = self.codes.shape[1] if self.projection is None else self.projection.shape[0]
         given = np.asarray(queries, np.float32)
@@ -189,21 +189,23 @@ class RecordedRun:
         naming what there is where this was not delivered, InterlockError for a file that is gone or not the one that
         was delivered.
         """
-        from interlock.engine.targets.files import CODES, SCALE
-        from interlock.engine.vectors.int8 import decode
+        from interlock.engine.targets.arrays import scale_file
+        from interlock.engine.vectors.precision import Encoding
 
         found, written = self._delivered(collection)
         file = _alone(found, model) if f"{model}.npy" not in written else model
-        if model == FUSED and CODES in written:
-            file = CODES.removesuffix(".npy")
+        codes = Encoding("int8").file(FUSED)
+        if model == FUSED and codes in written:
+            file = codes.removesuffix(".npy")
         if f"{file}.npy" not in written:
             made = [name.removesuffix(".npy") for name in written if name.endswith(".npy")]
             there = f"available {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
             raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}: {there}")
         directory = RunDirectory(self.path).exports(collection)
         array = _array(directory / f"{file}.npy", written)
-        if f"{file}.npy" == CODES:
-            array = decode(array, _number(_array(directory / SCALE, written)))
+        if f"{file}.npy" == codes:
+            scale = _number(_array(directory / scale_file(FUSED), written))
+            array = Encoding("int8", scale).decode(array)
         return DeliveredVectors(collection, model, array, directory / "points.parquet", written)
 
     def bits(self, collection: str) -> DeliveredBits:
@@ -212,14 +214,16 @@ class RecordedRun:
         Files are compared with their SHA-256 as by `vectors`, which reads the codes as float32. Raises UsageError where
         the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
         """
-        from interlock.engine.targets.files import BITS, CODES, SCALE
+        from interlock.engine.targets.arrays import scale_file
+        from interlock.engine.vectors.precision import BITS, Encoding
         from interlock.engine.vectors.projection import PROJECTION
 
         _, written = self._delivered(collection)
-        if BITS not in written:
+        if BITS.file(FUSED) not in written:
             raise UsageError(f"run {self.id} has no bits of {collection}: use Settings(quantise='binary')")
         directory = RunDirectory(self.path).exports(collection)
-        bits, codes, scale = (_array(directory / name, written) for name in (BITS, CODES, SCALE))
+        names = BITS.file(FUSED), Encoding("int8").file(FUSED), scale_file(FUSED)
+        bits, codes, scale = (_array(directory / name, written) for name in names)
         projection = _array(directory / PROJECTION, written) if PROJECTION in written else None
         return DeliveredBits(collection, bits, codes, _number(scale), projection)
 

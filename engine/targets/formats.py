@@ -1,0 +1,136 @@
+"""The formats in which a collection is exported: one row of `FORMATS` each, with all that any other room has to know.
+
+A new format is a row here and what writes it. Nothing heavy is imported before a file is to be written, since settings
+take their choices from here.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from interlock.engine.record.facts import MissingModel
+    from interlock.engine.targets.windows import Check, Delivery, Sink
+    from interlock.engine.vectors.form import VectorForm
+    from interlock.engine.vectors.fusion import Fusion
+
+TABLE, LINES, MARK = "points.parquet", "points.jsonl", "missing.json"
+"""The table, the same as lines of JSON, and what says beside the other files which models they lack."""
+NUMBER_BYTES = 21
+"""About what a number of a vector takes as text, with its comma."""
+
+
+class OutputFile(Protocol):
+    """How one file is written and read back, at a path that is not yet its own."""
+
+    def written(self, partial: Path) -> "AbstractContextManager[Sink]":
+        """Make the file at `partial`; whole once the context is left."""
+
+    def read(self, partial: Path) -> "AbstractContextManager[Check]":
+        """Open what was written, to be compared with the same windows in the same order."""
+
+
+Files = Iterator[tuple[str, OutputFile]]
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """What a format writes of a delivery, and what it takes and can.
+
+    `bytes` are those of a chunk's dense vectors before any compression. `arrays` says that each name has a file of its
+    own, which token vectors and bits need, `narrows` that numbers may have fewer bits, `package` what has to load.
+    `endings` are those of the files that a model has of its own, behind its name.
+    """
+
+    name: str
+    files: "Callable[[Delivery], Files]"
+    bytes: "Callable[[VectorForm, Fusion, Mapping[str, int]], int]"
+    arrays: bool = False
+    narrows: bool = False
+    package: str = ""
+    endings: tuple[str, ...] = ()
+
+
+def _arrays(delivery: "Delivery") -> Files:
+    from interlock.engine.targets.arrays import array_files
+
+    return array_files(delivery)
+
+
+def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int]) -> int:
+    from interlock.engine.vectors.form import FUSED
+    from interlock.engine.vectors.precision import BITS
+
+    widths = form.files(fusion, members)
+    codes = widths.pop(FUSED, 0) if form.quantise != "none" else 0
+    return codes + BITS.width(codes) * (form.quantise == "binary") + 4 * sum(widths.values())
+
+
+def _table(delivery: "Delivery") -> Files:
+    from interlock.engine.targets.tables import Parquet
+
+    terms = {each.name: each.width for each in delivery.sparse}
+    yield TABLE, Parquet(len(delivery.rows.texts), delivery.dims, terms, delivery.columns_in, delivery.mark)
+
+
+def _lines(delivery: "Delivery") -> Files:
+    from interlock.engine.targets.tables import Jsonl
+
+    yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.dims], [each.name for each in delivery.sparse])
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        ExportFormat(
+            "npy",
+            _arrays,
+            _array_bytes,
+            arrays=True,
+            narrows=True,
+            endings=(".npy", ".npz", "-sparse.npz", "-tokens.npy", "-tokens-starts.npy"),
+        ),
+        ExportFormat(
+            "parquet",
+            _table,
+            lambda form, fusion, members: 4 * sum(form.widths(fusion, members).values()),
+            narrows=True,
+            package="pyarrow",
+        ),
+        ExportFormat(
+            "jsonl", _lines, lambda form, fusion, members: NUMBER_BYTES * sum(form.widths(fusion, members).values())
+        ),
+    )
+}
+
+
+def with_arrays(formats: Collection[str]) -> bool:
+    """Tell whether any of these formats has a file for each name."""
+    return any(FORMATS[each].arrays for each in formats)
+
+
+def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", members: Mapping[str, int]) -> int:
+    """Return the bytes of a chunk's dense vectors in all files of these formats, before a table is compressed."""
+    return sum(FORMATS[each].bytes(form, fusion, members) for each in formats)
+
+
+def files_of(delivery: "Delivery", formats: Collection[str]) -> dict[str, OutputFile]:
+    """Say which files of these formats a delivery has, by name, and how each is made."""
+    from interlock.engine.targets.arrays import Content
+    from interlock.engine.vectors.projection import PROJECTION, to_bytes
+
+    made: dict[str, OutputFile] = {}
+    for each in (row for name, row in FORMATS.items() if name in formats):
+        made |= each.files(delivery)
+    if delivery.projection is not None and formats:
+        made[PROJECTION] = Content(to_bytes(delivery.projection))
+    if delivery.missing and formats:  # comes last, so it is the first that gets its name
+        made[MARK] = Content(delivery.mark)
+    return made
+
+
+def files_of_missing(missing: "Collection[MissingModel]") -> list[str]:
+    """Name the files that these models would have, which are none of a delivery without them."""
+    return [f"{each.model}{end}" for each in missing for row in FORMATS.values() for end in row.endings]
