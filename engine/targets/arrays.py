@@ -27,8 +27,7 @@ from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.record import atomic
-from interlock.engine.targets.formats import Files
-from interlock.engine.targets.windows import WINDOW, Check, Delivery, Sink, Window, first
+from interlock.engine.targets.windows import WINDOW, Check, Delivery, Files, Sink, Window, first
 from interlock.engine.vectors.precision import FLOAT32, Encoding
 from interlock.engine.vectors.projection import to_bytes
 

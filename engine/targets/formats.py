@@ -4,15 +4,13 @@ A new format is a row here and what writes it. Nothing heavy is imported before 
 take their choices from here.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from interlock.engine.record.facts import MissingModel
-    from interlock.engine.targets.windows import Check, Delivery, Sink
+    from interlock.engine.targets.windows import Delivery, Files, OutputFile
     from interlock.engine.vectors.form import VectorForm
     from interlock.engine.vectors.fusion import Fusion
 
@@ -20,19 +18,6 @@ TABLE, LINES, MARK = "points.parquet", "points.jsonl", "missing.json"
 """The table, the same as lines of JSON, and what says beside the other files which models they lack."""
 NUMBER_BYTES = 21
 """About what a number of a vector takes as text, with its comma."""
-
-
-class OutputFile(Protocol):
-    """How one file is written and read back, at a path that is not yet its own."""
-
-    def written(self, partial: Path) -> "AbstractContextManager[Sink]":
-        """Make the file at `partial`; whole once the context is left."""
-
-    def read(self, partial: Path) -> "AbstractContextManager[Check]":
-        """Open what was written, to be compared with the same windows in the same order."""
-
-
-Files = Iterator[tuple[str, OutputFile]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class ExportFormat:
     endings: tuple[str, ...] = ()
 
 
-def _arrays(delivery: "Delivery") -> Files:
+def _arrays(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.arrays import array_files
 
     return array_files(delivery)
@@ -68,14 +53,14 @@ def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int
     return codes + BITS.width(codes) * (form.quantise == "binary") + 4 * sum(widths.values())
 
 
-def _table(delivery: "Delivery") -> Files:
+def _table(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.tables import Parquet
 
     terms = {each.name: each.width for each in delivery.sparse}
     yield TABLE, Parquet(len(delivery.rows.texts), delivery.dims, terms, delivery.columns_in, delivery.mark)
 
 
-def _lines(delivery: "Delivery") -> Files:
+def _lines(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.tables import Jsonl
 
     yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.dims], [each.name for each in delivery.sparse])
@@ -116,7 +101,7 @@ def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", m
     return sum(FORMATS[each].bytes(form, fusion, members) for each in formats)
 
 
-def files_of(delivery: "Delivery", formats: Collection[str]) -> dict[str, OutputFile]:
+def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, OutputFile]":
     """Say which files of these formats a delivery has, by name, and how each is made."""
     from interlock.engine.targets.arrays import Content
     from interlock.engine.vectors.projection import PROJECTION, to_bytes

@@ -6,8 +6,10 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
@@ -131,6 +133,19 @@ class Window:
 Sink = Callable[[Window], object]
 Check = Callable[[Window], str]
 """What is wrong with the rows of a window where they were written; empty: nothing."""
+
+
+class OutputFile(Protocol):
+    """How one file is written and read back, at a path that is not yet its own."""
+
+    def written(self, partial: Path) -> AbstractContextManager[Sink]:
+        """Make the file at `partial`; whole once the context is left."""
+
+    def read(self, partial: Path) -> AbstractContextManager[Check]:
+        """Open what was written, to be compared with the same windows in the same order."""
+
+
+Files = Iterator[tuple[str, OutputFile]]
 
 
 @dataclass(frozen=True)
