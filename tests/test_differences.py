@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from interlock.console.summary.document import Document, in_a_line, plain, top
 from interlock.widgets.nodes import Node, differences, find, inside
-from interlock.widgets.outline import Outline
+from interlock.widgets.tree import DocumentTree
 from tests.summaries import a_summary, changed, documents, values
 
 
@@ -39,12 +39,11 @@ def _only_moved(one, other):
 
 @given(documents, documents)
 @settings(max_examples=50)
-def test_the_outline_reveals_every_difference(one, other):
+def test_the_tree_reveals_every_difference(one, other):
     node = Node((), one, other)
-    outline = Outline(node)
+    tree = DocumentTree(node, "$")
     for each in differences(node):
-        assert outline.reveal(each.steps)
-        assert outline.node.mark == each.mark
+        assert tree.unfolded(each.steps).data.mark == each.mark
 
 
 def test_true_differs_from_one_and_one_equals_one_point_zero():

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from interlock.console.summary.document import meaning
 from interlock.widgets.nodes import Node, find, human, walk
-from interlock.widgets.outline import Outline
-from tests.summaries import GIB, a_summary, objects, values
+from interlock.widgets.tree import DocumentTree
+from tests.summaries import GIB, objects, values
 
 
 @given(values)
@@ -39,40 +39,14 @@ def test_a_place_is_written_as_a_json_path_in_ascii(steps, path):
     assert Node(steps, None).path == path
 
 
-@given(objects, st.integers(0, 30))
-def test_a_folded_outline_lists_the_opened_nodes_in_order(value, line):
-    outline = Outline(Node((), value))
-    outline.chosen = line % len(outline.nodes)
-    chosen = outline.node.steps
-    outline.fold()
-    outline.inward()
-    outline.outward()
-    outline.move(line)
-    shown = {node.steps for node in outline.nodes}
-    expected = [node.steps for node in walk(outline.nodes[0], lambda node: node.steps in outline.opened)]
-    assert [node.steps for node in outline.nodes] == expected
-    assert outline.opened <= shown and chosen in shown
-    assert 0 <= outline.chosen < len(outline.nodes)
-
-
 @given(values)
 def test_a_revealed_place_is_chosen_and_nothing_else_is_opened(value):
     *_, last = walk(Node((), value))
-    outline = Outline(Node((), value))
-    assert outline.reveal(last.steps)
-    assert outline.node.steps == last.steps
-    assert outline.opened <= {last.steps[:depth] for depth in range(len(last.steps))} | {()}
-    assert not outline.reveal((*last.steps, "no such place"))
-
-
-def test_the_choice_moves_to_a_branch_that_closes_above_it():
-    outline = Outline(Node((), a_summary()))
-    outline.reveal(("collections", 0, "passes", 1, "model"))
-    for _ in range(3):
-        outline.outward()
-    assert outline.node.steps == ("collections", 0, "passes")
-    outline.close(0)
-    assert outline.chosen == 0 and len(outline.nodes) == 1
+    tree = DocumentTree(Node((), value), "$")
+    assert tree.unfolded(last.steps).data.steps == last.steps
+    opened = {each.data.steps for each in tree._tree_nodes.values() if each.is_expanded}
+    assert opened <= {last.steps[:depth] for depth in range(len(last.steps))} | {()}
+    assert tree.unfolded((*last.steps, "no such place")) is None
 
 
 @given(objects, st.text(min_size=1, max_size=3))

@@ -39,8 +39,7 @@ from interlock.engine.record.locks import occupant
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import delete, overview, overviews, state_of
 from interlock.engine.record.snapshot import snapshot
-from interlock.widgets.pane import Pane
-from interlock.widgets.text import plain
+from interlock.widgets.choices import Choices
 from tests.builders import ROOT, interlock
 from tests.processes import until
 from tests.pty_harness import on_terminal
@@ -312,7 +311,7 @@ def test_what_does_not_fit_stays_said_of_a_run_in_use(out, monkeypatch):
 
 def lines_of(app) -> list[str]:
     screen = next(each for each in app.screen_stack if isinstance(each, RunsScreen))
-    return plain(screen.query_one("#list", Pane)._rows)
+    return [option.prompt.plain for option in screen.query_one(Choices).options]
 
 
 def listing(out: Path, **look: object) -> Runs:

@@ -40,6 +40,10 @@ def test_words_are_alike_but_for_an_ending(one, other, same):
     assert answer_rows.alike(one, other) is answer_rows.alike(other, one) is same
 
 
+def drawn(answer, width, **more):
+    return [row for block in answer_rows.blocks(answer, width, **more) for row in block]
+
+
 def test_words_that_every_question_has_are_marked_only_where_there_are_no_others():
     assert answer_rows.words_of("How do I make a Date, a date?") == ["make", "date"]
     assert answer_rows.words_of("who are you") == ["who", "are", "you"]
@@ -53,7 +57,7 @@ def test_words_that_every_question_has_are_marked_only_where_there_are_no_others
 @pytest.mark.parametrize("ascii", [False, True])
 def test_rows_have_the_width_they_are_given_and_nothing_in_them_steers_a_terminal(width, ascii):
     hits = [Hit("1", 0.5, {"text": HOSTILE, "chunk_id": HOSTILE, "source": HOSTILE, "metadata": {HOSTILE: 1}})]
-    rows = answer_rows.rows(Answer(QUESTION, [*hits, *recorded().hits]), 0, width, ascii=ascii)
+    rows = drawn(Answer(QUESTION, [*hits, *recorded().hits]), width, ascii=ascii)
     assert len(rows) == LINES * (1 + len(recorded().hits))
     lines = plain(rows)
     assert {cell_len(line) for line in lines} == {width} and all(map(harmless, lines))
@@ -63,14 +67,14 @@ def test_rows_have_the_width_they_are_given_and_nothing_in_them_steers_a_termina
 
 
 def test_a_text_is_shown_from_where_the_question_is_met():
-    rows = answer_rows.rows(Answer(QUESTION, [Hit("1", 0.5, {"text": "word " * 200 + "the dated end"})]), 0, 60)
+    rows = drawn(Answer(QUESTION, [Hit("1", 0.5, {"text": "word " * 200 + "the dated end"})]), 60)
     assert "dated" in "".join(plain(rows)) and ("dated", "hit") in [tuple(span) for row in rows for span in row]
 
 
 def test_a_chunk_that_left_the_corpus_is_marked_and_counted():
     here = Hit("1", 0.5, {"text": "text", "chunk_id": "one"})
     gone = Hit("2", 0.4, {"text": "text", "chunk_id": "two", "stale_since": "r"})
-    lines = plain(answer_rows.rows(Answer("q", [here, gone]), 0, 60))
+    lines = plain(drawn(Answer("q", [here, gone]), 60))
     assert [number for number, line in enumerate(lines) if "[left the corpus]" in line] == [LINES]
     assert answer_rows.found_in(Answer("q", [here, gone])).startswith("2 chunks (1 left the corpus) in ")
     assert "left" not in answer_rows.found_in(Answer("q", [here]))
@@ -92,7 +96,7 @@ def test_a_chunk_says_what_each_stage_made_of_it():
     by = {"stages": {"dense": StageScore(3, 0.63), "bm25": StageScore(1, 19.1)}}
     ranked = RankedHit("1", 0.9, {}, 4, 0.8, 0.7, **by)
     assert answer_rows.stages(ranked) == "dense 3. 0.630  bm25 1. 19.100  before 4. 0.800  rerank 0.700"
-    lines = plain(answer_rows.rows(Answer("q", [ranked, replace(ranked, before=11)]), 0, 60))
+    lines = plain(drawn(Answer("q", [ranked, replace(ranked, before=11)]), 60))
     assert (
         "(was 4.) " in lines[0] and "(was 11.)" in lines[LINES] and len({line.index("0.9") for line in lines[::3]}) == 1
     )

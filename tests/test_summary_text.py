@@ -1,5 +1,7 @@
 """What is drawn of a summary: rows of a width, tables, a heading, and all of it as plain text."""
 
+from itertools import islice
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,23 +11,19 @@ from interlock.console.summary import detail, tables
 from interlock.console.summary.document import Document, header, plain, top
 from interlock.widgets import table, tree
 from interlock.widgets.nodes import No, Node, children, differences, inside, walk
-from interlock.widgets.outline import Outline
 from interlock.widgets.text import plain as texts
 from tests.summaries import HOSTILE, a_summary, changed, documents, harmless
 
 
-@given(documents, st.one_of(st.none(), documents), st.integers(0, 130), st.integers(1, 30), st.booleans())
+@given(documents, st.one_of(st.none(), documents), st.integers(0, 130), st.booleans())
 @settings(max_examples=40)
-def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width, height, ascii):
+def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width, ascii):
     node = Node((), one, No.OTHER if other is None else other)
     found = [] if other is None else differences(node)
-    outline = Outline(node)
-    for line in range(min(6, len(outline.nodes))):
-        outline.open(line)
     counts = None if other is None else inside(found)
-    drawn = tree.rows(outline, 0, width, height, differing=counts, ascii=ascii)
-    assert len(drawn) == min(height, len(outline.nodes))
-    for each in outline.nodes[:8]:
+    nodes = list(islice(walk(node), 30))
+    drawn = [tree.line(each, width, differing=counts, chosen=each is node, ascii=ascii) for each in nodes]
+    for each in nodes[:8]:
         siblings = list(children(node))[:2]
         drawn += detail.rows(Document(one), each, siblings, found, width, ascii=ascii)
     for line in texts(drawn):
@@ -58,10 +56,10 @@ def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
 
 def test_ascii_mode_draws_ascii_alone():
     summary = a_summary(reason="x" * 9000, run_id="y" * 900)
-    outline = Outline(Node((), summary, changed()))
-    outline.open(1)
-    drawn = tree.rows(outline, 0, 40, 40, differing=inside(differences(outline.nodes[0])), ascii=True)
-    for node in outline.nodes:
+    compared = Node((), summary, changed())
+    counts, drawn = inside(differences(compared)), []
+    for node in islice(walk(compared), 60):
+        drawn.append(tree.line(node, 40, differing=counts, ascii=True))
         drawn += detail.rows(Document(summary), node, [], [], 40, ascii=True)
     assert all(line.isascii() for line in texts(drawn))
 
@@ -76,10 +74,9 @@ def test_an_empty_list_says_that_it_holds_nothing():
 def test_the_same_field_of_each_item_is_shown_beside_the_chosen_one():
     node = top(Document(a_summary()))
     steps = ("collections", 0, "leases", 1, "budget_bytes")
-    outline = Outline(node)
-    outline.reveal(steps)
-    siblings = [each for each in outline.nodes if len(each.steps) == 4 and each.steps[:3] == steps[:3]]
-    drawn = [line.rstrip() for line in texts(detail.rows(Document(a_summary()), outline.node, siblings, [], 60))]
+    siblings = [each for each in walk(node) if len(each.steps) == 4 and each.steps[:3] == steps[:3]]
+    chosen = next(each for each in walk(node) if each.steps == steps)
+    drawn = [line.rstrip() for line in texts(detail.rows(Document(a_summary()), chosen, siblings, [], 60))]
     assert drawn[0] == "12884901888  (12.0 GiB)"
     assert drawn[-2] == "1 minilm-l6               12884901888  (12.0 GiB)"
 

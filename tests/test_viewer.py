@@ -12,13 +12,11 @@ from interlock.console.apps.viewer import Viewer
 from interlock.console.look import Look
 from interlock.console.screens import summary
 from interlock.console.screens.summary import SummaryScreen
-from interlock.console.summary import detail
-from interlock.console.summary.document import Document, load, top
+from interlock.console.summary.document import Document, load
 from interlock.engine.record import summary as summaries
 from interlock.engine.record.rundir import RunDirectory
 from interlock.widgets import tree
 from interlock.widgets.nodes import Node, differences, find
-from interlock.widgets.outline import Outline
 from tests.pty_harness import on_terminal
 from tests.summaries import BAD, HOSTILE, a_summary, big, changed, harmless, lines_of
 from tools.recorded import Recorded
@@ -84,40 +82,24 @@ async def test_keys_open_and_close_branches_and_the_table_follows(size):
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=size) as pilot:
         screen = app.screen
-        before = len(screen._outline.nodes)
+        before = screen._tree.last_line + 1
         await typed(pilot, "slash", "passes")
-        assert screen._outline.node.path == "$.collections[0].passes"
+        assert screen._tree.node.path == "$.collections[0].passes"
         lines = await shown(pilot)
         assert any("pass  model       status" in line for line in lines)
         await pilot.press("enter")
-        assert len(screen._outline.nodes) == before + 3
+        assert screen._tree.last_line + 1 == before + 3
         await pilot.press("l", "l", "j", "j")
-        assert screen._outline.node.path == "$.collections[0].passes[0].model"
+        assert screen._tree.node.path == "$.collections[0].passes[0].model"
         assert any("same for each" in line for line in await shown(pilot))
         await pilot.press("h", "h", "h")
-        assert screen._outline.node.path == "$.collections[0].passes"
+        assert screen._tree.node.path == "$.collections[0].passes"
         await pilot.press("left")
-        assert len(screen._outline.nodes) == before
+        assert screen._tree.last_line + 1 == before
         await pilot.press("end", "up", "pageup", "home", "k")
-        assert screen._outline.chosen == 0
+        assert screen._tree.cursor_line == 0
         await pilot.press("space")
-        assert len(screen._outline.nodes) == 1
-
-
-async def test_a_move_paints_lines_of_the_tree_and_never_all_of_it():
-    app = Viewer(Document(a_summary()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        painted, refresh = [], app.screen._tree.refresh
-
-        def counted(*regions, **more):
-            painted.append(regions)
-            return refresh(*regions, **more)
-
-        app.screen._tree.refresh = counted
-        await pilot.press("j")
-        await pilot.pause()
-        assert painted and all(painted)
+        assert screen._tree.last_line + 1 == 1
 
 
 async def test_n_and_shift_n_walk_round_the_matches_and_escape_ends_it(size):
@@ -125,12 +107,12 @@ async def test_n_and_shift_n_walk_round_the_matches_and_escape_ends_it(size):
     async with app.run_test(size=size) as pilot:
         screen = app.screen
         await typed(pilot, "slash", "BATCHES")
-        assert screen._outline.node.path == "$.collections[0].passes[0].batches"
+        assert screen._tree.node.path == "$.collections[0].passes[0].batches"
         assert any("/BATCHES 1 of 3" in line for line in await shown(pilot))
         await pilot.press("n", "n")
-        assert screen._outline.node.path == "$.collections[0].passes[2].batches"
+        assert screen._tree.node.path == "$.collections[0].passes[2].batches"
         await pilot.press("n", "N")
-        assert screen._outline.node.path == "$.collections[0].passes[2].batches"
+        assert screen._tree.node.path == "$.collections[0].passes[2].batches"
         await typed(pilot, "slash", "nowhere[/]")
         assert any("no match for" in line for line in await shown(pilot))
         await pilot.press("n")
@@ -147,10 +129,10 @@ async def test_a_search_counts_while_it_is_typed_and_escape_clears_it(size):
         lines = await shown(pilot)
         assert "3 matches" in lines[-2] and "q Quit" in lines[-1]
         for _ in range(100):
-            if screen._outline.node.path == "$.collections[0].passes[0].batches":
+            if screen._tree.node.path == "$.collections[0].passes[0].batches":
                 break
             await pilot.pause(0.05)
-        assert screen._outline.node.path == "$.collections[0].passes[0].batches"
+        assert screen._tree.node.path == "$.collections[0].passes[0].batches"
         await pilot.press("escape")
         assert "/batches" not in "\n".join(await shown(pilot))
 
@@ -164,16 +146,16 @@ async def test_a_large_summary_is_searched_in_slices_and_escape_ends_it(monkeypa
         await pilot.press("slash")
         app.screen.query_one("Input").value = "item 19999"
         await pilot.pause()
-        assert not screen._searching.over
+        assert not screen._search.over
         assert "searching..." in "\n".join(lines_of(app))
         await pilot.press("escape")
-        assert screen._searching.over and not screen._pattern
+        assert screen._search.over and not screen._search.text
         await typed(pilot, "slash", "item 19999")
         for _ in range(600):
             if "/item 19999 1 of 1 " in "\n".join(lines_of(app)):
                 break
             await pilot.pause(0.05)
-        assert screen._outline.node.value == "item 19999"
+        assert screen._tree.node.value == "item 19999"
 
 
 async def test_copying_puts_path_and_value_on_the_clipboard(size):
@@ -204,7 +186,7 @@ async def test_a_second_file_is_compared_and_n_walks_the_differences(tmp_path, s
         marks = []
         for _ in range(3):
             await pilot.press("n")
-            marks.append((app.screen._outline.node.mark, app.screen._outline.node.path))
+            marks.append((app.screen._tree.node.mark, app.screen._tree.node.path))
             lines = await shown(pilot)
         assert marks == [
             ("~", "$.collections[0].passes[1].batches"),
@@ -284,21 +266,35 @@ async def test_the_arrows_scroll_a_focused_detail_and_the_tree_stays():
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("tab", "j", "down", "G")
         await shown(pilot)
-        assert app.screen._outline.chosen == 0
+        assert app.screen._tree.cursor_line == 0
         assert app.screen._detail.scroll_offset.y > 2
 
 
-async def test_clicks_and_the_wheel_choose_and_fold_lines():
+async def test_a_click_chooses_a_line_and_folds_a_branch():
     app = Viewer(Document(a_summary()))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        await pilot.click("#tree", offset=(6, 3))
-        assert app.screen._outline.node.path == "$.run_id"
-        await pilot.click("#tree", offset=(6, 1))
-        await pilot.click("#tree", offset=(6, 1))
-        assert len(app.screen._outline.nodes) == 1
-        await pilot.click("#tree", offset=(6, 7))
-        assert app.screen._outline.chosen == 0
+        await pilot.click("#tree", offset=(8, 3))
+        assert app.screen._tree.node.path == "$.run_id"
+        await pilot.click("#tree", offset=(8, 1))
+        await pilot.pause()
+        assert app.screen._tree.last_line == 0
+        await pilot.click("#tree", offset=(2, 1))
+        await pilot.pause()
+        assert app.screen._tree.last_line > 0
+        await pilot.click("#tree", offset=(8, 9))
+        assert app.screen._tree.cursor_line == 8
+
+
+async def test_a_document_nested_beyond_reading_is_opened_as_far_as_a_summary_goes():
+    deep = "bottom"
+    for _ in range(800):
+        deep = [deep]
+    app = Viewer(Document(a_summary(deep=deep)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await typed(pilot, "slash", "bottom")
+        assert len(app.screen._tree.node.steps) == tree.DEEPEST
+        assert any("1 match" in line or "1 of" in line or "/bottom 1" in line for line in await shown(pilot))
 
 
 async def test_escape_goes_back_to_the_screen_below():
@@ -357,10 +353,11 @@ async def test_of_14_000_nodes_only_the_visible_are_made(record_property, capsys
         await app.push_screen(screen)
         await pilot.pause()
         painted = time.perf_counter() - began
-        assert len(screen._outline.nodes) < 60
+        assert screen._tree.last_line < 60
         began = time.perf_counter()
-        screen._outline.reveal(("collections", 0, "leases"))
+        screen._tree.reveal(("collections", 0, "leases"))
         screen.action_fold()
+        await pilot.pause()
         opened = time.perf_counter() - began
     record_property("seconds", painted + opened)
     with capsys.disabled():
@@ -381,15 +378,14 @@ def test_14_000_nodes_are_compared_and_searched_quickly(capsys):
     assert compared + found < 5
 
 
-def test_a_file_of_ten_mebibytes_opens_in_seconds(tmp_path, record_property, capsys):
+async def test_a_file_of_ten_mebibytes_opens_in_seconds(tmp_path, record_property, capsys):
     (file := tmp_path / "summary.json").write_text(json.dumps(big(430_000), indent=2))
     assert file.stat().st_size > 10 * 2**20
     began = time.perf_counter()
-    document = load(file)
-    outline = Outline(top(document))
-    tree.rows(outline, 0, 78, 12)
-    detail.rows(document, outline.node, [], [], 78)
-    opened = time.perf_counter() - began
+    app = Viewer(load(file))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(pilot)
+        opened = time.perf_counter() - began
     record_property("seconds", opened)
     with capsys.disabled():
         print(f"\n{file.stat().st_size / 2**20:.0f} MiB: opened in {opened:.2f} s")

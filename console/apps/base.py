@@ -70,7 +70,8 @@ class Frame(App[T]):
         overflow: hidden;
     }
     .ascii {
-        & Pane { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
+        & Pane, & Choices, & DocumentTree { border: ascii $foreground 30%; }
+        & Pane:focus, & Choices:focus, & DocumentTree:focus { border: ascii $accent; }
         & Bar { border: none; }
         & ModalScreen > Vertical, & ModalScreen > VerticalScroll, & Tree { border: ascii $foreground 30%; }
         & VerticalScroll { scrollbar-size: 0 0; }

@@ -11,43 +11,39 @@ from textual.screen import ModalScreen, ScreenResultType
 from interlock.console.text.mitigation_table import Steps, tabled
 from interlock.engine.record.words import several
 from interlock.widgets import table
+from interlock.widgets.choices import Choices
 from interlock.widgets.events import Kind
-from interlock.widgets.pane import Pane
-from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, row, wrapped
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row
 
 STEADY = 1.0
 """Seconds after which a list that is open is drawn anew."""
 
 
 class Listing(ModalScreen[ScreenResultType]):
-    """Lines under a heading, of which one is chosen; a subclass says which there are."""
+    """Lines of which one is chosen; a subclass says which there are."""
 
     DEFAULT_CSS = """
     Listing { align: center middle; background: $background 60%; }
-    Listing > Pane { width: 116; max-width: 100%; max-height: 80%; min-height: 5; background: $surface; }
+    Listing > Choices { width: 116; max-width: 100%; max-height: 80%; min-height: 5; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", "Back"),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("down,j", "move(1)", show=False),
+        Binding("up,k", "move('up')", show=False),
+        Binding("down,j", "move('down')", show=False),
     ]
     TITLE, SUBTITLE, NONE = "", "", ""
 
     def __init__(self, *, ascii: bool) -> None:
         super().__init__()
         self._ascii = ascii
-        self._at = self._heads = 0
-        self._keys: Sequence[Hashable] = ()
-        """What the lines that were drawn are about."""
-        self._chosen: Hashable = None
-        self._pane = Pane(self.TITLE)
+        self._list = Choices(ascii=ascii)
 
     def compose(self) -> ComposeResult:
-        self._pane.border_subtitle = self.SUBTITLE
-        yield self._pane
+        yield self._list
 
     def on_mount(self) -> None:
-        self._pane.focus()
+        self._list.entitle(self.TITLE or "", self.SUBTITLE or "")
+        self._list.focus()
         self.set_interval(STEADY, self.draw)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -58,35 +54,12 @@ class Listing(ModalScreen[ScreenResultType]):
         raise NotImplementedError
 
     def draw(self) -> None:
-        width = max(1, self._pane.inner_width - 1)
-        heads, lines = self.content(width)
-        self._heads, self._keys = len(heads), list(lines)
-        self._choose(self._keys.index(self._chosen) if self._chosen in lines else self._at)
-        shown: list[Row] = [(Span(" "), *each) for each in heads]
-        for line, each in enumerate(lines.values()):
-            chosen = line == self._at
-            text = "".join(span.text for span in each)
-            shown.append((Span(CURSOR + text, "chosen"),) if chosen else (Span(" "), *each))
-        if not lines:
-            shown = [row((line, "dim")) for line in wrapped(self.NONE, width)]
-        self._pane.styles.height = len(shown) + 2
-        self._pane.show(ascii_only(shown) if self._ascii else shown)
-        self._pane.scroll_to(0, max(0, self._heads + self._at + 2 - self._pane.inner_height), animate=False)
+        heads, lines = self.content(self._list.inner_width)
+        plain = ascii_only if self._ascii else list[Row]
+        self._list.show(((key, plain([each])) for key, each in lines.items()), heads=plain(heads), none=[self.NONE])
 
-    def _choose(self, place: int) -> None:
-        """Choose a line of those that were drawn; the cursor stays on what it is about, wherever that goes."""
-        self._at = max(0, min(place, len(self._keys) - 1))
-        self._chosen = self._keys[self._at] if self._keys else None
-
-    def on_click(self, event: events.Click) -> None:
-        place = event.get_content_offset(self._pane)
-        if place:
-            self._choose(place.y + self._pane.scroll_offset.y - self._heads)
-            self.draw()
-
-    def action_move(self, lines: int) -> None:
-        self._choose(self._at + lines)
-        self.draw()
+    def action_move(self, where: str) -> None:
+        self._list.move(where)
 
     def action_leave(self) -> None:
         self.dismiss(None)
@@ -98,11 +71,11 @@ class Kinds(Listing[None]):
     TITLE, SUBTITLE = "Kinds of events", "space toggles  a all  esc closes"
     NONE = "no events yet"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space,enter", "switch", "Toggle"),
+        Binding("space,enter", "switch", "Show or hide"),
         Binding("a", "all", "All"),
     ]
     DEFAULT_CSS = """
-    Kinds > Pane { width: 44; }
+    Kinds > Choices { width: 44; }
     """
 
     def __init__(
@@ -119,8 +92,8 @@ class Kinds(Listing[None]):
         }
 
     def action_switch(self) -> None:
-        if self._keys:
-            self._toggle([str(self._chosen)])
+        if self._list.chosen:
+            self._toggle([str(self._list.chosen)])
             self.draw()
 
     def action_all(self) -> None:
@@ -152,7 +125,7 @@ class Mitigations(Listing[Steps]):
         }
 
     def action_choose(self) -> None:
-        self.dismiss(next((each for each in self._groups() if _key(each) == self._chosen), None))
+        self.dismiss(next((each for each in self._groups() if _key(each) == self._list.chosen), None))
 
 
 def _key(steps: Steps) -> Hashable:

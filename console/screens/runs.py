@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 
 from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
@@ -24,10 +24,10 @@ from interlock.console.text.next_step import command, resume_words
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import human_bytes, safe, several
-from interlock.widgets import run_rows
+from interlock.widgets.choices import Choices
 from interlock.widgets.events import LONGEST_PATTERN
-from interlock.widgets.pane import Bar, Key, Pane
-from interlock.widgets.text import CURSOR, ascii_only, plain, row
+from interlock.widgets.pane import Bar, Key
+from interlock.widgets.text import ascii_only, plain, row
 
 BEAT = 0.5
 Departure = Callable[[Sequence[str]], object]
@@ -42,7 +42,7 @@ class RunsScreen(Keyed):
     DEFAULT_CSS = """
     RunsScreen {
         & > Bar { width: 100%; }
-        & > #list { height: 1fr; overflow-x: hidden; }
+        & > #list { height: 1fr; }
     }
     """
 
@@ -56,11 +56,15 @@ class RunsScreen(Keyed):
         self._look = look
         self._leave = leave
         self._now = now
-        self._chosen = chosen
+        self._begin = chosen
         self._marked: list[Path] = []
         self._pattern = ""
         self._notice = ""
-        self._head, self._list, self._keys = Bar(id="head"), Pane("Runs", id="list"), Bar(id="keys")
+        self._head, self._list, self._keys = (
+            Bar(id="head"),
+            Choices("Runs", ascii=look.ascii, id="list"),
+            Bar(id="keys"),
+        )
 
     def compose(self) -> ComposeResult:
         yield from (self._head, self._list, self._keys)
@@ -90,49 +94,33 @@ class RunsScreen(Keyed):
         return [each for each in self._runs.seen if runs_text.says(each, self._pattern)]
 
     @property
-    def _place(self) -> int:
-        """Which line is chosen; the first where none is, or the one that was is gone."""
-        return next((place for place, each in enumerate(self._seen) if each.path == self._chosen), 0)
+    def _chosen(self) -> Overview | None:
+        return next((each for each in self._seen if each.path == self._list.chosen), None)
 
     def _draw(self) -> None:
-        seen, ascii = self._seen, self._look.ascii
+        seen, ascii, width = self._seen, self._look.ascii, self._list.inner_width
         there = {each.path for each in self._runs.seen}
         self._marked = [path for path in self._marked if path in there]
         running = sum(each.held for each in seen)
         looking = "" if self._runs.complete else "  reading..."
         size = human_bytes(sum(each.bytes for each in seen))
         found = f"{len(seen)} of " if self._pattern else ""
-        if seen and self._chosen is None and self._runs.complete:
-            self._chosen = seen[0].path  # it stays there when others begin
         words = f" {found}{several(len(there), 'run')} in {self._runs.out}  {running} in use  {size}"
         self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
-        if seen:
-            cells = [runs_text.cells(each, self._now()) for each in seen]
-            levels = [each.health.level for each in seen]
-            marks = ["+" if each.path in self._marked else " " for each in seen]
-            cursor = ">" if ascii else CURSOR
-            width = self._list.inner_width
-            rows = run_rows.rows(runs_text.HEADS, cells, levels, marks, self._place, cursor, width)
-        else:
-            none = f"No run matches: {self.shown_key('back')} shows all."
-            nothing = [none] if there else runs_text.nothing(self._runs.out)
-            rows = [row(""), *(row((f" {line}", "dim")) for line in nothing)]
-            rows = rows if self._runs.complete else []
-        self._list.show(ascii_only(rows) if ascii else rows)
-        detail = runs_text.about(seen[self._place]) if seen else ""
-        below = [row(safe(detail, max(1, self._list.inner_width - 4)))]
+        heads, lines = runs_text.rows(seen, self._marked, self._now(), width)
+        if ascii:
+            heads, lines = ascii_only([heads])[0], ascii_only(lines)
+        none = [f"No run matches: {self.shown_key('back')} shows all."] if there else runs_text.nothing(self._runs.out)
+        listed = [(each.path, [line]) for each, line in zip(seen, lines, strict=True)]
+        self._list.show(listed, heads=[heads], none=["", *none] if self._runs.complete else [])
+        if self._begin in [path for path, _ in listed] and self._runs.complete:  # from then on the operator moves
+            self._list.choose(self._begin)
+            self._begin = None
+        chosen = self._chosen
+        detail = [row(safe(runs_text.about(chosen) if chosen else "", max(1, width - 4)))]
         above = f"Runs  /{safe(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
-        self._list.entitle(above=above, below=plain(ascii_only(below) if ascii else below)[0])
-        self._follow()
+        self._list.entitle(above, plain(ascii_only(detail) if ascii else detail)[0])
         self._draw_keys()
-
-    def _follow(self) -> None:
-        """Keep the chosen line where it can be seen; the heads scroll with the rest."""
-        line, top, height = self._place + 1, self._list.scroll_offset.y, self._list.inner_height
-        if line < top or self._place == 0:
-            self._list.scroll_to(0, max(0, line - 1), animate=False)
-        elif line >= top + height:
-            self._list.scroll_to(0, line - height + 1, animate=False)
 
     def _draw_keys(self) -> None:
         if self._notice:
@@ -147,15 +135,15 @@ class RunsScreen(Keyed):
         self._keys.offer([] if too_small(*self.size) else shown, width)
 
     def action_move(self, where: str) -> None:
-        seen, page = self._seen, max(1, self._list.inner_height - 1)
-        lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -len(seen), "last": len(seen)}
-        if seen:
-            self._chosen = seen[max(0, min(len(seen) - 1, self._place + lines[where]))].path
+        self._list.move(where)
+
+    @on(Choices.OptionHighlighted)
+    def _moved(self) -> None:
         self._draw()
 
     def action_enter(self) -> None:
         """Watch a run that is not closed, view one that is; say what is wrong with one that cannot be read."""
-        if not (chosen := self._now_chosen()):
+        if not (chosen := self._chosen):
             return
         if chosen.health.word == "UNREADABLE":
             self.say(chosen.health.detail)
@@ -179,7 +167,7 @@ class RunsScreen(Keyed):
 
     def action_mark(self) -> None:
         """Mark a run to be compared, or take the mark back; the third mark takes the place of the first."""
-        if chosen := self._now_chosen():
+        if chosen := self._chosen:
             if chosen.path in self._marked:
                 self._marked.remove(chosen.path)
             else:
@@ -196,7 +184,7 @@ class RunsScreen(Keyed):
 
     def action_resume(self) -> None:
         """Continue a run, once its command was seen."""
-        if not (chosen := self._now_chosen()):
+        if not (chosen := self._chosen):
             return
         if not chosen.resumable:
             why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
@@ -213,7 +201,7 @@ class RunsScreen(Keyed):
 
     def action_delete(self) -> None:
         """Delete a run for good, once that was confirmed; never one in use."""
-        if not (chosen := self._now_chosen()):
+        if not (chosen := self._chosen):
             return
         if chosen.held:
             self.say(f"{chosen.id} is in use by {chosen.occupant or 'another session'}: it is not deleted")
@@ -242,10 +230,6 @@ class RunsScreen(Keyed):
 
     async def action_quit(self) -> None:
         await self.app.action_quit()
-
-    def _now_chosen(self) -> Overview | None:
-        seen = self._seen
-        return seen[self._place] if seen else None
 
     def _view(self, *paths: Path) -> None:
         try:

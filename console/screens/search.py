@@ -32,8 +32,9 @@ from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import Condition, read_condition
 from interlock.engine.search.hits import Answer, Hit
+from interlock.widgets.choices import Choices
 from interlock.widgets.pane import Bar, Key, Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, plain, row, width_of, wrapped
 
 TICK = 0.25
 """Seconds between two looks at how long an answer takes."""
@@ -90,8 +91,8 @@ class QuestionLine(Input):
         self.replace(character, *sorted(self.selection))
 
 
-class Hits(Pane):
-    """The chunks; keys move the cursor in it, where those of a pane would scroll."""
+class Hits(Choices):
+    """The chunks; keys move the choice in it, on a screen where others begin a question."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(key, f"screen.move('{where}')", show=False)
@@ -154,7 +155,7 @@ class SearchScreen(Keyed):
         & > #line Label { color: $accent; text-style: bold; padding: 0 1; }
         & > #line Input { width: 1fr; background: $panel; }
         & > #parts { height: 1fr; layout: horizontal; }
-        & #hits { width: 3fr; height: 100%; overflow-x: hidden; }
+        & #hits { width: 3fr; height: 100%; max-height: 100%; }
         & Pane > .pane--hit { color: $warning; text-style: bold; }
         & #detail { display: none; width: 2fr; height: 100%; overflow-x: hidden; }
         &.-wide #detail { display: block; }
@@ -176,9 +177,8 @@ class SearchScreen(Keyed):
         self._answer: Answer | None = None
         self._failure = self._notice = ""
         self._resident: Sequence[str] = ()
-        self._chosen = 0
         self._question = QuestionLine()
-        self._list, self._detail = Hits("Chunks", id="hits"), Pane("Chunk", id="detail")
+        self._list, self._detail = Hits("Chunks", ascii=look.ascii, id="hits"), Pane("Chunk", id="detail")
         self._head, self._note, self._status, self._keys = (Bar(id=name) for name in ("head", "note", "status", "keys"))
 
     def compose(self) -> ComposeResult:
@@ -257,7 +257,7 @@ class SearchScreen(Keyed):
         if reply is None:
             return
         (self._answer,) = reply.answers
-        self._chosen = 0
+        self._list.show([])  # so that the first one is chosen
         if self._answer.cut:
             self._failure = cut_text([self._answer.cut], 1)
         if reply.failure:
@@ -275,7 +275,7 @@ class SearchScreen(Keyed):
     def _hit(self) -> Hit | None:
         """The chunk under the cursor."""
         hits = self._answer.hits if self._answer else ()
-        return hits[self._chosen] if hits else None
+        return hits[self._list.place] if hits else None
 
     def say(self, text: str) -> None:
         """Write a few lines for the operator, until the next key."""
@@ -331,30 +331,19 @@ class SearchScreen(Keyed):
         width, answer = self._list.inner_width, self._answer
         if width < 1:
             return
-        if answer and answer.hits:
-            self._list.show(answer_rows.rows(answer, self._chosen, width, ascii=self._look.ascii))
-        else:
-            none = ["No chunk was found."] if answer else answer_rows.unasked(self._shown)
-            if answer and answer.why_none:
-                none = [f"{answer.why_none[0].upper()}{answer.why_none[1:]}."]
-            if answer and self._ask.where:
-                none.append(f"{self.shown_key('filters')} changes the filters.")
-            lines = [line for text in none for line in wrapped(text, width - 2)]
-            self._list.show(self._plain([row(""), *(row((f" {line}", "dim")) for line in lines)]))
+        none = ["No chunk was found."] if answer else answer_rows.unasked(self._shown)
+        if answer and answer.why_none:
+            none = [f"{answer.why_none[0].upper()}{answer.why_none[1:]}."]
+        if answer and self._ask.where:
+            none.append(f"{self.shown_key('filters')} changes the filters.")
+        lines = [row(line) for text in none for line in wrapped(text, width - 2)]
+        blocks = answer_rows.blocks(answer, width, ascii=self._look.ascii) if answer else []
+        self._list.show(enumerate(blocks), none=["", *plain(self._plain(lines))])
         asked = fit(safe(" ".join(answer.text.split()), 500), max(10, width - 30)).rstrip() if answer else ""
         above = f"{several(len(answer.hits), 'chunk')} for {asked}" if answer else "Chunks"
         (title,) = self._plain([row(above)])
         below = answer_rows.stages(self._hit) if self._hit else ""
-        self._list.entitle(above=title[0].text, below=fit(below, max(1, width - 4)).rstrip())
-        self._follow()
-
-    def _follow(self) -> None:
-        """Keep the chunk under the cursor where it can be seen."""
-        line, top, height = self._chosen * answer_rows.LINES, self._list.scroll_offset.y, self._list.inner_height
-        if line < top:
-            self._list.scroll_to(0, line, animate=False)
-        elif line + answer_rows.LINES > top + height:
-            self._list.scroll_to(0, line + answer_rows.LINES - height, animate=False)
+        self._list.entitle(title[0].text, fit(below, max(1, width - 4)).rstrip())
 
     def _draw_detail(self) -> None:
         hit, width, answer = self._hit, self._detail.inner_width, self._answer
@@ -408,25 +397,17 @@ class SearchScreen(Keyed):
         if self._detail.has_focus:
             self._detail.scroll_relative(y=1 if where == "down" else -1, animate=False)
             return
-        hits = self._answer.hits if self._answer else ()
-        page = max(1, self._list.inner_height // answer_rows.LINES)
-        lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -len(hits), "last": len(hits)}
-        if not hits:
-            return
-        self._chosen = max(0, min(len(hits) - 1, self._chosen + lines[where]))
+        self._list.move(where)
+
+    @on(Choices.OptionHighlighted)
+    def _chosen(self) -> None:
         self._draw_hits()
         self._draw_detail()
 
     def on_click(self, event: events.Click) -> None:
-        """Choose a chunk; a second click opens it."""
-        place = event.get_content_offset(self._list)
-        at = (place.y + self._list.scroll_offset.y) // answer_rows.LINES if place else -1
-        if self._answer and 0 <= at < len(self._answer.hits):
-            self._chosen = at
-            self._draw_hits()
-            self._draw_detail()
-            if event.chain == 2:
-                self.action_open_hit()
+        """Open a chunk with a second click."""
+        if event.chain == 2 and event.widget is self._list:
+            self.action_open_hit()
 
     def action_open_hit(self) -> None:
         if self._hit and self._answer:

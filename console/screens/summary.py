@@ -5,12 +5,14 @@ It is given documents that were read, and asks for nothing but the second file t
 
 import asyncio
 import time
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.widgets import Tree
 
 from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
 from interlock.console.look import Look
@@ -19,20 +21,22 @@ from interlock.console.screens.base import Keyed, copied
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
-from interlock.console.summary.search import Search
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import human_bytes, safe
-from interlock.widgets.nodes import Node, Steps, children, differences, inside
-from interlock.widgets.outline import Outline
+from interlock.widgets.nodes import Node, Steps, children, differences, inside, sought
 from interlock.widgets.pane import Bar, Key, Pane
 from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
-from interlock.widgets.tree import TreePane
+from interlock.widgets.tree import DocumentTree
 
 NOTE_LINES = 4
 SLICE = 0.04
 """Seconds that a search takes before the keys are looked at again."""
 REST = 0.25
 """Seconds without a key after which the first match is shown."""
+AT_ONCE = 500
+"""Places that are looked at between two looks at the clock."""
+MOST = 20_000
+"""Matches after which nobody wants another one."""
 
 
 class SummaryScreen(Keyed):
@@ -59,20 +63,19 @@ class SummaryScreen(Keyed):
         super().__init__()
         self._document = document
         self._look = look or Look()
-        self._ascii = self._look.ascii
-        self._pattern = ""
-        self._places: list[Steps] = []
+        self._search = Search(top(document), "")
+        self._place = -1
+        """Of the places that are walked through, the one that was shown last."""
         self._prompt: Find | None = None
-        self._gone = False  # whether the first match was shown
+        self._tree = DocumentTree(top(document), "", ascii=self._look.ascii, id="tree")
+        self._detail = Pane(id="detail")
         self._take(other)
 
     def compose(self) -> ComposeResult:
         yield Bar(id="run")
         with Container(id="parts"):
-            tree = TreePane(self._outline, self._called, ascii=self._ascii, id="tree")
-            tree.differing = inside(self._found) if self._other else None
-            yield tree
-            yield Pane(id="detail")
+            yield self._tree
+            yield self._detail
         yield Bar(id="note")
         yield Bar(id="keys")
 
@@ -82,7 +85,7 @@ class SummaryScreen(Keyed):
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)
 
-    @on(TreePane.Chosen)
+    @on(Tree.NodeHighlighted)
     def _chosen(self) -> None:
         self._draw_detail()
 
@@ -94,7 +97,7 @@ class SummaryScreen(Keyed):
         note.styles.display = "block" if lines else "none"
         note.styles.height = max(1, len(lines))
         shown = [row((f" {line}", "warn")) for line in lines]
-        note.show(ascii_only(shown) if self._ascii else shown)
+        note.show(ascii_only(shown) if self._look.ascii else shown)
 
     def on_key(self, event: events.Key) -> None:
         if self.query_one("#note", Bar).display:
@@ -108,23 +111,10 @@ class SummaryScreen(Keyed):
         node = top(self._document, other)
         self._every = differences(node) if other else []
         self._found, _ = told(self._every)
-        self._outline = Outline(node, opened=_first_opened(node))
-        self._searching = Search(node, "")
-
-    @property
-    def _called(self) -> str:
-        if self._other:
-            return "1 and 2"
-        name = Path(self._document.name).name
-        return f"{name}  {human_bytes(self._document.size)}" if self._document.size is not None else name
-
-    @property
-    def _tree(self) -> TreePane:
-        return self.query_one(TreePane)
-
-    @property
-    def _detail(self) -> Pane:
-        return self.query_one("#detail", Pane)
+        self._search, self._place = Search(node, ""), -1
+        name, size = Path(self._document.name).name, self._document.size
+        called = "1 and 2" if other else f"{name}  {human_bytes(size)}" if size is not None else name
+        self._tree.take(node, called, _first_opened(node), inside(self._found) if other else None)
 
     def _draw(self) -> None:
         headers = [_header(self._document, "1" if self._other else "", self.size.width)]
@@ -132,47 +122,45 @@ class SummaryScreen(Keyed):
             headers.append(_header(self._other, "2", self.size.width))
         bar = self.query_one("#run", Bar)
         bar.styles.height = len(headers)
-        bar.show(ascii_only(headers) if self._ascii else headers)
+        bar.show(ascii_only(headers) if self._look.ascii else headers)
         shown = [
             Key(first_key(action, self._look.keys), action.label, action=action.name)
             for action in actions_of(VIEW)
             if action.stands(self.size.width) or action.name in ("find_next", "copy", "copy_value")
         ]
         self.query_one("#keys", Bar).offer([] if too_small(*self.size) else shown, self.size.width)
-        self._redraw()
+        self._draw_detail()
 
     def _draw_detail(self) -> None:
-        node, pane = self._outline.node, self._detail
-        shown = detail.rows(self._document, node, self._siblings(), self._every, pane.inner_width, ascii=self._ascii)
+        node, pane, ascii = self._tree.node, self._detail, self._look.ascii
+        shown = detail.rows(self._document, node, self._siblings(), self._every, pane.inner_width, ascii=ascii)
         # The end of a path says more than its beginning.
-        path, width, cut = node.path, pane.inner_width - 4, CUT if self._ascii else ELLIPSIS
+        path, width, cut = node.path, pane.inner_width - 4, CUT if ascii else ELLIPSIS
         pane.entitle(above=path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])
         pane.show(shown)
         pane.scroll_to(0, 0, animate=False)
-        self._tree.entitle(below=self._status())
+        self._tree.entitle(self._status())
 
     def _siblings(self) -> list[Node]:
         """The items of the list that the chosen field's object is in."""
-        steps = self._outline.node.steps
-        if len(steps) < 2 or not isinstance(steps[-2], int):
-            return []
-        above = next((node for node in self._outline.nodes if node.steps == steps[:-2]), None)
-        return list(children(above)) if above else []
+        steps, item = self._tree.node.steps, self._tree.chosen.parent
+        among = item.parent if item and len(steps) > 1 and isinstance(steps[-2], int) else None
+        return list(children(among.data)) if among and among.data else []
 
     def _status(self) -> str:
         """What n and N walk through, and where in it the chosen line is."""
-        if not self._pattern and not self._other:
+        search, places, chosen = self._search, self._places, self._tree.node.steps
+        if not search.text and not self._other:
             return ""
-        places, chosen = self._walk(), self._outline.node.steps
         place = f"{places.index(chosen) + 1:,} of " if chosen in places else ""
-        what = f"/{safe(self._pattern, 20)}" if self._pattern else "differences"
-        ends = f" so far, searching... ({self.shown_key('back')} ends it)"
-        more = "" if not self._pattern or self._searching.over else ends
-        count = self._searching.count if self._pattern else f"{len(places):,}"
-        return f"{what} {place}{count}{more}"
+        if not search.text:
+            return f"differences {place}{len(places):,}"
+        more = "" if search.over else f" so far, searching... ({self.shown_key('back')} ends it)"
+        return f"/{safe(search.text, 20)} {place}{search.count}{more}"
 
-    def _walk(self) -> list[Steps]:
-        return self._places if self._pattern else [node.steps for node in self._found]
+    @property
+    def _places(self) -> list[Steps]:
+        return self._search.places if self._search.text else [node.steps for node in self._found]
 
     # What an operator asks
 
@@ -180,77 +168,64 @@ class SummaryScreen(Keyed):
         """Move in the tree; in the other pane, where that has the focus, scroll."""
         if self._detail.has_focus and where in SCROLLS:
             getattr(self._detail, SCROLLS[where])(animate=False)
-            return
-        outline, page = self._outline, max(1, self._tree.inner_height - 1)
-        if where in ("in", "out"):
-            (outline.inward if where == "in" else outline.outward)()
+        elif where in ("in", "out"):
+            (self._tree.inward if where == "in" else self._tree.outward)()
         else:
-            every = len(outline.nodes)
+            page, every = max(1, self._tree.scrollable_content_region.height - 1), self._tree.last_line
             lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -every, "last": every}
-            outline.move(lines[where])
-        self._redraw()
+            self._tree.move(lines[where])
 
     def action_fold(self) -> None:
-        self._outline.fold()
-        self._redraw()
+        self._tree.fold()
 
     def action_find(self) -> None:
-        self._prompt = Find("/", self._pattern, self._search)
+        self._prompt = Find("/", self._search.text, self._look_for)
         self.app.push_screen(self._prompt, self._keep)
 
-    def _search(self, pattern: str) -> str:
-        """Begin to look for it; what a moment does not find is looked for in slices."""
-        if pattern != self._pattern or not pattern:
-            self._pattern = pattern
-            self._searching = Search(self._outline.nodes[0], pattern)
-            self._searching.go_on(SLICE)
-            self._places, self._gone = self._searching.places, False
-            self._search_on()
-        return self._progress()
+    def _look_for(self, pattern: str) -> str:
+        """Begin to look for it; what a moment does not find is looked for in slices. How many there are so far."""
+        if pattern != self._search.text or not pattern:
+            self._search, self._place = Search(top(self._document, self._other), pattern), -1
+            self._search.go_on(SLICE)
+            self._look_on(self._search)
+        return self._search.progress
 
     @work(exclusive=True, group="search")
-    async def _search_on(self) -> None:
-        """Look on, and go to the first match once the keys rest."""
-        search = self._searching
-        while not (search.over and self._gone):
-            until = time.monotonic() + REST
-            while not search.over and time.monotonic() < until:
-                search.go_on(SLICE)
-                await asyncio.sleep(SLICE / 4)
-            await asyncio.sleep(max(0.0, until - time.monotonic()))
-            if not self._gone and (search.places or search.over):
+    async def _look_on(self, search: "Search") -> None:
+        """Look on, and go to the first match once the keys rest: another key begins another search."""
+        await asyncio.sleep(REST)
+        while True:
+            if self._place < 0:
                 self._go_to_first()
             if self._prompt and self._prompt.is_active:
-                self._prompt.tell(self._progress())
-            self._tree.entitle(below=self._status())
+                self._prompt.tell(search.progress)
+            self._tree.entitle(self._status())
+            if search.over:
+                break
+            search.go_on(SLICE)
+            await asyncio.sleep(SLICE / 4)
         if self.is_active:
-            self._settle()
-
-    def _progress(self) -> str:
-        """How many places were found, and whether that is all."""
-        found = f"{self._searching.count} {'match' if len(self._places) == 1 else 'matches'}"
-        found = found if self._places else "no match"
-        return "" if not self._pattern else found if self._searching.over else f"{found} so far, searching..."
+            self._say_none()
 
     def _keep(self, pattern: str | None) -> None:
         """Keep what was typed; escape ends the search."""
         self._prompt = None
-        self._search(pattern or "")
-        if self._places and not self._gone:
+        self._look_for(pattern or "")
+        if self._place < 0:
             self._go_to_first()
-        self._settle()
+        self._say_none()
+
+    def _say_none(self) -> None:
+        """Say it where the search is over and nothing was found."""
+        if self._search.text and self._search.over and not self._search.places:
+            self.say(f"no match for {self._search.text!r}")
+            self._look_for("")
+        self._tree.entitle(self._status())
 
     def _go_to_first(self) -> None:
-        """Show the first match, once: from then on the operator moves."""
-        self._gone = True
-        self._go(+1, stay=True)
-
-    def _settle(self) -> None:
-        """Say it where the search is over and nothing was found."""
-        if self._pattern and self._searching.over and not self._places:
-            self.say(f"no match for {self._pattern!r}")
-            self._pattern = ""
-        self._redraw()
+        """Show the first match, unless one is chosen; from then on the operator moves."""
+        if self._search.places and self._tree.node.steps not in self._search.places:
+            self._go(+1)
 
     def action_find_next(self) -> None:
         self._go(+1)
@@ -258,21 +233,24 @@ class SummaryScreen(Keyed):
     def action_find_previous(self) -> None:
         self._go(-1)
 
-    def _go(self, way: int, *, stay: bool = False) -> None:
+    def _go(self, way: int) -> None:
         """To the next place that was found, or that differs; round at the ends."""
-        places = self._walk()
-        if places and not (stay and self._outline.node.steps in places):
-            self._outline.reveal(places[self._outline.following(places, way)])
-        elif not places and not stay:
+        places, chosen = self._places, self._tree.node.steps
+        if not places:
             find, compare = map(self.shown_key, ("find", "open"))
             self.say(f"nothing to step through: {find} searches, {compare} compares with another summary")
-        self._redraw()
+            return
+        if chosen in places:
+            self._place = places.index(chosen)
+        self._place = (self._place + way if self._place >= 0 or way > 0 else -1) % len(places)
+        self._tree.reveal(places[self._place])
+        self._draw_detail()
 
     def action_copy(self) -> None:
-        self._copy(self._outline.node.path, "the path")
+        self._copy(self._tree.node.path, "the path")
 
     def action_copy_value(self) -> None:
-        self._copy(detail.copied(self._outline.node.value), "the value")
+        self._copy(detail.copied(self._tree.node.value), "the value")
 
     def _copy(self, text: str, what: str) -> None:
         self.say(copied(self.app, text, what))
@@ -291,15 +269,13 @@ class SummaryScreen(Keyed):
             self.say(str(error))
             return
         self._take(other)
-        self._pattern = ""
-        self._tree.outline, self._tree.called, self._tree.differing = self._outline, self._called, inside(self._found)
         self._draw()
 
     def action_back(self) -> None:
         """Go one step back: from a search, from the screen."""
-        if self._pattern:
-            self._search("")
-            self._redraw()
+        if self._search.text:
+            self._look_for("")
+            self._draw_detail()
         elif len(self.app.screen_stack) > 2:
             self.dismiss()
         else:
@@ -309,9 +285,35 @@ class SummaryScreen(Keyed):
         """Leave as the app does, which asks while a run is live."""
         await self.app.action_quit()
 
-    def _redraw(self) -> None:
-        self._tree.draw()
-        self._draw_detail()
+
+class Search:
+    """Finds where a key or a value contains `text`, in any case of letters: in slices, so that a screen goes on while a
+    large document is walked through."""
+
+    def __init__(self, node: Node, text: str) -> None:
+        self.text = text
+        self.places: list[Steps] = []
+        self.over = not text
+        self._left = sought(node, text)
+
+    def go_on(self, seconds: float) -> None:
+        """Look for so long, or to the end."""
+        until = time.monotonic() + seconds
+        while not self.over and time.monotonic() < until:
+            looked_at = list(islice(self._left, AT_ONCE))
+            self.places += [steps for steps in looked_at if steps is not None]
+            self.over = len(looked_at) < AT_ONCE or len(self.places) >= MOST
+
+    @property
+    def count(self) -> str:
+        """How many places were found, in a word."""
+        return f"{len(self.places):,}" + "+" * (len(self.places) >= MOST)
+
+    @property
+    def progress(self) -> str:
+        """How many places were found, and whether that is all."""
+        said = f"{self.count} {'match' if len(self.places) == 1 else 'matches'}" if self.places else "no match"
+        return "" if not self.text else said if self.over else f"{said} so far, searching..."
 
 
 SCROLLS = {

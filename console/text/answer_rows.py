@@ -15,11 +15,11 @@ from interlock.engine.search.combine import Hybrid, shares_of
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
-from interlock.widgets.text import CURSOR, ELLIPSIS, LONGEST, Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
+from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
 
 LINES = 3
 """Rows of a chunk in the list: where it stands, and two of its text."""
-INDENT = "      "
+INDENT = "     "
 _COMMON = """
 a an and any are as at be been but by can could did do does for from get had has have how i if in into is it its may me
 my not of on or our should so that the their them then there these they this to was we were what when where which who
@@ -89,17 +89,17 @@ def marked(text: str, words: Sequence[str], style: str = "") -> list[Span]:
     return [span for span in (*spans, Span(text[place:], style)) if span.text]
 
 
-def rows(answer: Answer, chosen: int, width: int, *, ascii: bool = False) -> list[Row]:
-    """Draw the chunks of an answer, `LINES` rows of `width` cells each, with a cursor at one."""
+def blocks(answer: Answer, width: int, *, ascii: bool = False) -> list[list[Row]]:
+    """Draw each chunk of an answer in `LINES` rows of `width` cells."""
     words = words_of(answer.text)
     before = [f"(was {hit.before}.) " if isinstance(hit, RankedHit) else "" for hit in answer.hits]
     room = max(map(len, before), default=0)
-    shown: list[Row] = []
+    shown = []
     for place, hit in enumerate(answer.hits):
-        lead = f"{CURSOR if place == chosen else ' '}{place + 1:3}. {before[place]:{room}}{hit.score:.3f}  "
-        shown.append(_head(hit, lead, place == chosen, width, ascii=ascii))
-        shown += _lines(hit, words, width, ascii=ascii)
-    return ascii_only(shown) if ascii else shown
+        lead = f"{place + 1:3}. {before[place]:{room}}{hit.score:.3f}  "
+        block = [_head(hit, lead, width, ascii=ascii), *_lines(hit, words, width, ascii=ascii)]
+        shown.append(ascii_only(block) if ascii else block)
+    return shown
 
 
 def stages(hit: Hit) -> str:
@@ -224,7 +224,7 @@ def _combined(ask: Ask, shown: StoreShown) -> str:
     return sums if ask.hybrid is Hybrid.WEIGHTED else f"dbsf: {sums}"
 
 
-def _head(hit: Hit, lead: str, chosen: bool, width: int, *, ascii: bool) -> Row:
+def _head(hit: Hit, lead: str, width: int, *, ascii: bool) -> Row:
     """Where a chunk stands, as `lead` says it, with its id and source."""
     name, source = (_readable(hit.payload.get(key) or "", ascii=ascii) for key in ("chunk_id", "source"))
     left = max(0, width - width_of(lead))
@@ -233,8 +233,6 @@ def _head(hit: Hit, lead: str, chosen: bool, width: int, *, ascii: bool) -> Row:
         name = f"[left the corpus] {name}"
     spans = [Span(lead, "title"), Span(fit(name, max(0, left - beside - 1)) + " ", "bold")]
     spans.append(Span(fit(source, beside), "dim"))
-    if chosen:
-        spans = [Span(span.text, "chosen") for span in spans]
     return fitted(spans, width)
 
 

@@ -8,6 +8,9 @@ import msgspec
 from interlock.console.text.columns import render
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import human_bytes, named, percent
+from interlock.widgets import table as tables
+from interlock.widgets.formats import LEVEL_STYLES
+from interlock.widgets.text import Row, Span, fitted
 
 HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
@@ -57,6 +60,21 @@ def cells(seen: Overview, now: float) -> list[str]:
         str(who.pid) if who else "-",
         who.host if who else "-",
     ]
+
+
+def rows(
+    seen: Sequence[Overview], marked: Sequence[Path], now: float, width: int
+) -> tuple[Row, list[Row]]:  # fmt: skip
+    """Draw the heads, and a row for each run: `+` where it is marked, its state in the colour of its health."""
+    lines = [cells(each, now) for each in seen]
+    lead = len("+ ")
+    heads, *drawn = tables.rows(HEADS, lines, max(1, width - lead))
+    shown = []
+    for each, line in zip(seen, drawn, strict=False):
+        text, state = "".join(span.text for span in line), len(each.health.word)
+        spans = [Span(text[:state], LEVEL_STYLES[each.health.level]), Span(text[state:])]
+        shown.append(fitted([Span("+ " if each.path in marked else "  ", "title"), *spans], width))
+    return fitted([Span(" " * lead), *heads], width), shown
 
 
 def about(seen: Overview) -> str:
