@@ -241,18 +241,6 @@ def growth(found: Any) -> Iterator[Row]:
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
 
 
-def long_texts(found: Any) -> Iterator[Row]:
-    """What splitting texts beyond a model's limit is worth; `all` are the queries of all collections together."""
-    for each in found["found"] if found else ():
-        longer = f"{each['long']:,} of {each['texts']:,}" if "long" in each else ""
-        for split in each["split"]:
-            mean, low, high = split["difference"]
-            what = f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-            scores = [f"{score:.3f}" if score else "" for score in (each.get("cut"), split.get("ndcg"))]
-            more = f"{split['tokens'] - 1:.0%}" if "tokens" in split else ""
-            yield each["collection"], each["limit"], longer, split["overlap"], *scores, what, more
-
-
 def late(*found: Any) -> Iterator[Row]:
     """What re-ordering by token vectors is worth in each form, on each collection."""
     there = [each for each in found if each]
@@ -309,11 +297,6 @@ PARTS: dict[str, Callable[[], Figures]] = {
     ),
     "term weights": lambda: figures(["collection", "texts", "queries", "stemmed", "words as they are"], ["bm25"], bm25),
     "search": lambda: figures(["", "CPU ms"], ["search"], search),
-    "long texts": lambda: figures(
-        ["collection", "limit", "longer texts", "overlap", "cut", "split", "difference, 95 %", "tokens more"],
-        ["long"],
-        long_texts,
-    ),
     "upload": lambda: figures(
         ["way", "bytes a point", "bytes a number", "CPU µs a point", "wall µs a point"], ["upload"], upload
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
-from interlock.engine.models.registry import ModelSpec, lengthened, members
+from interlock.engine.models.registry import ModelSpec, members
 from interlock.engine.record.facts import TokenPrecision
 from interlock.engine.targets.formats import FORMATS
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
@@ -68,21 +68,6 @@ class ModelSettings:
     )
     collections: tuple[str, ...] = knob(
         "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
-    )
-    long: Literal["cut", "split"] = knob(
-        "cut",
-        parsers.one_of("cut", "split"),
-        "cut|split",
-        "texts longer than a model's limit: cut off what is beyond it, or split them into overlapping spans, whose "
-        "vectors become one",
-        kept="long",
-    )
-    long_overlap: float = knob(
-        "0.125",
-        parsers.share,
-        "SHARE",
-        "how much of a span the one before has too, 0 to 0.9, with --long split",
-        kept="long",
     )
     dim: int = knob(
         "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
@@ -301,7 +286,6 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
     def members(self, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
         """Find the models of the run in the order of their passes. Raises UsageError as `registry.members` does."""
         found = members(registry, [name for name, _ in self.roster], self.sparse, self.token_vectors)
-        found = lengthened(found, self.long, self.long_overlap)
         precision, pooling = self.token_precision, self.token_pooling
         return [
             replace(spec, token_precision=precision, token_pooling=pooling) if "tokens" in spec.gives else spec

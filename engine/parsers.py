@@ -13,7 +13,6 @@ from interlock.engine.record.words import parse_bytes, parse_duration, parse_tim
 from interlock.engine.targets.address import is_address
 
 MOST_THREADS = 1024
-MOST_OVERLAP = 0.9
 MOST_LOCAL = 16
 """Nodes on one machine: each takes some hundred MiB before it computes."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -182,16 +181,6 @@ def rate(value: object) -> float:
     if not 0.5 <= rate <= 10:
         raise ValueError("expected a number from 0.5 to 10")
     return rate
-
-
-def share(value: object) -> float:
-    try:
-        share = float(str(value))
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= MOST_OVERLAP:
-        raise ValueError(f"expected a number from 0 to {MOST_OVERLAP}")
-    return share
 
 
 def flag(value: object) -> bool:

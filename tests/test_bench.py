@@ -22,7 +22,6 @@ SCRIPTS = {
     "eta": ["--quick"],
     "kernels": ["--quick"],
     "law": ["--quick"],
-    "long": ["--quick"],
     "memory": ["--quick"],
     "overhead": ["--quick"],
     "plans": ["--quick"],

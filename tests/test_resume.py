@@ -122,7 +122,6 @@ def test_a_new_file_is_named(world):
     ("options", "roster", "told"),
     [
         (["--fusion", "named"], "a=2,b=1", '--fusion was "concat", is now "named"'),
-        (["--long", "split"], "a=2,b=1", '--long of b was "cut", is now "split"'),
         ([], "a=3,b=1", "roster was a=0.667, b=0.333, is now a=0.75, b=0.25"),
         ([], "b=1,a=2", "roster was a=0.667, b=0.333, is now b=0.333, a=0.667"),
         ([], "a=2", "roster was a=0.667, b=0.333, is now a=1"),

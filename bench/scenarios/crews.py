@@ -154,7 +154,7 @@ def carry_out_on(crew: CrewPlan, shop: Workshop) -> CrewOutcome:
     """Compute a plan on its nodes, in another session where it stops in between."""
     plan = crew.plan
     dtype = "float16" if plan.halves else "float32"
-    own = {"batch_tokens": plan.batch_tokens, "dtype": dtype, "max_tokens": plan.limit, "overlap": plan.overlap}
+    own = {"batch_tokens": plan.batch_tokens, "dtype": dtype, "max_tokens": plan.limit}
     cards = {key: replace(shop.cards[key], **own) for key in plan.models}
     grid = grid_of([*cards.values()], plan.lengths, ids_of, plan.split)
     begun: Counter[str] = Counter()

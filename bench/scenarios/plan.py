@@ -54,8 +54,6 @@ class Plan:
     """After so many batches the run is stopped, and gone on with; 0: never."""
     limit: int = LONGEST
     """Tokens that the models take of a row."""
-    overlap: float | None = None
-    """How much of a span the one before has too, where longer rows are split; None where they are cut off."""
 
     @property
     def kinds(self) -> set[str]:
@@ -82,7 +80,7 @@ def draw(seed: int, laws: Mapping[str, Law]) -> Plan:
     lengths, budget = _lengths(dice), dice.choice((16, 64, 65, 127, 256, 700))
     if "nan" in kinds and list(laws)[-1] in models:
         lengths = tuple(max(length, SHORTEST_NAN) for length in lengths)
-    limit, overlap = _long(random.Random(f"long {seed}")) if "nan" not in kinds else (LONGEST, None)
+    limit = _limit(random.Random(f"long {seed}")) if "nan" not in kinds else LONGEST
     reserve, schedule = dice.choice(RESERVES), dice.choice(list(Schedule))
     scarce = _scarce(dice, [laws[key] for key in models], [min(limit, length) for length in lengths], budget)
     ceiling = reserve + dice.choice((KIB, 300 * KIB, 8 * MIB, 24 * MIB)) + scarce
@@ -104,7 +102,6 @@ def draw(seed: int, laws: Mapping[str, Law]) -> Plan:
         asked=tuple(_asked(dice) for _ in range(dice.choice((0, 0, 1, 2)))),
         stop=dice.choice((0, 0, 0, 0, dice.randrange(1, 12))),
         limit=limit,
-        overlap=overlap,
     )
 
 
@@ -129,11 +126,9 @@ def _lengths(dice: random.Random) -> tuple[int, ...]:
     return tuple(dice.randrange(1, 130) for _ in range(count))
 
 
-def _long(dice: random.Random) -> tuple[int, float | None]:
-    """The models' limit, and how longer rows are split, in one plan of three; a span may be too short for a NaN."""
-    if dice.random() < 2 / 3:
-        return LONGEST, None
-    return dice.choice((16, 40, 120)), dice.choice((0.0, 0.125, 0.5))
+def _limit(dice: random.Random) -> int:
+    """The models' limit; in one plan of three some rows are longer, and cut off, perhaps before a NaN."""
+    return LONGEST if dice.random() < 2 / 3 else dice.choice((16, 40, 120))
 
 
 def _scarce(dice: random.Random, laws: Sequence[Law], lengths: Sequence[int], budget: int) -> int:

@@ -113,7 +113,7 @@ class Outcome:
 def carry_out(plan: Plan, shop: Workshop) -> Outcome:
     """Compute a plan on its devices."""
     dtype = "float16" if plan.halves else "float32"  # in name alone: tiny models are computed in float32
-    own = {"batch_tokens": plan.batch_tokens, "dtype": dtype, "max_tokens": plan.limit, "overlap": plan.overlap}
+    own = {"batch_tokens": plan.batch_tokens, "dtype": dtype, "max_tokens": plan.limit}
     cards = [replace(shop.cards[key], **own) for key in plan.models]
     longest = min(plan.limit, max(plan.lengths))
     host, heard = CpuDevice(), Hearing(plan.asked, plan.stop, longest if plan.overflows else 0)

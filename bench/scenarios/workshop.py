@@ -3,7 +3,7 @@
 import copy
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -17,9 +17,6 @@ from bench.scenarios.plan import LONGEST, Plan, ids_of
 from interlock.engine.compute.canary import plain
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.parts.dense import Vectors
-from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models import weights
@@ -52,7 +49,6 @@ class Workshop:
         self.cards = {key: _card(place / key, options) for key, options in MODELS.items()}
         self._networks = {key: _light(weights.load(card)) for key, card in self.cards.items()}
         self._plain = cache(lambda key: weights.load(plain(self.cards[key])))
-        self._vector = cache(self._encoded)
         self._row = cache(self._told)
         self._law = cache(lambda key, kind: law_for(self.cards[key], kind))
         self._master = cache(lambda key: Master(self.network(self.cards[key])))
@@ -67,19 +63,13 @@ class Workshop:
         return law
 
     def vectors(self, key: str, plan: Plan) -> Vectors:
-        """What the rows of a plan come to when nothing disturbs them: each alone, on the CPU, and each of its spans."""
-        told = [self._row(key, row, length, plan.limit, plan.overlap) for row, length in enumerate(plan.lengths)]
+        """What the rows of a plan come to when nothing disturbs them: each alone, on the CPU."""
+        told = [self._row(key, row, min(length, plan.limit)) for row, length in enumerate(plan.lengths)]
         return np.stack(told)
 
-    def _told(self, key: str, row: int, length: int, limit: int, overlap: float | None) -> Vectors:
-        card, stop = self.cards[key], min(length, limit)
-        parts, new = [self._vector(key, row, 0, stop)], [stop]
-        while overlap is not None and stop < length:
-            start = stop - int(limit * overlap)
-            parts.append(self._vector(key, row, start, min(length, start + limit)))
-            new.append(min(length, start + limit) - stop)
-            stop += new[-1]
-        vectors: Vectors = written_out(parts[0] if len(parts) == 1 else _pooled(parts, new, card), card)[0]
+    def _told(self, key: str, row: int, length: int) -> Vectors:
+        given = self._encoders[key].encode([ids_of(row, length)])
+        vectors: Vectors = written_out(given, self.cards[key])[0]
         return vectors
 
     def network(self, card: ModelCard) -> torch.nn.Module:
@@ -90,9 +80,6 @@ class Workshop:
         """Weights never change: one for all plans."""
         master: Master = self._master(card.key)
         return master
-
-    def _encoded(self, key: str, row: int, start: int, stop: int) -> Outputs:
-        return self._encoders[key].encode([ids_of(row, stop)[start:]])
 
 
 @contextmanager
@@ -107,19 +94,6 @@ def workshop() -> Iterator[Workshop]:
         gc.freeze()  # every lease collects garbage: not what was imported
         stack.callback(gc.unfreeze)
         yield shop
-
-
-def _pooled(parts: Sequence[Outputs], new: Sequence[int], card: ModelCard) -> Outputs:
-    """One row of its spans, of which each has so many `new` tokens."""
-    dense, terms, tokens = ([getattr(part, name) for part in parts] for name in ("dense", "terms", "tokens"))
-    mean = None if parts[0].dense is None else np.average([each[0] for each in dense], axis=0, weights=new)
-    heaviest = None if parts[0].terms is None else np.max([each.to_dense(card.words) for each in terms], axis=0)
-    records = None if parts[0].tokens is None else np.concatenate([each.records for each in tokens])
-    return Outputs(
-        None if mean is None else (mean / np.linalg.norm(mean))[None].astype(np.float32),
-        None if heaviest is None else SparseRows.from_dense(heaviest),
-        None if records is None else TokenRows(np.array([0, len(records)]), records, np.zeros(1, np.bool_)),
-    )
 
 
 def _light(network: torch.nn.Module) -> torch.nn.Module:

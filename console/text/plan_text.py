@@ -76,21 +76,14 @@ def sizes_of(seen: "Forecast") -> str:
 
 
 def long_texts(seen: "Forecast") -> list[str]:
-    """Tell of each model what its limit cuts off and what splitting takes, whichever of the two is planned."""
+    """Tell of each model what its limit cuts off."""
     return [_long(each) for each in seen.passes if each.long.texts]
 
 
 def _long(each: "PassForecast") -> str:
-    card, long, split = each.layout.card, each.long, each.layout.splitting is not None
+    card, long = each.layout.card, each.long
     texts = f"{card.key}: {several(long.texts, 'text')} longer than {card.max_tokens:,} tokens"
-    more = f"{long.tokens / max(1, each.tokens - long.tokens * split):+.0%}".replace("%", " %")
-    if split:
-        spans = f"split into {several(long.spans, 'span')}, {several(long.tokens, 'token')} more ({more})"
-        return f"{texts}, {spans}; --long cut would not embed {long.beyond:,} of theirs"
-    cut = f"{texts}, {several(long.beyond, 'token')} of theirs not embedded"
-    if not long.spans:
-        return cut
-    return f"{cut}; --long split would make {several(long.spans, 'span')} of them, {long.tokens:,} tokens more ({more})"
+    return f"{texts}, {several(long.beyond, 'token')} of theirs not embedded"
 
 
 def emptied(seen: "Forecast") -> list[str]:

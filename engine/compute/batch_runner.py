@@ -6,7 +6,7 @@ its cause, what was done and what it cost; a row that nothing helps is parked wi
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,12 +19,10 @@ from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.compute.parts.files import Rows as Indices
 from interlock.engine.compute.parts.outputs import NOTHING, Outputs
-from interlock.engine.compute.pooling import pool_spans
-from interlock.engine.corpus.spans import NO_SPANS
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.packing import lay
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
-from interlock.engine.record.facts import Computed, joined
+from interlock.engine.record.facts import Computed
 from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REFUSED = 16
@@ -100,9 +98,7 @@ class BatchRunner:
         self._emit = emit
         self._pressed = False
         self._index = 0
-        self._batch = Batch(NOTHING, ())
-        self._spans = NO_SPANS
-        self._texts = NOTHING
+        self._batch = Batch(NOTHING, 0, 0)
         self._rows: Sequence[Ids] = ()
         self._parked: list[RowParked] = []
         self._computed: list[tuple[Indices, str, str]] = []
@@ -110,9 +106,8 @@ class BatchRunner:
 
     def prepare(self, index: int) -> Sequence[Ids]:
         """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
-        batch = self._cells.batches[index]
-        rows, whole = self._cells.rows(batch), len(batch.forwards) == 1
-        return lay(rows, self.instance.device.torch) if whole and not self.instance.encoder.padded else rows
+        rows = self._cells.ids(self._cells.batches[index].rows)
+        return rows if self.instance.encoder.padded else lay(rows, self.instance.device.torch)
 
     def compute(self, index: int, rows: Sequence[Ids] | None = None) -> Result:
         """Compute a batch, wherever it fits; `rows` are those that were prepared.
@@ -124,15 +119,11 @@ class BatchRunner:
         if reason := self.instance.lease.lost.get(device.name):
             raise DeviceGone(reason)
         self._index, self._rows = index, self.prepare(index) if rows is None else rows
-        self._batch, self._spans = cells.batches[index], cells.spans(cells.batches[index])
-        self._texts = np.concatenate([np.arange(len(self._batch.rows)), self._spans.texts])
+        self._batch = cells.batches[index]
         try:
             outputs, forwards, calm = self._through(self._planned())
         except DeviceGone as gone:
             outputs, forwards, calm = self._through(self._on_host_only(gone))
-        if splitting := cells.layout.splitting:
-            outputs = pool_spans(outputs, self._spans, splitting.room, cells.card)
-            self._park_texts(sorted(outputs.refused(cells.card.dim)), "the vectors of its spans cancel each other out")
         for parked in self._parked:  # only now: what is not committed is done again
             self._emit(parked)
         if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
@@ -144,14 +135,11 @@ class BatchRunner:
         return Result(outputs, forwards, self._parts())
 
     def _parts(self) -> list[Computed]:
-        """What computed how many texts: one whose spans were computed in several places has all of these."""
-        places: dict[int, set[tuple[str, str]]] = {}
+        """What computed how many rows."""
+        counts = Counter[tuple[str, str]]()
         for indices, device, dtype in self._computed:
-            for text in self._texts[indices].tolist():
-                places.setdefault(text, set()).add((device, dtype))
-        lacking = {each.row for each in self._parked}
-        texts = [found for text, found in places.items() if int(self._batch.rows[text]) not in lacking]
-        counts = Counter(tuple(map(joined, zip(*found, strict=True))) for found in texts)
+            if len(indices):  # where all were refused, it computed nothing that counts
+                counts[device, dtype] += len(indices)
         return [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in counts.items()]
 
     def _through(self, planned: Sequence[_Piece]) -> tuple[Outputs, int, bool]:
@@ -159,7 +147,7 @@ class BatchRunner:
         pieces, self._parked = deque(planned), []
         self._done = []
         self._computed.clear()
-        forwards, calm = 0, len(pieces) <= len(self._batch.forwards)
+        forwards, calm = 0, len(pieces) == 1
         while pieces:
             piece = pieces.popleft()
             again = self._try(piece)
@@ -181,39 +169,29 @@ class BatchRunner:
         cause, action = f"{name} lost at this batch: {gone}", "computing it on the CPU in float32, and on no other GPU"
         short, seconds = Shortfall(None, str(gone), 0, 0, 0.0), time.monotonic() - began
         self._mitigated(Rung.CPU, cause, action, self.instance, len(self._batch.rows), short, seconds)
-        return [_Piece(indices, Effort(), host) for indices in self._forwards()]
-
-    def _forwards(self) -> list[Indices]:
-        """The rows of each forward that the batch is planned as."""
-        ends = np.cumsum([forward.rows for forward in self._batch.forwards])
-        return np.split(np.arange(len(self._rows)), ends[:-1])
+        return [_Piece(np.arange(len(self._rows)), Effort(), host)]
 
     def _planned(self) -> list[_Piece]:
-        """The forwards of the batch, or what they are cut into so that each piece fits."""
-        forwards, padded = self._forwards(), self.instance.encoder.padded
-        whole = [_Piece(indices, Effort(), self.instance) for indices in forwards]
+        """The batch as one forward, or what it is cut into so that each piece fits."""
+        whole = _Piece(np.arange(len(self._rows)), Effort(), self.instance)
         if not self.instance.device.metered:
-            return whole
-        widest = max(map(self._lengths, whole), key=self.instance.tokens)
-        tokens, allowed = self.instance.tokens(widest), self.instance.most_tokens(self._batch.longest)
+            return [whole]
+        lengths, padded = self._lengths(whole), self.instance.encoder.padded
+        tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(self._batch.longest)
         if allowed >= tokens:
-            return whole
-        pieces = [
-            replace(piece, indices=piece.indices[cut])
-            for piece in whole
-            for cut in slices(self._lengths(piece), allowed, padded=padded)
-        ]
-        if len(pieces) > len(whole) and not self._pressed:
+            return [whole]
+        pieces = [replace(whole, indices=whole.indices[cut]) for cut in slices(lengths, allowed, padded=padded)]
+        if len(pieces) > 1 and not self._pressed:
             self._pressed = True
-            predicted, room = self.instance.predicted(widest), max(0, self.instance.room())
+            predicted, room = self.instance.predicted(lengths), max(0, self.instance.room())
             needs, free = distinct_sizes(predicted, room)
             cause = (
-                f"too large for the free memory ({several(len(widest), self._what)}, {tokens:,} tokens: needs "
-                f"{needs}, {free} free)"
+                f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs {needs}, "
+                f"{free} free)"
             )
             action = f"computing in {len(pieces)} forwards of at most {max(allowed, self._batch.longest):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
-            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(self._batch.rows), short, 0.0)
+            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(self._rows), short, 0.0)
         return pieces
 
     def _try(self, piece: _Piece) -> list[_Piece]:
@@ -265,7 +243,6 @@ class BatchRunner:
             room=short.room,
             allowed_tokens=instance.most_tokens(max(lengths)),
             foreseen=short.foreseen,
-            what=self._what,
         )
         on_host = instance.device.kind == "cpu"
         means = Means(
@@ -288,17 +265,12 @@ class BatchRunner:
             return self._climb(replace(piece, effort=step.effort) if step.rung in MOVES else piece, cause, short)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
         happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
-        texts = len(np.unique(self._texts[piece.indices]))
-        self._mitigated(step.rung, happened, step.action, instance, texts, short, time.monotonic() - began)
+        self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
         cuts = step.pieces(lengths, padded=instance.encoder.padded)
         return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
 
     def _lengths(self, piece: _Piece) -> list[int]:
         return [len(self._rows[index]) for index in piece.indices]
-
-    @property
-    def _what(self) -> str:
-        return "span" if len(self._spans.texts) else "text"
 
     def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
@@ -339,11 +311,7 @@ class BatchRunner:
         )
 
     def _park(self, piece: _Piece, reason: str) -> None:
-        self._park_texts(np.unique(self._texts[piece.indices]).tolist(), reason)
-
-    def _park_texts(self, texts: Iterable[int], reason: str) -> None:
-        """Park texts by their index in the batch, each once."""
-        cells, known = self._cells, {parked.row for parked in self._parked}
+        cells = self._cells
         self._parked += [
             RowParked(
                 model_pass=cells.model_pass,
@@ -353,6 +321,5 @@ class BatchRunner:
                 reason=reason,
                 batch_index=self._index,
             )
-            for row in self._batch.rows[list(texts)].tolist()
-            if row not in known
+            for row in self._batch.rows[piece.indices].tolist()
         ]

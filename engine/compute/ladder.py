@@ -75,8 +75,6 @@ class Evidence:
     """The most tokens that the corrected law allows in that room now."""
     foreseen: bool = False
     """The shortage was predicted, and no allocation failed."""
-    what: str = "text"
-    """What a row is to people: a text, or a span of one."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ def _step(rung: Rung, action: str, effort: Effort, evidence: Evidence, tokens: i
 
 def _what_happened(evidence: Evidence) -> str:
     longest = f"{evidence.longest:,} tokens"
-    rows = several(evidence.rows, evidence.what)
+    rows = several(evidence.rows, "text")
     texts = f"{rows}, {longest}" if evidence.rows == 1 else f"{rows}, at most {longest} each"
     match evidence.cause:
         case Cause.MEMORY:

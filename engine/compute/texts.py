@@ -6,7 +6,7 @@ nowhere.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,7 +108,7 @@ def _interruptible(grid: Sequence[Cells], context: RunContext) -> None:
 
 
 def _cells(number: int, asked: TextPass, name: str, scratch: Path) -> Cells:
-    card, texts = replace(asked.card, overlap=None), asked.texts
+    card, texts = asked.card, asked.texts
     with naming([card.key], card.tokenizer_file):
         tokenizer = load_tokenizer(card.tokenizer_file)
         with TokenStore(scratch / f"{number}.ids", tokenizer, asked.prompt, card.max_tokens) as store:

@@ -171,7 +171,6 @@ class Worker:
             crc=0,
             forwards=result.forwards,
             dtype=joined(part.dtype for part in parts),
-            spans=batch.spans if batch.spans > len(batch.rows) else 0,
             terms=0 if terms is None else len(terms.indices),
             termless=0 if terms is None else int(((terms.counts == 0) & ~terms.parked).sum()),
             token_vectors=0 if result.outputs.tokens is None else len(result.outputs.tokens.records),

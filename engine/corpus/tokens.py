@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -23,14 +22,12 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
 from interlock.engine.corpus.ragged import starts_of
-from interlock.engine.corpus.spans import Splitting
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
-EVERY = slice(None)
 WINDOW = 256
 PATIENCE = 60.0
 """Seconds that a window of texts has to be tokenised, whatever it holds."""
@@ -162,22 +159,14 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str) -> tuple[int, ...]:
-    """Return the ids of a prompt that stay whatever text follows it: its last sign may become part of a word."""
-    with translated():
-        alone, before = (tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + "a"))
-    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, before, strict=False)))
-
-
 class Tokenised:
     """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
 
-    def __init__(self, full_lengths: Lengths, cap: int, specials: Specials, prompt_ids: tuple[int, ...]) -> None:
+    def __init__(self, full_lengths: Lengths, cap: int, specials: Specials) -> None:
         """At most `cap` ids are kept of each text, without special tokens and with those of the prompt."""
         self.full_lengths = full_lengths
         self.cap = cap
         self.specials = specials
-        self.prompt_ids = prompt_ids
 
     def stored(self, text: int) -> Ids:
         """Return the ids that are kept of a text."""
@@ -187,27 +176,15 @@ class Tokenised:
         """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
         return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
 
-    def truncated(self, limit: int, texts: Lengths | slice = EVERY) -> Lengths:
-        """Count the tokens of every text that a model with this `limit` does not see, or sees in further spans."""
-        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
-
-    def splitting(self, limit: int, share: float) -> Splitting:
-        """Say how a model with this `limit` has longer texts split, of which two spans share this much."""
-        return Splitting.of(limit, self.specials.count + len(self.prompt_ids), share)
+    def truncated(self, limit: int) -> Lengths:
+        """Count the tokens of every text that a model with this `limit` does not see."""
+        return np.maximum(self.full_lengths + self.specials.count - limit, 0)
 
     def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
         """Return the ids that a model with this `limit` is given for one text."""
-        return self._framed((), self.stored(text)[: limit - self.specials.count])
-
-    def further(self, text: int, number: int, splitting: Splitting) -> npt.NDArray[np.int64]:
-        """Return the ids of a text's further span of this `number`, counted from 0."""
-        new = len(self.prompt_ids) + splitting.room + number * splitting.step
-        return self._framed(self.prompt_ids, self.stored(text)[new - splitting.overlap : new + splitting.step])
-
-    def _framed(self, prompt: Sequence[int], ids: Ids) -> npt.NDArray[np.int64]:
-        """Put the special tokens around a prompt and ids of a text."""
-        before, after = (*self.specials.before, *prompt), self.specials.after
-        return np.concatenate([np.asarray(before, np.int64), ids.astype(np.int64), np.asarray(after, np.int64)])
+        before, after = self.specials.before, self.specials.after
+        ids = self.stored(text)[: limit - self.specials.count].astype(np.int64)
+        return np.concatenate([np.asarray(before, np.int64), ids, np.asarray(after, np.int64)])
 
 
 class TokenStore(Tokenised):
@@ -215,7 +192,7 @@ class TokenStore(Tokenised):
 
     def __init__(self, path: Path, tokenizer: Tokenizer, prompt: str, cap: int) -> None:
         """Keep at most `cap` ids of each text (without special tokens) in the file `path`."""
-        super().__init__(np.empty(0, np.int64), cap, specials_of(tokenizer), prompt_ids(tokenizer, prompt))
+        super().__init__(np.empty(0, np.int64), cap, specials_of(tokenizer))
         self.path = path
         self.prompt = prompt
         self._tokenizer = tokenizer

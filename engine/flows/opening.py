@@ -65,7 +65,7 @@ def check(settings: RunSettings, chunks: Path) -> None:
 def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> list[str]:
     """Say which settings were given and change nothing about a run of these models."""
     settings = configuration.settings
-    cut, split = any(spec.matryoshka for spec in specs), any(spec.long == "split" for spec in specs)
+    cut = any(spec.matryoshka for spec in specs)
     tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
     words = "" if settings.qdrant and settings.bm25 else "BM25 is only in a store (--qdrant), and not with --no-bm25"
     idle = {
@@ -73,7 +73,6 @@ def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> 
         "keep": "named makes no fused vector, so every model's own are kept"
         if Fusion(settings.fusion) is Fusion.NAMED and settings.keep == "fused"
         else "",
-        "long_overlap": "" if split else "nothing is split without --long split",
         "partial": "" if settings.deadline or not settings.partial else "nothing ends the session without --deadline",
         "token_precision": tokens,
         "token_pooling": tokens,

@@ -58,13 +58,10 @@ from interlock.engine.vectors.fusion import Fusion
 
 @dataclass(frozen=True)
 class LongTexts:
-    """Texts that are longer than a model's limit: how many, their tokens beyond it, and in how many spans of how many
-    tokens more they are embedded where they are split."""
+    """Texts that are longer than a model's limit: how many, and their tokens beyond it."""
 
     texts: int = 0
     beyond: int = 0
-    spans: int = 0
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,10 +206,10 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
             collections, tokenisings(cards), Path(scratch), lambda _: None, stopped, beside
         )
         layouts, longs = [], []
-        for number, spec, card in zip(models.cards, specs, cards, strict=True):
+        for number, card in models.cards.items():
             tokens, reused = stores[token_key(card)], _reusable(source, card, corpus)
             layouts.append(lay_out(number, card, tokens, corpus.rows, reused))
-            longs.append(_long(card, tokens, reused, spec.long_overlap or 0.0))
+            longs.append(_long(card, tokens, reused))
     dense = [card.key for card in cards if card.kind == "dense"]
     form, fusion = form_of(settings), Fusion(settings.fusion)
     members = dict(zip(dense, dims, strict=False))
@@ -258,13 +255,10 @@ def _reusable(source: reuse.Earlier | None, card: ModelCard, corpus: Corpus) -> 
     return mask
 
 
-def _long(card: ModelCard, tokens: TokenStore, reused: reuse.Mask, share: float) -> LongTexts:
-    """What is longer than the model's limit of the texts that are not reused, and what splitting that takes."""
-    over, splitting = tokens.truncated(card.max_tokens)[~reused], tokens.splitting(card.max_tokens, share)
-    texts, beyond = int((over > 0).sum()), int(over.sum())
-    if splitting.room < 1:
-        return LongTexts(texts, beyond)
-    return LongTexts(texts, beyond, texts + int(splitting.counts(over).sum()), splitting.cost(over))
+def _long(card: ModelCard, tokens: TokenStore, reused: reuse.Mask) -> LongTexts:
+    """What is longer than the model's limit of the texts that are not reused."""
+    over = tokens.truncated(card.max_tokens)[~reused]
+    return LongTexts(int((over > 0).sum()), int(over.sum()))
 
 
 def _forecasts(

@@ -72,8 +72,6 @@ class ModelCard:
     """Why its rows are padded, where they are not packed."""
     capability: Capability = OLDEST
     """The lowest of the GPUs that compute it."""
-    overlap: float | None = None
-    """How much of a span the one before has too, where longer texts are split; None where they are cut off."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -178,7 +176,6 @@ def read_card(
         else Kernel.RUNS,
         padded_because=padded_because,
         capability=capability,
-        overlap=spec.long_overlap if spec.long == "split" else None,
     )
     check_tokenizer(card.key, card.tokenizer_file)
     return card

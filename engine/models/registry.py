@@ -24,8 +24,6 @@ Kind = Literal["dense", "sparse", "scores"]
 Output = Literal["dense", "sparse", "tokens"]
 Head = Literal["sparse_linear", "colbert_linear"]
 """Maps that a model may have beside its network, as BGE-M3 does: to the weight of a token, and to its vector."""
-Long = Literal["cut", "split"]
-Share = Annotated[float, msgspec.Meta(ge=0, le=0.9)]
 SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
@@ -82,10 +80,6 @@ class ModelSpec:
     head_sha256: Mapping[Head, str] = field(default_factory=dict)
     """SHA-256 of `sparse_linear.pt` and `colbert_linear.pt` of a model that has them: read where a run asks for what
     they give (`--sparse`, `--token-vectors`); others are not read."""
-    long: Long | None = None
-    """What becomes of texts that are longer than its limit: `cut` off, or `split`; None takes `--long`."""
-    long_overlap: Share | None = None
-    """How much of a span the one before has too, from 0 to 0.9; None takes `--long-overlap`."""
     allow_pickle: bool = False
     """Whether weights that are pickles only may be read whatever their SHA-256."""
     outputs: tuple[Output, ...] = ()
@@ -360,14 +354,6 @@ def rerankers(registry: Mapping[str, ModelSpec], names: Sequence[str], others: C
         if name in registry and spec.kind != "scores":
             raise UsageError(f"{spec.key} is a {spec.kind} model, which scores no pairs: use one of {', '.join(known)}")
     return _each_once([replace(spec, kind="scores") for spec in found])
-
-
-def lengthened(specs: Sequence[ModelSpec], long: Long, overlap: float) -> list[ModelSpec]:
-    """Return models with what becomes of texts beyond their limit, where their rows say nothing of it."""
-    return [
-        replace(spec, long=spec.long or long, long_overlap=overlap if spec.long_overlap is None else spec.long_overlap)
-        for spec in specs
-    ]
 
 
 def label(source: str) -> str:

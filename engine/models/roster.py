@@ -1,7 +1,6 @@
 """The models of a run: resolved, read and checked before any work, in the order of their passes."""
 
 import hashlib
-import sys
 from collections.abc import Sequence
 
 from interlock.engine.corpus.reading import Tokenising
@@ -16,7 +15,6 @@ from interlock.engine.record import atomic
 from interlock.engine.record.events import Emit
 from interlock.engine.record.facts import RosterEntry, TermForm
 
-WHOLE = sys.maxsize
 """As a limit: every token of a text is kept."""
 
 
@@ -62,7 +60,6 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
         outputs=card.asked,
         words=card.words if card.kind == "dense" and "sparse" in card.outputs else 0,
         heads={str(head): digest for head, digest in card.snapshot.head_digests.items()},
-        overlap=card.overlap,
     )
 
 
@@ -112,7 +109,7 @@ def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:
         key: Tokenising(
             cards[0].tokenizer_file,
             cards[0].document_prompt,
-            max(card.max_tokens if card.overlap is None else WHOLE for card in cards),
+            max(card.max_tokens for card in cards),
             [card.key for card in cards],
         )
         for key, cards in users.items()

@@ -23,8 +23,8 @@ _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.defaul
 }
 _SETTINGS = {
     "dim": "--dim",
-    "long": "--long",
-    "overlap": "--long-overlap",
+    "long": "long texts",
+    "overlap": "the overlap of spans",
     "tokens": "--token-vectors",
     "tokens.pooling": "--token-pooling",
     "tokens.precision": "--token-precision",

@@ -17,8 +17,6 @@ class GivenSettings:
     token_precision: Literal["int8", "float16", "bit"] | None = None
     token_pooling: int | None = None
     collections: Sequence[str] | None = field(default=None, hash=False)
-    long: Literal["cut", "split"] | None = None
-    long_overlap: float | None = None
     dim: int | None = None
     fusion: Literal["concat", "named", "mean"] | None = None
     keep: Literal["fused", "members", "both"] | None = None
@@ -79,8 +77,6 @@ ARGUMENTS = {
     "index": "indexes",
     "keep": "keep",
     "limit": "limit",
-    "long": "long",
-    "long-overlap": "long_overlap",
     "model": "model",
     "offline": "offline",
     "only": "only",

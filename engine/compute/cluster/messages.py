@@ -60,7 +60,6 @@ class TokenFacts:
     lengths: Lengths
     cap: int
     specials: Specials
-    prompt: tuple[int, ...]
 
 
 @dataclass(frozen=True)
